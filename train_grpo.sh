@@ -187,8 +187,9 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 # tokens have a higher mean surprise to the engine, in nat per token, such as 5
 : "${DROP_REPETITION:=}" "${DROP_GIBBERISH:=}"
 # Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium), and its other
-# variables as JSON: {"model_identity": "You are a mathematician."}
-: "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
+# variables as JSON: {"model_identity": "You are a mathematician."}. gpt-oss's says which day it is: TEMPLATE_DATE, such
+# as 2030-01-02 (empty: the day on which the run starts, also after a resume)
+: "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}" "${TEMPLATE_DATE:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
 # thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. With ENVIRONMENT the budgets are those
@@ -354,6 +355,7 @@ DATA_ARGS=(
 )
 if [[ -n $REASONING_EFFORT ]]; then DATA_ARGS+=(--reasoning_effort "$REASONING_EFFORT"); fi
 if [[ -n $TEMPLATE_VARIABLES ]]; then DATA_ARGS+=(--template_variables "$TEMPLATE_VARIABLES"); fi
+if [[ -n $TEMPLATE_DATE ]]; then DATA_ARGS+=(--template_date "$TEMPLATE_DATE"); fi
 # An environment formats the chat itself
 if [[ -n $ENVIRONMENT ]]; then
     DATA_ARGS+=(--agent_func_path "$HERE/grpo/rollout/multi_turn/agent.py")

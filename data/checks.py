@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data import duplicates
 from data.problems import Problem
+from grpo.rollout.prompts import renderer
+from grpo.rollout.response_text import text_of
 from grpo.stack.problem import UserError
 from reward.answers import canonical
 
@@ -94,10 +96,20 @@ def check_lengths(
     return [one for one in problems if one not in too_long], lines, report
 
 
-def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]], **variables: str) -> list[int]:
-    """Return the tokens of each prompt as OpenRLHF counts them: under the chat template, ready for the answer.
+def prompt_lengths(tokenizer_name: str, prompts: Sequence[str]) -> list[int]:
+    """Return how many tokens each prompt has as the engine gets it. Raises UserError: see :func:`render`."""
+    return [len(tokens) for tokens, _ in render(tokenizer_name, prompts, {})]
 
-    A prompt is the user's message, or a list of messages; `variables` are passed to the chat template.
+
+def render(
+    tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]], variables: Mapping[str, Any]
+) -> list[tuple[list[int], str]]:
+    """Return each prompt as the engine gets it, in tokens, and as text.
+
+    A prompt is the user's message, or a list of messages.
+
+    Args:
+        variables: of the chat template, see :func:`grpo.rollout.chat_template.variables`.
 
     Raises UserError if the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
     """
@@ -111,8 +123,5 @@ def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, s
         ) from error
     if not tokenizer.chat_template:
         raise UserError(f"--tokenizer {tokenizer_name} has no chat template", "give the folder of the model")
-    chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
-    texts = [
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables) for chat in chats
-    ]
-    return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+    rendered = map(renderer(tokenizer, variables), prompts)
+    return [(tokens, text_of(tokenizer, tokens)) for tokens in rendered]

@@ -19,7 +19,7 @@ from typing import Any
 from data.columns import DEFAULT_COLUMNS, OwnColumns, named
 from data.instructions import INSTRUCTIONS, bare, instructed
 from data.sources import Row
-from reward.answers import MARKER, canonical, grade
+from reward.answers import canonical, grade
 from reward.expression import is_absurd, is_plain
 from reward.extraction import boxed
 from reward.labels import parse_label
@@ -35,7 +35,11 @@ _PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
 _PLACE = ("year", "contest", "number")
 # Answers that the grader compares as written: infinity, a ratio or time of day.
 _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
-_TEXT = re.compile(r"\\text ?\{[^{}]+\}\Z")
+_TEXT = re.compile(r"\\text ?\{([^{}]+)\}\Z")
+# What a table has where an answer is missing. As letters these are products, as are the words of up to three letters;
+# the grader reads no longer word so.
+_MISSING = {"n/a", "nan", "nil", "null", "tbd", "<na>"}
+_WORDS = {"yes", "no", "one", "two", "six", "ten", "inf", "dne"}
 _EXACT = 2**53  # up to here a float is the integer that was written
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
 
@@ -151,8 +155,6 @@ def _parse(
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no `problem`")
     text = bare(text)
-    if marker := MARKER.search(text):
-        raise ValueError(f"has the control token {marker[0]} in its problem: it would end the message")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -196,13 +198,26 @@ def _answer(row: dict[str, Any]) -> str:
     answer = str(answer).strip()
     if len(answer) > MAX_ANSWER_CHARS:
         raise ValueError(f"has an answer of {len(answer)} characters; the grader reads up to {MAX_ANSWER_CHARS}")
+    if is_missing(answer):
+        raise ValueError(f"has {answer!r} where its answer should be")
     if not is_gold(answer):
-        raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r} (words go in \\text{{...}})")
+        raise ValueError(
+            f"has an answer that the grader does not accept: {answer[:80]!r} (numbers go in digits, words in "
+            "\\text{...})"
+        )
     return answer
+
+
+def is_missing(answer: str) -> bool:
+    """Say whether an answer only says that there is none: N/A, nan."""
+    text = match[1].strip() if (match := _TEXT.match(answer)) else answer
+    return text == "NA" or text.lower() in _MISSING
 
 
 def is_gold(answer: str) -> bool:
     """Say whether the grader understands an answer, and so accepts other spellings of it."""
+    if is_missing(answer) or answer.lower() in _WORDS:
+        return False
     if not grade(f"\\boxed{{{answer}}}", answer).correct:
         return False
     try:

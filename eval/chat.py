@@ -1,12 +1,12 @@
 """Converts problems to a model's tokens and back, with its own tokenizer and chat template."""
 
-import datetime
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalProblem
+from grpo.rollout.prompts import renderer
 from grpo.rollout.response_text import generated
 from grpo.stack.problem import UserError
 
@@ -16,17 +16,13 @@ class Chat:
 
     Args:
         model: the model's folder.
-        date: today's date for templates that ask for it, such as gpt-oss's.
-        variables: more variables for the template, see :func:`grpo.rollout.chat_template.variables`.
-
-    Attributes:
-        variables: of the template, with the date.
+        variables: of the template, see :func:`grpo.rollout.chat_template.variables`; also an attribute.
 
     Raises:
         UserError: if the model has no tokenizer or chat template.
     """
 
-    def __init__(self, model: Path, date: datetime.date, variables: Mapping[str, Any]) -> None:
+    def __init__(self, model: Path, variables: Mapping[str, Any]) -> None:
         from transformers import AutoTokenizer  # takes seconds
 
         try:
@@ -37,14 +33,12 @@ class Chat:
             ) from None
         if not self.tokenizer.chat_template:
             raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
-        self.variables = {"strftime_now": date.strftime, **variables}
+        self.variables = dict(variables)
+        self._render = renderer(self.tokenizer, variables)
 
     def prompt(self, problem: EvalProblem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""
-        messages = [{"role": "user", "content": problem.prompt}]
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **self.variables
-        )
+        return self._render(problem.prompt)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special additions."""

@@ -9,13 +9,8 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model import architecture, model_files
 from grpo.model.model_files import Model
-from grpo.rollout.thinking import (
-    Budget,
-    Delimiter,
-    DelimiterError,
-    Encode,
-    delimiter,
-)
+from grpo.rollout import stop_tokens
+from grpo.rollout.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import UserError
@@ -96,7 +91,9 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
     """
     model = model_files.read(folder)
     is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
-    faults = architecture.check(model) if is_gpt_oss else model.faults
+    faults = architecture.check(model) if is_gpt_oss else list(model.faults)
+    if is_gpt_oss and (fault := stop_tokens.fault(folder)):
+        faults.append(fault)
     if faults:
         raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     if on_cpu_stack() and model.is_mxfp4:

@@ -120,7 +120,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if adapter and not digests.is_sealed(adapter.folder):
         print(f"eval.evaluate: {digests.unverified(adapter.folder)}", file=sys.stderr)
     options.date = options.date or _first_date(options.out)
-    chat = Chat(model.folder, options.date, variables(options.reasoning_effort, options.template_variables))
+    template = options.reasoning_effort, options.template_variables, options.date.isoformat()
+    chat = Chat(model.folder, variables(*template))
     if options.thinking_budget is not None and options.thinking_delimiter is None:
         options.thinking_delimiter = PRESETS[0]
     thinking = check_thinking(options, chat.encode)

@@ -2,8 +2,9 @@
 
     python -P -m reward.trial FILE RESULT <SAMPLE.json
 
-The sample has `query`, `prompt` and `label`; without one (null), the file is only loaded. RESULT gets JSON: `reward`,
-`score` and `logs`, or `error` and `remedy`.
+The sample has `query`, `prompt` and `label`, and perhaps `wrong`, the query of a wrong answer; without a sample (null),
+the file is only loaded. RESULT gets JSON: `reward`, `score` and `logs`, and `wrong`, the reward of the wrong answer; or
+`error` and `remedy`.
 """
 
 import json
@@ -11,6 +12,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,28 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
         return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
     if sample is None:
         return {"logs": {}}
-    called = "on the first line of TRAIN_DATA"
+    called = "the first line of TRAIN_DATA"
+    result = _call(function, path, sample, sample["query"], f"on {called}")
+    if "error" in result:
+        return result
+    if not math.isfinite(result["reward"]):
+        return _error(f"returns the reward {result['reward']} on {called}", "return a finite number")
+    if "wrong" not in sample:
+        return result
+    wrong = _call(function, path, sample, sample["wrong"], f"on a wrong answer to {called}")
+    return wrong if "error" in wrong else {**result, "wrong": wrong["reward"]}
+
+
+def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], query: str, where: str) -> dict[str, Any]:
+    """Return what the function returns for a query, or its error."""
     try:
-        value = function([sample["query"]], [sample["prompt"]], [sample["label"]])
+        value = function([query], [sample["prompt"]], [sample["label"]])
     except (Exception, SystemExit) as error:
-        return _error(f"fails {called}: {_what(error, path)}", "correct the file")
+        return _error(f"fails {where}: {_what(error, path)}", "correct the file")
     try:
         returned = read(value, 1)
     except ReturnError as error:
-        return _error(f"returns no reward {called}: {error}", ACCEPTED)
-    if not math.isfinite(returned.rewards[0]):
-        return _error(f"returns the reward {returned.rewards[0]} {called}", "return a finite number")
+        return _error(f"returns no reward {where}: {error}", ACCEPTED)
     return {"reward": returned.rewards[0], "score": returned.scores[0], "logs": returned.logs[0]}
 
 

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.batch import rewards
 from grpo.rollout import answering, engine, response_text
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 UNKNOWN_LOG_PROB = float("nan")  # of a token without a log-prob from the engine; 0.0 would be a probability of 1
+
+
+def prompt_tokens(tokenizer: FastTokenizer, prompt: str) -> list[int]:
+    """Return the tokens of a rendered prompt; names of special tokens in its messages stay text."""
+    return response_text.tokens_of(tokenizer, prompt)
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":

@@ -1,15 +1,15 @@
 """Hooks of openrlhf/datasets/prompts_dataset.py: prompts from messages, in training and in evaluations."""
 
 from collections.abc import Callable
-from functools import partial
 
-from grpo.rollout import chat_template
+from grpo.rollout import chat_template, prompts, response_text
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 
 def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., str]:
-    """Return the tokenizer's ``apply_chat_template`` with the run's template variables."""
+    """Return what replaces the tokenizer's ``apply_chat_template``: the text of a prompt as it is served."""
     # Other command lines of OpenRLHF lack the flags.
-    effort, others = getattr(args, "reasoning_effort", None), getattr(args, "template_variables", None)
-    return partial(tokenizer.apply_chat_template, **chat_template.variables(effort, others))
+    given = [getattr(args, name, None) for name in ("reasoning_effort", "template_variables", "template_date")]
+    render = prompts.renderer(tokenizer, chat_template.variables(*given))
+    return lambda chat, **_: response_text.text_of(tokenizer, render(chat))

@@ -6,6 +6,7 @@ torch and vLLM. A wrong name or value is therefore refused within a second.
 
 import argparse
 import ast
+import datetime
 import difflib
 import importlib.util
 import os
@@ -179,6 +180,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     # W&B's own variables; Trackio gets the same names.
     given.setdefault("wandb_run_name", os.environ.get("WANDB_NAME") or run_dir.name)
     given.setdefault("wandb_project", os.environ.get("WANDB_PROJECT") or "gptoss-grpo")
+    given.setdefault("template_date", datetime.date.today().isoformat())
     if given.get("use_tensorboard") == "1":
         given["use_tensorboard"] = str(run_dir / "tensorboard")
     argv = command_line(parser, given)

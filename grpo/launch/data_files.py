@@ -1,6 +1,5 @@
 """Reads prepared data files: JSON lines with a prompt and a label."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ _FIX = "fix the line; python -m data.prepare writes valid files"
 
 
 class Record(NamedTuple):
-    """One record of a data file: its line (from 1), its prompt as JSON, and its id ("" if missing)."""
+    """One record of a data file: its line (from 1), its prompt (text or messages), and its id ("" if missing)."""
 
     line: int
-    prompt: str
+    prompt: Any
     id: str
 
 
@@ -41,7 +40,7 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
             record = _checked(value, f"{path}, line {number}", input_key, label_key)
             if split:
                 _check_label(record.get(label_key), f"{path}, line {number}", split)
-            records.append(Record(number, json.dumps(record[input_key]), str(record.get("id") or "")))
+            records.append(Record(number, record[input_key], str(record.get("id") or "")))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist", _NAME) from None
     if not records:
@@ -64,7 +63,8 @@ def _checked(value: Any, where: str, input_key: str, label_key: str | None) -> d
 
 
 def _check_label(label: Any, where: str, split: str) -> None:
-    from data.problems import is_gold  # imports in half a second, and only our reward function needs it
+    # Imports in half a second, and only our reward function needs it
+    from data.problems import is_gold, is_missing
 
     remedy = f"{LABELS[split]}; python -m data.prepare --{split} FILE writes such labels"
     try:
@@ -75,8 +75,14 @@ def _check_label(label: Any, where: str, split: str) -> None:
         # The reward function decides by the label: it judges train samples and never eval samples.
         what = f"the label belongs to the {label_split} split, not to {split} (a plain answer counts as train)"
         raise UserError(f"{where}: {what}", remedy)
+    if is_missing(answer.strip()):
+        raise UserError(
+            f"{where}: the label has {answer.strip()!r} where the answer should be",
+            "write the answer, or remove the line; python -m data.prepare --skip-bad leaves out such problems",
+        )
     if not is_gold(answer.strip()):
         raise UserError(
             f"{where}: the grader cannot read the answer {answer[:80]!r}, so every response would be wrong",
-            "put words in \\text{...}; python -m data.prepare checks answers, and --skip-bad leaves out such problems",
+            "write numbers in digits, and put words in \\text{...}; python -m data.prepare checks answers, and "
+            "--skip-bad leaves out such problems",
         )

@@ -22,6 +22,7 @@ def evaluate_command(config: Config, adapter: Path | None) -> str | None:
         "tensor-parallel": args.vllm_tensor_parallel_size,
         "reasoning-effort": args.reasoning_effort,
         "template-variables": args.template_variables,
+        "date": args.template_date,
         "thinking-budget": args.thinking_budget,
         "answer-budget": args.answer_budget,
         "out": f"evals/{Path(args.run_dir).name}",

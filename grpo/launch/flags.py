@@ -143,6 +143,9 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--template_variables", default=None, help="more variables for the chat template, as JSON")
     group.add_argument(
+        "--template_date", default=None, help="the date that the chat template takes for today's (default: today's)"
+    )
+    group.add_argument(
         "--thinking_budget", type=int, default=None, help="tokens after which the thinking is cut and the answer begins"
     )
     group.add_argument("--answer_budget", type=int, default=None, help="tokens of an answer, with --thinking_budget")

@@ -12,10 +12,10 @@ from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
 from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.model import released
 from grpo.model.architecture import Architecture
-from grpo.model.model_files import CheckpointError, Model, read_whole
-from grpo.model.released import RELEASED, as_model
-from grpo.rollout import greedy
+from grpo.model.model_files import CheckpointError, Model
+from grpo.rollout import chat_template, greedy
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -84,9 +84,7 @@ def make_plan(config: Config) -> Plan:
     )
     _add_steps(plan, config)
     try:
-        model = as_model(args.pretrain) or read_whole(Path(args.pretrain))
-        engine_model = as_model(args.engine_model) or read_whole(Path(args.engine_model))
-        _add_sizes(plan, config, model, engine_model)
+        _add_sizes(plan, config, released.find(args.pretrain), released.find(args.engine_model))
     except CheckpointError as error:
         plan.unknown.append(f"memory and disk: {error}")
     return plan
@@ -119,7 +117,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
     plan.architecture = Architecture.from_config(model.config)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
-    if args.pretrain in RELEASED:  # not here: a model in the hub's cache goes by its folder
+    if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
         plan.download_bytes = sum(plan.architecture.actor_bytes(packed=True).values())
         plan.model_file_bytes = plan.download_bytes
     plan.model_actor_bytes = sum(actor_bytes(config, model).values())
@@ -164,6 +162,13 @@ def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _date(args: argparse.Namespace) -> list[str]:
+    folder = Path(args.pretrain)
+    if folder.is_dir() and list(chat_template.unread(folder, [chat_template.DATE])):
+        return []
+    return [f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)"]
+
+
 def _groups(args: argparse.Namespace) -> list[str]:
     """Describe which groups a step draws besides those of its batch, and which problems rest."""
     lines = []
@@ -191,6 +196,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
         f"each ({plan.max_tokens_per_rollout:,} in total)",
         *_groups(args),
+        *_date(args),
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
         f"prompts) = {counted(plan.optimizer_steps_per_rollout, 'optimizer step')} per rollout"

@@ -68,7 +68,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
             data file, the checkpoint is missing or damaged, or its batch does not fit the loss.
     """
-    flags = [*flags, *_own_folders(flags, folder)]
+    flags = [*flags, *_kept(flags, folder)]
     config = resolve(flags, folder)
     checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
     steps = saved_steps(checkpoints)
@@ -168,11 +168,12 @@ def _recorded_folders(folder: Path) -> dict[str, str]:
     return {flag: str(files.folder_of(flag, config)) for flag in FOLDERS}
 
 
-def _own_folders(flags: list[str], folder: Path) -> list[str]:
-    """Return flags for the run's own folders, unless given."""
+def _kept(flags: list[str], folder: Path) -> list[str]:
+    """Return flags for the run's own folders and its date, unless given: prompts name seeds and resting problems."""
     given = {flag.partition("=")[0] for flag in flags}
-    recorded = _recorded_folders(folder).items()
-    return [word for name, path in recorded if f"--{name}" not in given for word in (f"--{name}", path)]
+    date = (RunFiles(folder).read_config().get("flags") or {}).get("template_date")
+    recorded = _recorded_folders(folder) | ({"template_date": date} if date else {})
+    return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 
 def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:

@@ -21,7 +21,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     if args.temperature <= 0:
         yield Problem(f"--temperature {args.temperature:g} draws the same sample every time", "give more than 0")
     try:
-        chat_template.parse(args.template_variables)
+        chat_template.variables(None, args.template_variables, args.template_date)
     except UserError as error:
         yield error.problem
     yield from _groups(args)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from grpo.model.architecture import Architecture
-from grpo.model.model_files import Model, Tensor
+from grpo.model.model_files import CheckpointError, Model, Tensor, read_whole
+from grpo.stack import hub
 
 _SHARED = {
     "hidden": 2880,
@@ -30,3 +31,25 @@ def as_model(name: str) -> Model | None:
     architecture, folder = RELEASED[name], Path(name)
     tensors = {tensor: Tensor(folder, "", shape, 0, 0) for tensor, shape in architecture.stored().items()}
     return Model(folder, architecture.config() | {"max_position_embeddings": CONTEXT}, tensors)
+
+
+def find(name: str) -> Model:
+    """Return a model: by its files, or a released one before they are here.
+
+    Raises:
+        CheckpointError: if it is neither, or a file has a fault.
+    """
+    if model := as_model(name):
+        return model
+    if not Path(name).is_dir():
+        what, remedy = absence(name)
+        raise CheckpointError(f"{name} {what}", remedy)
+    return read_whole(Path(name))
+
+
+def absence(name: str) -> tuple[str, str]:
+    """Return what is wrong with the name of a model to train that has no folder, and the remedy."""
+    if name in RELEASED or not hub.is_id(name):
+        return hub.absence(name)
+    remedy = f"use {' or '.join(RELEASED)}, or name the folder of another gpt-oss"
+    return "is not on this machine, and only gpt-oss can be trained", remedy

@@ -1,9 +1,10 @@
-"""What a run passes to the model's chat template besides the messages: the reasoning effort and other variables.
+"""What a run passes to the model's chat template besides the messages: the reasoning effort, a date and others.
 
 The controller renders prompts with the trainer's flags. An environment renders them in the engines' Ray actors, which
 get an environment variable.
 """
 
+import datetime
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,30 +16,44 @@ from grpo.stack.upstream.arguments import Arguments
 
 VARIABLE = "GRPO_TEMPLATE_VARIABLES"
 EFFORTS = ("low", "medium", "high")  # of gpt-oss; its template defaults to "medium"
-# Set from the chat, or by REASONING_EFFORT.
-_OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize", "reasoning_effort"}
+DATE = "strftime_now"  # a template formats the date with it, as gpt-oss's does; here it is the date as text
+# Set from the chat, or by a setting.
+_OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize"}
+_SETTINGS = {"reasoning_effort": "set REASONING_EFFORT", DATE: "set TEMPLATE_DATE"}
 
 
 def hand_on(args: Arguments) -> None:
     """Set the variable for the engines. Called before Ray starts."""
-    os.environ[VARIABLE] = json.dumps(variables(args.reasoning_effort, args.template_variables))
+    os.environ[VARIABLE] = json.dumps(variables(args.reasoning_effort, args.template_variables, args.template_date))
 
 
-def variables(effort: str | None, others: str | None = None) -> dict[str, Any]:
-    """Return the keyword arguments of ``apply_chat_template``.
+def variables(effort: str | None, others: str | None = None, date: str | None = None) -> dict[str, Any]:
+    """Return the variables of a chat template as JSON has them.
 
     Args:
         effort: the reasoning effort; None leaves it to the template.
         others: further variables as a JSON object; None or "" for none.
+        date: the day that the template takes for today, such as 2030-01-02; None for the day on which it is rendered.
 
     Raises:
-        UserError: if `others` is no object, or names a variable that is not for users.
+        UserError: if `others` is no object, or names a variable that is not for users, or `date` is no date.
     """
-    return parse(others) | ({"reasoning_effort": effort} if effort else {})
+    if date:
+        try:
+            datetime.date.fromisoformat(date)
+        except ValueError:
+            raise UserError(f"--template_date is {date!r}", "give a date such as 2030-01-02") from None
+    chosen = {"reasoning_effort": effort, DATE: date}
+    return _parse(others) | {name: value for name, value in chosen.items() if value}
 
 
-def parse(text: str | None) -> dict[str, Any]:
-    """Return the variables of a JSON object; see :func:`variables`."""
+def arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of ``apply_chat_template``: the date is a function there."""
+    date = variables.get(DATE)
+    return {**variables, **({DATE: datetime.date.fromisoformat(date).strftime} if date else {})}
+
+
+def _parse(text: str | None) -> dict[str, Any]:
     remedy = """write {"model_identity": "You are a mathematician."}"""
     try:
         made = json.loads(text or "{}")
@@ -47,9 +62,8 @@ def parse(text: str | None) -> dict[str, Any]:
     if not isinstance(made, dict):
         raise UserError(f"--template_variables {text} is no JSON object", remedy)
     for name in made:
-        if name in _OWNED or not name.isidentifier():
-            other = "set REASONING_EFFORT" if name == "reasoning_effort" else "remove it"
-            raise UserError(f"--template_variables must not set {name!r}", other)
+        if name in _OWNED or name in _SETTINGS or not name.isidentifier():
+            raise UserError(f"--template_variables must not set {name!r}", _SETTINGS.get(name, "remove it"))
     return made
 
 

@@ -1,10 +1,12 @@
-"""The text of sampled tokens for rewards, judges and people. Only tokens make markers; spelling does not."""
+"""The text of tokens for rewards, judges and people. Only tokens make markers; spelling does not."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.rollout.multi_turn.parts import Codec, Part
+from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 from reward.answers import MARKER
 
 BREAK = "\u200b"  # a zero-width space
@@ -13,8 +15,8 @@ BREAK = "\u200b"  # a zero-width space
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Return the text of tokens, added tokens such as `<|channel|>` by their names.
 
-    A model can spell such a name with ordinary tokens, which open no message. A BREAK after the first character then
-    prevents readers from taking it for the token.
+    A model or a problem can spell such a name with ordinary tokens, which open no message. A BREAK after the first
+    character then prevents readers from taking it for the token.
 
     Args:
         tokens: [L] ids.
@@ -34,14 +36,27 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return "".join(parts)
 
 
+def tokens_of(tokenizer: FastTokenizer, text: str) -> list[int]:
+    """Return the tokens of a prompt's text: the inverse of :func:`text_of`."""
+    codec, (_, spelled) = Codec(tokenizer), _added(tokenizer)
+
+    def content(part: Part) -> Part:
+        return replace(part, text=spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), part.text))
+
+    parts = [part if part.token is not None else content(part) for part in codec.structure(text)]
+    return [token for tokens, _ in codec.encode(parts) for token in tokens]
+
+
 def _added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
     """Return the added tokens by their ids, and a pattern for their names; runs of blanks are no markers.
 
-    The grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
+    The pattern also matches a name that has a BREAK already: it gets one more, which :func:`tokens_of` takes away. The
+    grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
     """
     names = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     markers = sorted((name for name in names.values() if len(name.strip()) > 1), key=len, reverse=True)
-    return names, re.compile("|".join([*map(re.escape, markers), MARKER.pattern]))
+    patterns = [f"{re.escape(name[0])}{BREAK}*{re.escape(name[1:])}" for name in markers]
+    return names, re.compile("|".join([*patterns, f"<{BREAK}*{MARKER.pattern[1:]}"]))
 
 
 FINAL_HEADER = "<|channel|>final<|message|>"

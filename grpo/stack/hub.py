@@ -31,6 +31,11 @@ def downloaded_folder(name: str) -> Path:
     return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
 
 
+def is_id(name: str) -> bool:
+    """Return whether a name that has no folder is that of a model on the hub: OWNER/MODEL."""
+    return not name.startswith(("/", ".", "~")) and name.count("/") == 1 and not Path(name).exists()
+
+
 def absence(name: str) -> tuple[str, str]:
     """Return what is wrong with a model name that has no folder, and the remedy."""
     path = Path(name).absolute()
@@ -38,7 +43,7 @@ def absence(name: str) -> tuple[str, str]:
         return "is not built yet", "./train_grpo.sh --tiny builds it; so does --tiny --check"
     if path.exists():
         return "is a file", "name the folder of the checkpoint"
-    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+    if not is_id(name):
         hint = "; ~ is not expanded inside quotes" if name.startswith("~") else ""
         return "is not a folder", f"name the folder of a checkpoint, or a hub id in the local cache{hint}"
     download = f"hf download {name} --exclude 'original/*' 'metal/*', or name a folder"

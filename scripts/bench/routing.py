@@ -24,6 +24,7 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.rollout import invariant
 from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
+from grpo.rollout.prompts import renderer
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from scripts.bench.harness import Result
@@ -109,10 +110,8 @@ async def sampled(model: Path, seeds: Sequence[int]) -> list[list[dict[str, Any]
     )  # fmt: skip
     actor.executor = _Sampled()
     tokenizer = AutoTokenizer.from_pretrained(model)
-    questions = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 3 + PROMPTS)]
-    prompts = [
-        tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False) for question in questions
-    ]
+    render = renderer(tokenizer, {})
+    prompts = [render(f"What is {a} + {3 * a}?") for a in range(3, 3 + PROMPTS)]
     try:
         sampled = []
         for seed in seeds:

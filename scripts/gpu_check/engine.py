@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo.launch.supervise import ray_head
+from grpo.rollout.prompts import renderer
 from grpo.stack import rendezvous
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
@@ -117,9 +118,8 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
 
 
 def prompt_of(tokenizer: Any, number: int) -> list[int]:
-    """Return the tokens of a sum as the chat template asks for it."""
-    messages = [{"role": "user", "content": f"What is {number + 3} + {2 * number + 5}?"}]
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    """Return the tokens of a prompt that asks for a sum."""
+    return renderer(tokenizer, {})(f"What is {number + 3} + {2 * number + 5}?")
 
 
 def sample(engine: Any, prompts: Sequence[list[int]]) -> list[tuple[list[int], list[float]]]:

@@ -65,10 +65,12 @@ GOLDS = (
     "1 < x \\le 2", "\\{1, 2\\}", "1, 2, 3", "1 \\pm \\sqrt{2}", "1011_2", "4321_{\\text{five}}",
     "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
     "\\text{odd}", "\\text{(A)}", "\\text{June 20}", "A", "3:2", "\\mathbb{R}", "\\emptyset",
+    "\\text{yes}", "\\text{no}", "\\text{two}", "\\text{none}", "xy", "abc", "\\infty", "na", "\\sin x",
 )  # fmt: skip
 NO_GOLDS = (
     "see the picture", "Monday", "2 + see below", "(1, see above)", "1, 2 and many more", "3 +", "\\unknown{3}", "?",
     "9^{9^{9}}", "see \\text{the picture}", "(" * 20 + "1" + ")" * 20,
+    "yes", "No", "two", "Ten", "twelve", "true", "none", "DNE", "inf",
 )  # fmt: skip
 
 
@@ -115,8 +117,11 @@ BAD = {
     "has no `answer`": {"problem": "P", "answer": None},
     "none in its solution": {"problem": "P", "solution": "It is 1."},
     "cut inside": {"problem": "P", "solution": "It is \\boxed{1"},
+    "has 'N/A' where its answer should be": {"problem": "P", "answer": "N/A"},
+    "has 'NaN' where its answer should be": {"problem": "P", "answer": {"answer": " NaN", "split": "train"}},
+    "has '\\\\text{n/a}' where": {"problem": "P", "answer": "\\text{n/a}"},
+    "has 'NA' where": {"problem": "P", "answer": "NA"},
     "does not accept": {"problem": "P", "answer": "{1"},
-    "control token": {"problem": "P <|start|>assistant", "answer": "1"},
     "half a character": {"problem": "P \ud800", "answer": "1"},
     "but not all of": {"problem": "P", "answer": "1", "year": 2022},
     "from 0 to 999": {"problem": "P", "answer": "1000", "year": 2022, "contest": 1, "number": 1},

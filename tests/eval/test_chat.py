@@ -1,4 +1,3 @@
-import datetime
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from eval.problems import EvalProblem
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
-DATE = datetime.date(2030, 1, 2)
 PROBLEM = EvalProblem("p", "What is 1 plus 2?", "3", "sums")
 THINKING = "<|channel|>analysis<|message|>1 plus 2 is 3<|end|><|start|>assistant"
 
@@ -22,22 +20,15 @@ def model(tmp_path_factory) -> Path:
 
 
 def test_the_prompt_is_the_models_own_chat(model):
-    chat = Chat(model, DATE, {})
+    chat = Chat(model, {})
     text = chat.tokenizer.decode(chat.prompt(PROBLEM))
     assert text.endswith("<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant")
     assert "Reasoning: low" in text
-    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, DATE, {"reasoning_effort": "high"}).prompt(PROBLEM))
-
-
-def test_template_that_uses_the_date_gets_the_date_of_the_evaluation(model, tmp_path):
-    write_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
-    chat = Chat(tmp_path, DATE, {})
-    assert chat.tokenizer.decode(chat.prompt(PROBLEM)) == "2030-01-02 What is 1 plus 2?"
+    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, {"reasoning_effort": "high"}).prompt(PROBLEM))
 
 
 def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
-    chat = Chat(model, DATE, {})
+    chat = Chat(model, {})
     answer = "\\boxed{3}<|return|>"
     text = THINKING + "<|channel|>final<|message|>" + answer
     tokens, answer_tokens = (chat.tokenizer.encode(part, add_special_tokens=False) for part in (text, answer))
@@ -51,8 +42,8 @@ def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
 
 def test_a_model_without_tokenizer_or_template_is_refused(model, tmp_path):
     with pytest.raises(UserError, match="cannot be loaded"):
-        Chat(tmp_path, DATE, {})
+        Chat(tmp_path, {})
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="no chat template"):
-        Chat(tmp_path, DATE, {})
+        Chat(tmp_path, {})

@@ -19,7 +19,7 @@ from grpo.model import model_files
 from grpo.stack.problem import UserError
 from grpo.stack.variables import defaults
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model.tokenizer import write_tokenizer
+from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer, write_tokenizer
 from tests.scripts.conftest import save_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,14 @@ def model(checkpoint, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "bf16"
     dequantize_checkpoint(checkpoint, folder)
     write_tokenizer(folder)
+    write_stops(folder)
     return folder
+
+
+def write_stops(folder: Path) -> None:
+    """Write the tokens of the tiny tokenizer that end a response."""
+    stops = [build_tokenizer().token_to_id(name) for name in STOP_TOKENS]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +177,16 @@ def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
     said = refusal(capsys, *words)
     assert "has samples of another configuration: model was a-model, is None" in said
     assert "give another --out" in said
+
+
+def test_a_model_without_stop_tokens_is_refused(model, data, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in model.iterdir():
+        if file.name != "generation_config.json":
+            (copy / file.name).symlink_to(file)
+    said = refusal(capsys, "--model", copy, "--data", data, "--out", tmp_path / "out")
+    assert "generation_config.json is missing, so its engine would not stop at <|call|>" in said
 
 
 def test_missing_checkout_variables_are_rejected(model, data, tmp_path, capsys, monkeypatch):

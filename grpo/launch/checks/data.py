@@ -1,20 +1,23 @@
 """The data files of a run: prompts and labels."""
 
-import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from grpo.launch import data_files, prompt_lengths
+from grpo.launch import data_files, rendering
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
+from grpo.launch.rendering import Rendered
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import OUR_REWARD
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 
+_BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
@@ -45,15 +48,48 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
             "no step would run",
             f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
         )
+    try:
+        rendered = render(config, read)
+    except UserError as error:
+        yield error.problem
+        return
     for split, records in read.items():
-        yield from check_repeats(files[split], records, split)
-    yield from check_lengths(config, {files[split]: records for split, records in read.items()})
-    yield from check_leaks(files, read.get("train", ()), read.get("eval", ()))
+        yield from check_repeats(files[split], records, rendered[split], split)
+        yield from check_lengths(files[split], records, rendered[split], args.prompt_max_len)
+    if read.keys() == {"train", "eval"}:
+        yield from check_leaks(files, read, rendered)
 
 
-def check_repeats(file: str, records: Sequence[Record], split: str) -> Iterator[Problem]:
+def render(config: Config, read: Mapping[str, Sequence[Record]]) -> dict[str, list[Rendered]]:
+    """Return the prompts of each split as the engines get them.
+
+    Their length is 0 where an environment renders them, and before the model is here. Then the messages stand for them.
+
+    Raises:
+        UserError: if they cannot be rendered.
+    """
+    args, prompts = config.args, [record.prompt for records in read.values() for record in records]
+    try:
+        given = variables(args.reasoning_effort, args.template_variables, args.template_date)
+    except UserError:  # check_flags explains it
+        given = {}
+    if prompts and args.apply_chat_template and can_format_chats(Path(args.pretrain)):
+        rendered = iter(rendering.render(args.pretrain, prompts, given))
+    else:
+        rendered = (Rendered(0, _plain(prompt)) for prompt in prompts)
+    return {split: list(islice(rendered, len(records))) for split, records in read.items()}
+
+
+def _plain(prompt: Any) -> str:
+    """Return the roles and texts of a prompt's messages."""
+    if not isinstance(prompt, list):
+        return f"user {prompt}"
+    return "\n".join(f"{each.get('role')} {each.get('content')}" for each in prompt if isinstance(each, dict))
+
+
+def check_repeats(file: str, records: Sequence[Record], rendered: Sequence[Rendered], split: str) -> Iterator[Problem]:
     """Find duplicate problems: seeds and evaluation records are keyed by the prompt, results by the id."""
-    prompts = _repeats((record.prompt, record.line) for record in records)
+    prompts = _repeats((each.text, record.line) for record, each in zip(records, rendered, strict=True))
     ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
     repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
     why = {"train": "both would draw the same samples", "eval": "both would count as one problem"}[split]
@@ -73,44 +109,40 @@ def _repeats(keys: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
     return [(first[key], line) for key, line in keys if first.setdefault(key, line) != line]
 
 
-def check_lengths(config: Config, files: Mapping[str, Sequence[Record]]) -> Iterator[Problem]:
+def check_lengths(file: str, records: Sequence[Record], rendered: Sequence[Rendered], limit: int) -> Iterator[Problem]:
     """Find prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF silently cuts off their beginning."""
-    args = config.args
-    if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
-        return
-    try:
-        names = variables(args.reasoning_effort, args.template_variables)
-    except UserError:
-        return  # check_flags explains it
-    prompts = [json.loads(record.prompt) for records in files.values() for record in records]
-    if not prompts:
-        return
-    try:
-        lengths = iter(prompt_lengths.count(args.pretrain, prompts, names))
-    except UserError as error:
-        yield error.problem
-        return
-    for file, records in files.items():
-        of_file = list(islice(lengths, len(records)))
-        too_long = [record.line for record, size in zip(records, of_file, strict=True) if size > args.prompt_max_len]
-        if too_long:
-            yield Problem(
-                f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN "
-                f"{args.prompt_max_len} tokens, for example line {too_long[0]}: their beginning would be cut off",
-                f"set PROMPT_MAX_LEN to {max(of_file)}, or remove them with python -m data.prepare --drop-long",
-            )
-
-
-def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequence[Record]) -> Iterator[Problem]:
-    """Find training prompts that are also held out."""
-    lines = {record.prompt: record.line for record in held_out}
-    leaked = [record for record in train if record.prompt in lines]
-    if leaked:
+    too_long = [record.line for record, each in zip(records, rendered, strict=True) if each.tokens > limit]
+    if too_long:
         yield Problem(
-            f"{files['train']}, line {leaked[0].line}: the prompt is also in {files['eval']}, line "
-            f"{lines[leaked[0].prompt]}, as are {len(leaked) - 1} others",
+            f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {limit} tokens, for "
+            f"example line {too_long[0]}: their beginning would be cut off",
+            f"set PROMPT_MAX_LEN to {max(each.tokens for each in rendered)}, or remove them with python -m "
+            "data.prepare --drop-long",
+        )
+
+
+def check_leaks(
+    files: Mapping[str, str], read: Mapping[str, Sequence[Record]], rendered: Mapping[str, Sequence[Rendered]]
+) -> Iterator[Problem]:
+    """Find training prompts that are also held out, with other white space or not."""
+    train, held_out = (
+        [(_without_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
+        for split in ("train", "eval")
+    )
+    lines = dict(held_out)
+    leaked = [(line, lines[text]) for text, line in train if text in lines]
+    if leaked:
+        (line, other), *more = leaked
+        yield Problem(
+            f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}, as are {len(more)} "
+            "others",
             "python -m data.prepare --decontaminate removes problems of eval from train",
         )
+
+
+def _without_blanks(text: str) -> str:
+    """Return a rendered prompt with one blank for each white space, and none at the ends of messages."""
+    return " ".join(_BOUND.sub(r"\1", text).split())
 
 
 def has_own_reward(config: Config) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
-from grpo.model.released import as_model
-from grpo.rollout import chat_template
+from grpo.model.released import RELEASED, absence, as_model
+from grpo.rollout import chat_template, stop_tokens
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import on_cpu_stack
-from grpo.stack.hub import absence
+from grpo.stack.hub import is_id
 from grpo.stack.problem import Problem, UserError
 
 
@@ -106,6 +106,8 @@ def check_engine_model(config: Config, model: Model, actor: Model | None) -> Ite
             "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
         )
     yield from _check_workers(config, model)
+    if fault := stop_tokens.fault(model.folder):
+        yield Problem(f"{model.folder}: {fault.file} {fault.what}", fault.remedy)
     for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config.get(key) != model.config.get(key):
             yield Problem(
@@ -123,7 +125,11 @@ def _check_workers(config: Config, model: Model) -> Iterator[Problem]:
 
 
 def check_released(config: Config) -> Iterator[Problem]:
-    """Check what the shapes of released models tell before their files are here."""
+    """Check what the shapes of released models tell before their files are here, and refuse other models."""
+    for variable, name in (("MODEL", config.args.pretrain), ("ENGINE_MODEL", config.args.engine_model)):
+        if is_id(name) and name not in RELEASED and (variable == "MODEL" or name != config.args.pretrain):
+            what, remedy = absence(name)
+            yield Problem(f"{variable} {name} {what}", remedy)
     if actor := as_model(config.args.pretrain):
         yield from _check_context(config, actor)
     if engine := as_model(config.args.engine_model):

@@ -1,6 +1,8 @@
 """Reward functions of the user's own: each is loaded and called once before a run, in a process of its own."""
 
+import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +22,8 @@ from reward import user_files
 from reward.labels import LabelError, parse_label
 from reward.user_files import RewardFile
 
-DEADLINE = 120.0  # seconds to import a file and to reward one sample
+DEADLINE = 120.0  # seconds to import a file and to reward a right and a wrong answer
+_WRONG = "-8675309"
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
     "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -56,11 +59,30 @@ def is_users(config: Config) -> bool:
 
 
 def describe(config: Config) -> list[str]:
-    """Describe the user's own rewards in lines for people."""
+    """Describe the user's own rewards in lines for people: what they pay for a right and for a wrong answer."""
     if has_environment(config.args) or not is_users(config):
         return []
-    files = user_files.from_environment()
-    return [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
+    files, sample = user_files.from_environment(), first_sample(config)
+    lines = [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
+    if sample is None or "wrong" not in sample:
+        return lines
+    tried = [try_once(file.path, sample) for file in files if file.path.is_file()]
+    if len(tried) < len(files) or any("error" in result for result in tried):
+        return lines  # the checks say so
+    right, wrong = (
+        sum(file.weight * result[name] for file, result in zip(files, tried, strict=True))
+        for name in ("reward", "wrong")
+    )
+    less = "no reward" if math.isnan(wrong) else f"{wrong:g}"
+    lines.append(
+        f"            pays {right:g} for the right answer to the first line of TRAIN_DATA, {less} for a wrong one"
+    )
+    if right <= wrong:
+        lines.append(
+            "WARNING: REWARD pays no more for a right answer in a box than for a wrong one; see docs/own-reward.md for "
+            "what it is called with"
+        )
+    return lines
 
 
 def first_sample(config: Config) -> dict[str, Any] | None:
@@ -79,15 +101,17 @@ def first_sample(config: Config) -> dict[str, Any] | None:
     messages = chat if isinstance(chat, list) else [{"role": "user", "content": chat}]
     prompt = "".join(_MARKUP.format_map({"role": "user", "content": "", **message}) for message in messages)
     prompt += "<|start|>assistant"
+    sample = {"prompt": prompt, "label": label}
     try:
         answer = parse_label(label).answer
     except LabelError:  # a label that only the user's function reads
-        answer = "1"
-    return {"query": prompt + _RESPONSE.format(answer=answer), "prompt": prompt, "label": label}
+        return {"query": prompt + _RESPONSE.format(answer="1"), **sample}
+    responses = {"query": answer, "wrong": _WRONG}
+    return {**{name: prompt + _RESPONSE.format(answer=said) for name, said in responses.items()}, **sample}
 
 
 def _check(file: RewardFile, sample: dict[str, Any] | None) -> Iterator[Problem]:
-    result = try_file(file.path, sample)
+    result = try_once(file.path, sample)
     if "error" in result:
         yield Problem(f"REWARD: {file.path} {result['error']}", result["remedy"])
         return
@@ -96,6 +120,16 @@ def _check(file: RewardFile, sample: dict[str, Any] | None) -> Iterator[Problem]
         yield Problem(
             f"REWARD: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"
         )
+
+
+def try_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
+    """Return :func:`try_file`'s result; the same file is tried once, for its problems and for its description."""
+    return _tried(path, path.read_bytes(), json.dumps(sample))
+
+
+@functools.cache
+def _tried(path: Path, content: bytes, sample: str) -> dict[str, Any]:
+    return try_file(path, json.loads(sample))
 
 
 def try_file(path: Path, sample: dict[str, Any] | None, deadline: float = DEADLINE) -> dict[str, Any]:

@@ -8,12 +8,12 @@ as written.
 Messages are the OpenAI protocol's; an assistant's thinking is in ``reasoning_content``.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from grpo.rollout.chat_template import arguments
 from grpo.rollout.multi_turn.environment import Message, functions_of
 from grpo.rollout.multi_turn.parts import Codec, Part
 from grpo.stack.problem import UserError
@@ -25,7 +25,7 @@ class Template(ABC):
 
     Args:
         tokenizer: a fast tokenizer of transformers, with its chat template.
-        variables: further variables for the chat template, such as ``reasoning_effort``.
+        variables: further variables for the chat template, see :func:`grpo.rollout.chat_template.variables`.
     """
 
     stops: Sequence[str]  # special tokens that end a turn
@@ -33,7 +33,6 @@ class Template(ABC):
     def __init__(self, tokenizer: FastTokenizer, variables: dict[str, Any] | None = None) -> None:
         self.codec = Codec(tokenizer)
         self._variables = variables or {}
-        self._heads: dict[str, list[Part]] = {}
 
     @property
     def stop_ids(self) -> list[int]:
@@ -47,14 +46,7 @@ class Template(ABC):
             UserError: for a message that does not fit.
         """
         first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-        return self._head(messages[:first], tools) + self.tail(messages, first)
-
-    def _head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
-        # Rendered once: a template with today's date would change the history at midnight.
-        key = json.dumps([messages, tools], sort_keys=True)
-        if key not in self._heads:
-            self._heads[key] = self.head(messages, tools)
-        return self._heads[key]
+        return self.head(messages[:first], tools) + self.tail(messages, first)
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
         """Return the messages before the first turn, rendered by the model's own chat template."""
@@ -64,7 +56,7 @@ class Template(ABC):
         disguised = [_map(message, lambda text: pattern.sub(lambda m: f"\ue000{names.index(m[0])}\ue001", text))
                      for message in messages]  # fmt: skip
         text = self.codec.tokenizer.apply_chat_template(
-            disguised, tokenize=False, add_generation_prompt=False, **self._variables | self.describe(tools)
+            disguised, tokenize=False, add_generation_prompt=False, **arguments(self._variables) | self.describe(tools)
         )
         return [
             part if part.token is not None else self.codec.content(_undisguised(part.text, names))[0]

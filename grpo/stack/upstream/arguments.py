@@ -28,6 +28,7 @@ class Arguments(Protocol):
     apply_chat_template: bool
     reasoning_effort: str | None
     template_variables: str | None
+    template_date: str | None
     remote_rm_url: str | None
     agent_func_path: str | None
 

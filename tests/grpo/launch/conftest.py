@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from grpo.checkpoint import adapter_files, digests
-from grpo.launch import preflight, prompt_lengths
+from grpo.launch import preflight, rendering
 from grpo.launch.checks import packages
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
+from grpo.launch.rendering import Rendered
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
 from grpo.run.measure import USER_REWARD
@@ -65,6 +66,7 @@ def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     config = CONFIG | changes | quantization
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "generation_config.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ tools }}{{ builtin_tools }}{{ messages }}")
     shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for name, shape in Architecture.from_config(config).stored().items():
@@ -143,7 +145,7 @@ def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
     monkeypatch.setattr(packages, "pins", dict)
     # The checkpoint's tokenizer is an empty file.
-    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts, effort=None: [8] * len(prompts))
+    monkeypatch.setattr(rendering, "render", lambda model, prompts, variables: [Rendered(8, str(p)) for p in prompts])
     monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * GB)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
-from grpo.launch import preflight, prompt_lengths, restarts
+from grpo.launch import preflight, rendering, restarts
 from grpo.launch.supervise import driver, joined_cluster
 from grpo.launch.supervise.driver import supervise
 from grpo.stack import machine
@@ -18,7 +18,7 @@ TRAINER = Path(__file__).with_name("faulty_trainer.py")
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
 
 preflight.patch_status = lambda: CLEAN
-prompt_lengths.count = lambda model, prompts, effort=None: [8] * len(prompts)
+rendering.render = lambda model, prompts, variables: [rendering.Rendered(8, str(prompt)) for prompt in prompts]
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
 launch.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})

@@ -64,6 +64,7 @@ OVERRIDES = {
     "TOP_P": ("0.6", "--top_p", "0.6"),
     "REASONING_EFFORT": ("high", "--reasoning_effort", "high"),
     "TEMPLATE_VARIABLES": ('{"a": "b c"}', "--template_variables", '{"a": "b c"}'),
+    "TEMPLATE_DATE": ("2030-01-02", "--template_date", "2030-01-02"),
     "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
     "ANSWER_BUDGET": ("35", "--answer_budget", "35"),
     "THINKING_DELIMITER": ("think", "--thinking_delimiter", "think"),

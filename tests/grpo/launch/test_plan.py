@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from grpo.launch import preflight
 from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
@@ -93,7 +94,7 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     model = Model(setting.folder, numbers, tensors)
     assert model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)
     assert model.lora_parameters(64, ["q_proj", "k_proj", "v_proj", "o_proj"]) == 47_775_744
-    monkeypatch.setattr("grpo.launch.plan.read_whole", lambda folder: model)
+    monkeypatch.setattr("grpo.launch.plan.released.find", lambda folder: model)
     monkeypatch.setattr(Model, "file_bytes", 60_900_000_000)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072, experts="bf16"))
@@ -152,12 +153,23 @@ def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:
 
 
 def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
-    config = setting.config(pretrain="someone/gpt-oss", prompt_data=tmp_path / "none.jsonl")
+    config = setting.config(pretrain=tmp_path / "none", prompt_data=tmp_path / "none.jsonl")
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))
     assert plan.steps is None and plan.host_bytes is None
-    assert "someone/gpt-oss is neither a folder nor a model in the hub's cache: hf download" in text
-    assert "none.jsonl does not exist" in text
+    assert "none is not a folder: name the folder of a checkpoint" in text and "none.jsonl does not exist" in text
+
+
+def test_a_plan_refuses_a_model_of_another_family_instead_of_offering_it(setting) -> None:
+    config = setting.config(pretrain="Qwen/Qwen3-8B")
+    shown = describe(make_plan(config), config) + [str(problem) for problem in preflight.problems_anywhere(config)]
+    assert not any("hf download" in line for line in shown)
+    [problem] = preflight.problems_anywhere(config)
+    assert problem.what == "MODEL Qwen/Qwen3-8B is not on this machine, and only gpt-oss can be trained"
+    assert problem.remedy.startswith("use openai/gpt-oss-120b or openai/gpt-oss-20b, or name the folder")
+    problem = preflight.problems_anywhere(setting.config(engine_model="Qwen/Qwen3-8B"))[-1]
+    assert problem.what.startswith("ENGINE_MODEL Qwen/Qwen3-8B is not on this machine")
+    assert preflight.problems_anywhere(setting.config(pretrain="openai/gpt-oss-20b")) == []
 
 
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:

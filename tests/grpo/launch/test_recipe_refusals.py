@@ -139,7 +139,7 @@ def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: P
     done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **missing)
     assert done.returncode == 2
     assert "refused" in done.stderr
-    assert "hf download org/absent" in done.stderr
+    assert "org/absent is not on this machine, and only gpt-oss can be trained" in done.stderr
     assert "python -m data.prepare" in done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -1,5 +1,6 @@
 """Which run `--resume` finds, from which checkpoint, and what it refuses and takes back."""
 
+import datetime
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
-from grpo.launch import resume
+from grpo.launch import config, resume
+from grpo.launch.plan import describe, make_plan
 from grpo.launch.supervise.watch import End
 from grpo.run import run_state
 from grpo.run.run_files import RunFiles
@@ -99,6 +102,22 @@ def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
     assert config.args.resume_from is None
     assert resume.resumed_step(config) == 0
     assert resume.describe(config) == [f"starting at step 0: {setting.run_dir / 'checkpoints'} has no checkpoint"]
+
+
+def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
+    today = datetime.date(2029, 12, 31)
+    monkeypatch.setattr(config, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: today)))
+    (setting.folder / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }}")
+    start(setting)
+    save(10)
+    today = datetime.date(2030, 1, 1)
+    resumed = resume.resolve_resumed(setting.words(), setting.run_dir)
+    assert resumed.args.template_date == "2029-12-31" and not resume.changes(resumed, setting.run_dir)
+    assert "prompts     say that today is 2029-12-31" in "\n".join(describe(make_plan(resumed), resumed))
+    assert "--template_date 2029-12-31" in RunFiles(setting.run_dir).command.read_text()
+    assert setting.config().args.template_date == "2030-01-01", "another run"
+    other = resume.resolve_resumed(setting.words(template_date="2000-01-01"), setting.run_dir)
+    assert resume.changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
 
 
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:

@@ -1,4 +1,4 @@
-"""The reasoning effort reaches every place that renders prompts."""
+"""The reasoning effort, the date and other variables reach every place that renders prompts."""
 
 import datetime
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from openrlhf.datasets.prompts_dataset import PromptDataset
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 
 from eval.chat import Chat
 from eval.problems import EvalProblem
-from grpo.launch import prompt_lengths
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
@@ -26,9 +26,12 @@ def model(tmp_path_factory):
     return folder
 
 
-def rendered(model, effort, others=None) -> str:
-    args = SimpleNamespace(input_key="prompt", label_key="label", apply_chat_template=True, reasoning_effort=effort)
-    args.template_variables = others
+def given(effort=None, others=None, date=None) -> SimpleNamespace:
+    return SimpleNamespace(reasoning_effort=effort, template_variables=others, template_date=date)
+
+
+def rendered(model, *variables) -> str:
+    args = SimpleNamespace(input_key="prompt", label_key="label", apply_chat_template=True, **vars(given(*variables)))
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     return PromptDataset([QUESTION], AutoTokenizer.from_pretrained(model), strategy).prompts[0]
 
@@ -38,22 +41,55 @@ def test_training_and_evaluation_prompts_have_the_effort(model, effort):
     assert f"Reasoning: {effort or 'low'}\n" in rendered(model, effort)
 
 
-@pytest.mark.parametrize("effort", [None, "high"])
-def test_prompt_lengths_include_the_effort(model, effort):
-    text = rendered(model, effort)
-    tokens = AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"]
-    assert prompt_lengths.count(str(model), [QUESTION["prompt"]], chat_template.variables(effort)) == [len(tokens)]
+def in_environment(model, monkeypatch, *variables) -> str:
+    """What an environment's first turn has, in an engine that the driver has handed the variables on to."""
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(chat_template.os, "environ", environ)
+    chat_template.hand_on(given(*variables))
+    template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
+    parts = template.render([{"role": "user", "content": QUESTION["prompt"]}], [])
+    return template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
 
 
 @pytest.mark.parametrize("effort", [None, "high"])
 def test_environment_gets_the_effort_from_the_variable(model, effort, monkeypatch):
-    environ: dict[str, str] = {}
-    monkeypatch.setattr(chat_template.os, "environ", environ)
-    chat_template.hand_on(SimpleNamespace(reasoning_effort=effort, template_variables=None))
-    template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
-    parts = template.render([{"role": "user", "content": "2 + 3?"}], [])
-    text = template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
-    assert f"Reasoning: {effort or 'low'}" in text
+    assert f"Reasoning: {effort or 'low'}" in in_environment(model, monkeypatch, effort)
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory):
+    """The same with gpt-oss's line of the date."""
+    folder = tmp_path_factory.mktemp("dated")
+    write_tokenizer(folder)
+    template = folder / "chat_template.jinja"
+    line = "<|start|>system<|message|>Current date: {{ strftime_now('%Y-%m-%d') }}<|end|>"
+    template.write_text(line + template.read_text())
+    return folder
+
+
+class Clock(datetime.datetime):
+    """The clock that chat templates see."""
+
+    today = datetime.datetime(2029, 12, 31, 23, 59)
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls.today
+
+
+def test_a_runs_prompts_keep_its_date_after_midnight(dated, monkeypatch):
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+
+    def prompts(date: str | None) -> list[str]:
+        chat = Chat(dated, chat_template.variables(None, None, date))
+        evaluated = chat.tokenizer.decode(chat.prompt(EvalProblem("p", QUESTION["prompt"], "5", "sums")))
+        return [rendered(dated, None, None, date), in_environment(dated, monkeypatch, None, None, date), evaluated]
+
+    before = prompts("2029-12-31")
+    assert all("Current date: 2029-12-31<" in prompt for prompt in before) and prompts(None) == before
+    monkeypatch.setattr(Clock, "today", Clock.today + datetime.timedelta(minutes=2))
+    assert prompts("2029-12-31") == before
+    assert all("Current date: 2030-01-01<" in prompt for prompt in prompts(None)), "the template sees the clock"
 
 
 def test_template_that_ignores_a_variable_is_noticed(model, tmp_path):
@@ -80,15 +116,9 @@ def test_other_variables_reach_training_environments_and_evaluations(identifying
     assert rendered(identifying, None).startswith("You are ChatGPT.")
     assert rendered(identifying, "high", OTHERS).startswith(wanted)
 
-    environ: dict[str, str] = {}
-    monkeypatch.setattr(chat_template.os, "environ", environ)
-    chat_template.hand_on(SimpleNamespace(reasoning_effort=None, template_variables=OTHERS))
-    tokenizer = AutoTokenizer.from_pretrained(identifying)
-    template = template_for(tokenizer, chat_template.from_environment(environ))
-    parts = template.render([{"role": "user", "content": "2 + 3?"}], [])
-    assert wanted in template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
+    assert in_environment(identifying, monkeypatch, None, OTHERS).startswith(wanted)
 
-    chat = Chat(identifying, datetime.date(2030, 1, 2), chat_template.variables(None, OTHERS))
+    chat = Chat(identifying, chat_template.variables(None, OTHERS))
     problem = EvalProblem("p", "2 + 3?", "5", "sums")
     assert chat.tokenizer.decode(chat.prompt(problem)).startswith(wanted)
 
@@ -100,8 +130,14 @@ def test_other_variables_reach_training_environments_and_evaluations(identifying
         ("[1]", "no JSON object"),
         ('{"messages": []}', "must not set 'messages'"),
         ('{"reasoning_effort": "low"}', "set REASONING_EFFORT"),
+        ('{"strftime_now": "2030-01-02"}', "set TEMPLATE_DATE"),
     ],
 )
 def test_invalid_variables_are_refused(others, message):
     with pytest.raises(UserError, match=message):
-        chat_template.parse(others)
+        chat_template.variables(None, others)
+
+
+def test_what_is_no_date_is_refused():
+    with pytest.raises(UserError, match="--template_date is 'tomorrow': give a date such as 2030-01-02"):
+        chat_template.variables(None, None, "tomorrow")

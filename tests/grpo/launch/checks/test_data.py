@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from data import checks as data_checks
-from grpo.launch import prompt_lengths
+from grpo.launch import rendering
+from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
 from scripts.tiny_model.tokenizer import write_tokenizer
 
-COUNT = prompt_lengths.count
+RENDER = rendering.render
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ def write_labels(path: Path, *labels: object) -> Path:
         ("prompt_data", label("test"), "an unknown split"),
         ("prompt_data", label("train", ""), "no answer"),
         ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
+        ("prompt_data", "N/A", "has 'N/A' where the answer should be"),
+        ("prompt_data", "two", "the grader cannot read the answer 'two'"),
         ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
         ("prompt_data", label("eval"), "belongs to the eval split"),
         ("eval_dataset", label("test"), "an unknown split"),
@@ -66,8 +69,10 @@ def test_labels_are_read_like_the_reward_function_reads_them(setting, tmp_path: 
     assert "bad.jsonl, line 9: " in problem and message in problem
     remedy = problem.split("->")[1]
     assert "python -m data.prepare" in remedy
-    if "apples" in message:
-        assert "put words in \\text{...}" in remedy
+    if "cannot read" in message:
+        assert "write numbers in digits, and put words in \\text{...}" in remedy
+    elif "should be" in message:
+        assert "write the answer, or remove the line" in remedy
     elif variable == "eval_dataset":
         assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
     else:
@@ -115,30 +120,60 @@ def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> N
 
 
 def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_train, of_eval = [64] * 20, [64, 65, 10, 90, 64]
-    monkeypatch.setattr(prompt_lengths, "count", lambda *_: of_train + of_eval)
+    lengths = [*[64] * 20, 64, 65, 10, 90, 64]  # 20 to train on
+    rendered = [Rendered(length, f"{number}?") for number, length in enumerate(lengths)]
+    monkeypatch.setattr(rendering, "render", lambda *_: rendered)
     [problem] = setting.problems()
     assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, for example line 2" in problem
     assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
 
 
-def test_tokens_are_counted_as_openrlhf_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_are_rendered_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     write_tokenizer(tmp_path)
     prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
-    counts = prompt_lengths.count(str(tmp_path), prompts)
-    assert counts == data_checks.prompt_lengths(str(tmp_path), prompts)
-    assert counts[0] > counts[1] == counts[2]
+    longer, plain, chat = rendering.render(str(tmp_path), prompts, {"reasoning_effort": "high"})
+    assert "Reasoning: high" in longer.text and longer.tokens > plain.tokens and plain == chat
+    there = data_checks.render(str(tmp_path), prompts, {"reasoning_effort": "high"})
+    assert [longer, plain, chat] == [(len(tokens), text) for tokens, text in there]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "102 + 1?\n",
+        " 102  + 1?",
+        [{"role": "user", "content": "102 + 1?"}],
+        [{"content": "102 + 1?\n", "role": "user", "name": "a field that no template reads"}],
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_leak_is_found_however_it_is_written(setting, tmp_path: Path, monkeypatch, prompt, is_here) -> None:
+    monkeypatch.setattr(rendering, "render", _rendered)
+    if not is_here:
+        (tmp_path / "model" / "tokenizer.json").unlink()
+    data = tmp_path / "train.jsonl"
+    data.write_text(data.read_text() + json.dumps({"prompt": prompt, "label": "103"}) + "\n")
+    [problem] = [each for each in setting.problems() if "is also in" in each]
+    assert "train.jsonl, line 21: the prompt is also in" in problem and "eval.jsonl, line 3" in problem
+
+
+def _rendered(folder, prompts, variables) -> list[Rendered]:
+    """As with a template that reads the role and the content."""
+    chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
+    return [
+        Rendered(8, "".join(f"<|start|>{each['role']}<|message|>{each['content']}" for each in chat)) for chat in chats
+    ]
 
 
 def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_lengths, "count", COUNT)  # of a tokenizer.json that is an empty object
-    assert any("cannot count prompts" in problem for problem in setting.problems())
+    monkeypatch.setattr(rendering, "render", RENDER)  # of a tokenizer.json that is an empty object
+    assert any("cannot render prompts" in problem for problem in setting.problems())
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(prompt_lengths, "count", COUNT)
+    monkeypatch.setattr(rendering, "render", RENDER)
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{")
     problems = setting.problems(prompt_data=broken, eval_dataset=broken)
-    assert len(problems) == 2 and not [problem for problem in problems if "cannot count prompts" in problem]
+    assert len(problems) == 2 and not [problem for problem in problems if "cannot render prompts" in problem]

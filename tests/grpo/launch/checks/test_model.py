@@ -38,6 +38,12 @@ def forget_tensor(model: Path) -> None:
     edit_json(model / INDEX, lambda index: index["weight_map"].pop("lm_head.weight"))
 
 
+def stop_only_at_the_end(model: Path) -> None:
+    tokens = [{"id": 7, "content": "<|return|>"}, {"id": 9, "content": "<|call|>"}]
+    (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+
+
 def set_config(**values: object) -> Callable[[Path], None]:
     return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
 
@@ -60,6 +66,8 @@ def set_config(**values: object) -> Callable[[Path], None]:
         (lambda model: (model / INDEX).unlink(), f"{INDEX} is missing"),
         (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
         (lambda model: (model / "chat_template.jinja").unlink(), "no chat template"),
+        (lambda model: (model / "generation_config.json").unlink(), "its engine would not stop at <|call|>"),
+        (stop_only_at_the_end, "has an eos_token_id without <|call|>, where its engine would not stop"),
     ],
 )
 def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:

@@ -55,6 +55,41 @@ def test_each_fault_is_named_with_its_remedy(problems, text, what, remedy):
     assert what in problem and remedy in problem.splitlines()[1]
 
 
+SHARP = function("return float('{7}' in queries[0])")
+
+
+@pytest.mark.parametrize(
+    ("texts", "weights", "paid"),
+    [
+        ([SHARP], "", "pays 1 for the right answer to the first line of TRAIN_DATA, 0 for a wrong one"),
+        ([function("return -float('{7}' in queries[0])")], "", "pays -1 for the right answer"),
+        ([function("return float(queries[0].endswith('7'))")], "", "pays 0 for the right answer"),
+        ([SHARP, function("return 0.25")], "2 1", "pays 2.25 for the right answer"),
+        ([function("return [float('{7}' in queries[0]) or None]")], "", "no reward for a wrong one"),
+    ],
+)
+def test_what_a_reward_pays_is_shown(setting, problems, tmp_path, monkeypatch, texts, weights, paid):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "3 + 4?", "label": "7"}\n' * 8)
+    monkeypatch.setenv("GRPO_REWARD_WEIGHTS", weights)
+    problems(*texts)
+    _, line, *warning = reward.describe(setting.config())
+    assert paid in line
+    is_blind = "pays -1" in paid or "pays 0" in paid
+    assert [text.startswith("WARNING: REWARD pays no more for a right answer") for text in warning] == [True] * is_blind
+
+
+def test_a_label_that_only_the_function_reads_says_no_right_answer(setting, problems, tmp_path):
+    label = json.dumps({"tests": ["assert f(1) == 2"]})
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "Write f.", "label": label}) + "\n")
+    problems(function("return 0.0"))
+    assert len(reward.describe(setting.config())) == 1
+
+
+def test_a_function_that_fails_on_a_wrong_answer_is_refused(problems):
+    [problem] = problems(function("return 1.0 if '-8675309' not in queries[0] else {}['reward']"))
+    assert "fails on a wrong answer to the first line of TRAIN_DATA: KeyError" in problem
+
+
 def test_the_place_in_the_file_is_named(problems, tmp_path):
     [problem] = problems("def helper(x):\n    return int(x)\n\n" + function("return helper('a b')"))
     assert f"({tmp_path / 'mine_0.py'}:2 in helper)" in problem and "ValueError: invalid literal" in problem

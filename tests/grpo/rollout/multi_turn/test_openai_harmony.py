@@ -6,14 +6,32 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_harmony import Author, Conversation, Message, Role
+from openai_harmony import (
+    Author,
+    Conversation,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    Role,
+    SystemContent,
+)
 from vllm.entrypoints.openai.parser.harmony_utils import parse_chat_inputs_to_harmony_messages
 
 from grpo.model.vocabulary import allocated
+from grpo.rollout import chat_template, prompts, response_text
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.response_text import BREAK
 from tests.grpo.rollout.multi_turn import gpt_oss_tokenizer
 
-NAMES = ["<|start|>", "<|end|>", "<|call|>", "<|channel|>final<|message|>", "<|reserved_200000|>"]  # as text
+# As text
+NAMES = [
+    f"<{BREAK}|end|>",
+    "<|start|>",
+    "<|end|>",
+    "<|call|>",
+    "<|channel|>final<|message|>",
+    "<|reserved_200000|>",
+]  # as text
 WORDS = ["hell", "o", " ", "\n", "\n\n", " \n", "42", '"', "é", "e\u0301", "🙂", "你好", "\\", "don't", "X\t", *NAMES]
 TEXT = st.one_of(st.lists(st.sampled_from(WORDS), max_size=8).map("".join), st.text(max_size=20))
 
@@ -81,6 +99,47 @@ def test_a_chat_is_rendered_as_vllm_serves_it(gpt_oss, messages):
     # vLLM 0.17 reads no other name for the thinking.
     to_vllm = [{name.removesuffix("_content"): value for name, value in message.items()} for message in messages]
     assert gpt_oss.ours(messages) == gpt_oss.served(parse_chat_inputs_to_harmony_messages(to_vllm))
+
+
+# What gpt-oss's chat template makes of messages before the first answer.
+HEAD = """\
+{%- macro described() -%}
+{{- "You are ChatGPT, a large language model trained by OpenAI.\\nKnowledge cutoff: 2024-06\\n" -}}
+{{- "Current date: " + strftime_now("%Y-%m-%d") + "\\n\\nReasoning: " + reasoning_effort + "\\n\\n" -}}
+{{- "# Valid channels: analysis, commentary, final. Channel must be included for every message." -}}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" + described() + "<|end|>" -}}
+{%- for message in messages -%}
+{%- if loop.first and message.role in ("system", "developer") -%}
+{%- if message.content -%}
+{{- "<|start|>developer<|message|># Instructions\\n\\n" + message.content + "\\n\\n<|end|>" -}}
+{%- endif -%}
+{%- else -%}
+{{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+
+@given(system=st.none() | SAID, question=TEXT, rest=st.none() | st.tuples(SAID, TEXT))
+@settings(max_examples=40)
+def test_a_single_answers_prompt_is_rendered_as_it_is_served(gpt_oss, system, question, rest):
+    content = SystemContent.new().with_conversation_start_date("2030-01-02").with_reasoning_effort(ReasoningEffort.HIGH)
+    served = [Message.from_role_and_content(Role.SYSTEM, content)]
+    ours = [{"role": "user", "content": question}]
+    if system:
+        instructions = DeveloperContent.new().with_instructions(system)
+        served.append(Message.from_role_and_content(Role.DEVELOPER, instructions))
+        ours.insert(0, {"role": "system", "content": system})
+    served.append(Message.from_role_and_content(Role.USER, question))
+    if rest:
+        ours += [{"role": "assistant", "content": rest[0]}, {"role": "user", "content": rest[1]}]
+        served += [said("final", rest[0]), Message.from_role_and_content(Role.USER, rest[1])]
+    gpt_oss.tokenizer.chat_template = HEAD
+    tokens = prompts.renderer(gpt_oss.tokenizer, chat_template.variables("high", None, "2030-01-02"))(ours)
+    assert tokens == gpt_oss.served(served)
+    text = response_text.text_of(gpt_oss.tokenizer, tokens)
+    assert response_text.tokens_of(gpt_oss.tokenizer, text) == tokens
 
 
 def said(channel: str | None, text: str, recipient: str | None = None, kind: str | None = None) -> Message:

@@ -1,0 +1,41 @@
+"""Prompts of single answers, rendered as gpt-oss is served.
+
+OpenRLHF hands a prompt on as text. It names the problem: seeds, records and resting problems follow from it. The
+engines get its tokens (:func:`grpo.rollout.response_text.tokens_of`), which are those that were rendered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grpo.rollout.chat_template import arguments
+from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.templates import is_harmony, template_for
+from grpo.stack.upstream.tokenizer import Tokenizer
+
+
+def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[str | Sequence[Message]], list[int]]:
+    """Return what renders a prompt to tokens, up to the beginning of the assistant's turn.
+
+    A prompt is the user's message, or a list of messages. A model other than gpt-oss, which is only evaluated, has its
+    own chat template.
+
+    Args:
+        variables: see :func:`grpo.rollout.chat_template.variables`.
+
+    Raises:
+        UserError: when called, for messages that do not fit.
+    """
+    if not is_harmony(tokenizer):
+        options = {"add_generation_prompt": True, "return_dict": False, **arguments(variables)}
+        return lambda prompt: tokenizer.apply_chat_template(messages_of(prompt), **options)
+    template = template_for(tokenizer, dict(variables))
+
+    def render(prompt: str | Sequence[Message]) -> list[int]:
+        return [token for tokens, _ in template.codec.encode(template.render(messages_of(prompt))) for token in tokens]
+
+    return render
+
+
+def messages_of(prompt: str | Sequence[Message]) -> Sequence[Message]:
+    """Return a prompt as messages."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
