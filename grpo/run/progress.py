@@ -186,8 +186,8 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     verdict = "engines and actor differ" if problems else "engines and actor agree"
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
     legend = (
-        "for each sampled token, how far the engine's log-prob is from the actor's, in nat: mean ±standard error, by "
-        f"position in the sequence; scale is 1 if equal; {parity.ERRORS:.0f} errors above {row['limit']:g} stop the run"
+        "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
+        f"position in the sequence; scale: 1 if equal; a mean {parity.ERRORS:.0f} errors above {row['limit']:g} stops the run"
     )
     lines = [legend, *comparison.table(), *problems]
     return [f"step {row['step']}: {verdict} ({adapter})", *(f"  {line}" for line in lines)]

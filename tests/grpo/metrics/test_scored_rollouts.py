@@ -7,6 +7,7 @@ import torch
 
 from grpo.metrics.parity import Comparison
 from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
 
@@ -96,6 +97,8 @@ def test_numbers_are_those_of_their_definition():
 def test_a_comparison_survives_a_json_file():
     comparison = compare(rollouts(effect=0.0))
     row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
-    back = Comparison.from_dict(row | {"step": 1})
-    assert back.table() == comparison.table()
-    assert back.has_adapter == comparison.has_adapter
+    assert Comparison.from_dict(row).table() == comparison.table()
+    head, legend, *table = parity_lines(row | {"step": 1, "limit": 0.07, "problems": [], "routing": ""})
+    assert head == "step 1: engines and actor agree (the adapter is still zero)"
+    assert "in nat ±standard error" in legend and "4 errors above 0.07" in legend
+    assert table == [f"  {line}" for line in comparison.table()]
