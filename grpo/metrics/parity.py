@@ -9,7 +9,7 @@ Four numbers, each of which sees what the others miss:
   not.
 - How much nearer an engine is **to the model without the adapter** than to the one with it.
 
-Each has its standard error over rollouts, and one rule judges it: a problem lies more than :data:`ERRORS` standard
+Each has its standard error, and one rule judges it: a problem lies more than :data:`ERRORS` standard
 errors beyond the limit. In all of them, a token counts with at most 0.5 nat: see
 :data:`grpo.metrics.scored_rollouts.CLIP`.
 """
@@ -36,7 +36,7 @@ class Cell:
 
     Attributes:
         value: NaN if there is none.
-        error: its standard error; NaN if there are too few rollouts to know it.
+        error: its standard error; NaN if there are too few tokens to know it.
     """
 
     value: float

@@ -12,7 +12,8 @@ QUARTERS = 4
 # A token whose router is close to a tie can differ by several nat, from rounding alone. A fault moves more than a few.
 CLIP = 0.5  # nat
 ROUNDS = 20
-FEWEST_ROLLOUTS = 8  # with tokens in a cell that is judged; fewer say too little of their own variation
+STRETCH = 128  # tokens in a row of a rollout; those further apart hardly depend on each other
+FEWEST = 8  # stretches with tokens in a cell that is judged: fewer say too little of their own variation
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,17 @@ def _row(name: str, rollouts: Sequence[Rollout], ends: Sequence[int]) -> Row:
     sampled, scored, base = (
         torch.cat([getattr(one, side) for one in rollouts]).double() for side in ("sampled", "scored", "base")
     )
-    of = torch.repeat_interleave(torch.tensor([len(one.positions) for one in rollouts]))  # the rollout of each token
+    of = stretches([len(one.positions) for one in rollouts])
     distance, to_base = ((sampled - side).abs().clamp(max=CLIP) for side in (scored, base))
     quarters = torch.bucketize(positions, torch.tensor(ends))
     cells = [_mean(distance[quarters == number], of[quarters == number]) for number in range(len(ends))]
     return Row(name, len(of), _mean(distance, of), cells, _slope(sampled, scored, of), _mean(distance - to_base, of))
+
+
+def stretches(lengths: Sequence[int]) -> torch.Tensor:
+    """Return for each token of rollouts, one after the other, the number of its stretch, int64 ``[T]``."""
+    parts = [size for length in lengths for size in (*[STRETCH] * (length // STRETCH), length % STRETCH) if size]
+    return torch.repeat_interleave(torch.tensor(parts))
 
 
 def _mean(values: torch.Tensor, of: torch.Tensor) -> Cell:
@@ -68,16 +75,16 @@ def _mean(values: torch.Tensor, of: torch.Tensor) -> Cell:
 def _error(influence: torch.Tensor, of: torch.Tensor) -> float:
     """Return the standard error of a number to which each token adds its influence.
 
-    The tokens of a rollout are not independent: what an expert did to one, all later ones read. So the sums of whole
-    rollouts vary around 0, and their squares add up, as for other means of clusters (Liang and Zeger 1986).
+    Tokens near each other are not independent: what an expert did to one, later ones read. So their influences are
+    summed over stretches, whose sums vary around 0, and the squares of those add up (Liang and Zeger 1986).
 
     Args:
         influence: ``[T]``; adds up to 0.
-        of: int64 ``[T]``, the rollout of each token.
+        of: int64 ``[T]``, the stretch of each token.
     """
     sums = torch.zeros(int(of.max()) + 1 if len(of) else 0, dtype=influence.dtype).index_add(0, of, influence)
     count = len(of.unique())
-    return math.sqrt(count / (count - 1) * float(sums.square().sum())) if count >= FEWEST_ROLLOUTS else math.nan
+    return math.sqrt(count / (count - 1) * float(sums.square().sum())) if count >= FEWEST else math.nan
 
 
 def _slope(of_engine: torch.Tensor, of_trainer: torch.Tensor, of: torch.Tensor) -> Cell:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from grpo.lora import router_capture
+from grpo.lora import adapter, router_capture
 from grpo.lora.adapter import ALL, NAMED, RECORDS
 from grpo.lora.router_capture import Recorder, choose
 
@@ -179,6 +179,22 @@ def test_a_sync_forgets_what_is_in_the_cache():
     runner.step(recorder, b=(4, [7], [5, 9]))
     [(_, routing)] = recorder.take("B")
     assert not any(routing[: 4 * LAYERS * CHOSEN])
+
+
+@pytest.mark.parametrize(
+    ("flags", "records"),
+    [
+        ({}, NAMED),
+        ({"enforce_eager": False}, None),  # a captured pass cannot see whose it is
+        ({"partial_rollouts": 4}, None),  # a sync would forget what a rollout began with
+        ({"parity_limit": 0.0}, None),
+        ({"routing_replay": True, "enforce_eager": False}, ALL),
+    ],
+)
+def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
+    args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True, "partial_rollouts": 0} | flags
+    config = adapter.engine_config(SimpleNamespace(lora_rank=8, lora_alpha=16, **args))
+    assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})
 
 
 def engine_config(records=ALL, **changes):

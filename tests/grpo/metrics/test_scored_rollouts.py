@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.metrics.parity import Comparison
-from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare, stretches
 from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
@@ -69,9 +69,17 @@ def test_a_few_tokens_with_other_experts_are_no_fault():
 
 
 def test_few_rollouts_are_not_judged():
-    tokens = torch.arange(300), torch.zeros(300), -torch.ones(300), -torch.ones(300)
+    tokens = torch.arange(100), torch.zeros(100), -torch.ones(100), -torch.ones(100)
     assert list(compare([Rollout(0, 0, *tokens)] * 7).problems(limit=0.05)) == []
     assert list(compare([Rollout(0, 0, *tokens)] * 8).problems(limit=0.05))
+
+
+def test_long_rollouts_count_as_several_stretches():
+    assert stretches([3, 300, 128]).bincount().tolist() == [3, 128, 128, 44, 128]
+    length = 8 * STRETCH
+    scored = -torch.randn(length, generator=torch.Generator().manual_seed(1)).exp()
+    long = Rollout(0, 0, torch.arange(length), scored + 0.2, scored, scored)
+    assert list(compare([long]).problems(limit=0.05)), "the rows are those of one rollout"
 
 
 def test_numbers_are_those_of_their_definition():
