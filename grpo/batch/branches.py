@@ -63,7 +63,7 @@ def experience_of(generator: SamplesGenerator, response: dict[str, Any], **gener
 
 
 def _is_sound(row: Rows, response: dict[str, Any], generator: SamplesGenerator, rollout: Rows) -> bool:
-    missing = recorded_routing.attach(row, response)
+    missing = recorded_routing.attach(row, response, generator.args.routing_replay)
     if "engine" in response:
         mismatch = check_experience(row, response["engine"], generator.tokenizer.decode)
     else:

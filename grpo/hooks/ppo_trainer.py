@@ -99,7 +99,9 @@ def next_batch(trainer: Controller, episode: int, step: int) -> ahead.Result:
         as OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode
         ended before the batch was full.
     """
-    if trainer.args.pipeline and not is_finished(trainer.args, step):
+    args = trainer.args
+    trainer.samples_generator.records_routing = args.routing_replay or trainer.parity_gate.is_due(args)
+    if args.pipeline and not is_finished(args, step):
         trainer.batches.sample_ahead(episode, step)
     return trainer.batches.take(episode, step)
 

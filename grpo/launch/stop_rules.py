@@ -1,4 +1,4 @@
-"""Rules that end a run, off by default: what they look at are the lines that the run logs."""
+"""Rules that end a run. Those that look at the lines that the run logs are off by default."""
 
 import argparse
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
+from grpo.metrics.parity import PolicyMismatch
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine
@@ -42,12 +43,16 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
 def of_failure(args: argparse.Namespace, step: int, words: LastWords | None) -> Problem | None:
     """Return the rule that explains the exception of the driver; None if none does.
 
+    The parity gate is one: a run that is started again computes the same.
+
     ZeRO-3 applies a gradient that is not finite. :func:`grpo.lora.adapter.gather` raises at the sync after it, before
     the step is logged.
 
     Args:
         step: the last step that was logged.
     """
+    if words and words.kind == PolicyMismatch.__name__:
+        return Problem(words.what, words.remedy)
     is_rule = args.stop_non_finite and words and words.kind == FloatingPointError.__name__
     return _not_finite(step + 1) if is_rule else None
 

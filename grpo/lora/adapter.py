@@ -10,7 +10,8 @@ from torch import nn
 
 from grpo.stack.upstream.arguments import Arguments
 
-RECORDS = "routing_replay"  # in vLLM's additional_config: whether workers record routings
+RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
+ALL, NAMED = "all passes", "passes of a named request"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,13 @@ def is_trained(args: Arguments) -> bool:
 
 
 def engine_config(args: Arguments) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``: the adapter's rank and scale, and whether to record routings."""
-    records = {RECORDS: True} if args.routing_replay else {}
-    return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank, **records}
+    """Return vLLM's ``additional_config``: the adapter's rank and scale, and which routings to record.
+
+    The parity gate names the requests whose routings it wants. Compiled or captured code cannot see them.
+    """
+    config: dict[str, Any] = {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}
+    if args.routing_replay:
+        config[RECORDS] = ALL
+    elif args.parity_limit > 0 and args.enforce_eager and not args.partial_rollouts:
+        config[RECORDS] = NAMED
+    return config

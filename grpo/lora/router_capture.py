@@ -1,8 +1,9 @@
 """Records inside a vLLM worker which experts each token got.
 
-The choice is made here, before vLLM's kernel, which then sees only the chosen experts' logits: all others are -inf.
-Any kernel must therefore take what is recorded, also the kernels that choose by themselves. vLLM's own flag
-(``enable_return_routed_experts``) misses those, and returns zeros without an error.
+For ROUTING_REPLAY the choice is made here, before vLLM's kernel, which then sees only the chosen experts' logits: all
+others are -inf. Any kernel must therefore take what is recorded, also the kernels that choose by themselves. vLLM's own
+flag (``enable_return_routed_experts``) misses those, and returns zeros without an error. For the parity gate, the
+choice is only noted, in the passes of requests that it has named, so that it compares what a run computes.
 
 A layer writes its choice to a buffer of its own, at a fixed address, so captured graphs write there too. After each
 forward pass, the recorder copies the buffers and notes for each request which token was fed at which position. A
@@ -23,7 +24,7 @@ from vllm.model_executor.models.gpt_oss import MLPBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from grpo.lora.adapter import RECORDS
+from grpo.lora.adapter import ALL, RECORDS
 from grpo.lora.engine_actor import ROLLOUT
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
@@ -31,8 +32,18 @@ from grpo.stack.problem import UserError
 KNOWN_MXFP4 = (Mxfp4Backend.MARLIN, Mxfp4Backend.TRITON)
 
 
+@dataclass
+class Pass:
+    """The forward pass that runs in this process, and whether its choices are noted."""
+
+    is_noted: bool = False
+
+
+now = Pass()
+
+
 def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Choose each token's experts, note them, and return logits that leave a kernel no other choice.
+    """Note each token's experts, and return logits that leave a kernel no other choice.
 
     Args:
         logits: of the router, ``[T, E]``.
@@ -62,7 +73,7 @@ def prepare(experts: FusedMoE, config: VllmConfig) -> None:
     """Give the experts of a layer the buffer for their tokens' choices.
 
     Raises:
-        UserError: if this engine's choices cannot be recorded.
+        UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
     faults = unsupported(config)
     backend = getattr(experts.quant_method, "mxfp4_backend", None)
@@ -70,10 +81,13 @@ def prepare(experts: FusedMoE, config: VllmConfig) -> None:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")
     if experts.global_num_experts > 255:
         faults.append(f"{experts.global_num_experts} experts, of which a byte holds 255")
-    if faults:
+    if faults and _records_all(config):
         raise UserError(f"ROUTING_REPLAY=1 does not work with {' and '.join(faults)}", "set ROUTING_REPLAY=0")
+    if faults:
+        return
     size = config.scheduler_config.max_num_batched_tokens, experts.top_k
     experts.register_buffer("chosen", torch.zeros(size, dtype=torch.uint8), persistent=False)
+    experts.is_bound = _records_all(config)  # type: ignore[assignment]  # its kernel must take what is noted
 
 
 @dataclass
@@ -119,10 +133,7 @@ class Recorder:
         groups = runner.kv_cache_config.kv_cache_groups
         # Groups of a sliding window drop the beginning of a long request.
         self._group = next(n for n, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec))
-        slots = runner.kv_cache_config.num_blocks * groups[self._group].kv_cache_spec.block_size
-        # Memory is taken as it is written.
-        self._tokens = np.zeros(slots, dtype=np.int32)
-        self._choices = np.zeros((slots, *self.shape), dtype=np.uint8)
+        self._slots = runner.kv_cache_config.num_blocks * groups[self._group].kv_cache_spec.block_size
         self.clear()
 
     @property
@@ -131,9 +142,19 @@ class Recorder:
         return len(self._buffers), self._buffers[0].shape[1]
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Forget all requests, and what is in the KV cache."""
+        # Memory is taken as it is written.
+        self._tokens = np.zeros(self._slots, dtype=np.int32)
+        self._choices = np.zeros((self._slots, *self.shape), dtype=np.uint8)
         self._calls: dict[str, Call] = {}  # by request
         self._rollouts: dict[str, list[str]] = {}  # requests by rollout
+
+    def is_asked(self, pass_: Any) -> bool:
+        """Return whether a request of a pass, vLLM's ``SchedulerOutput``, is named."""
+        begun = {request.req_id: request.sampling_params for request in pass_.scheduled_new_reqs}
+        return any(
+            request in self._calls or _rollout(begun.get(request)) is not None for request in pass_.num_scheduled_tokens
+        )
 
     def note(self, runner: GPUModelRunner, scheduled: dict[str, int]) -> None:
         """Note the forward pass that just ended.
@@ -165,7 +186,7 @@ class Recorder:
             call.add(start, tokens[first:row], choices[first:row])
 
     def _call(self, request: str, params: Any) -> Call | None:
-        rollout = (params.extra_args or {}).get(ROLLOUT) if params is not None else None
+        rollout = _rollout(params)
         if rollout is None:
             return None
         if request not in self._calls:
@@ -176,6 +197,11 @@ class Recorder:
     def take(self, rollout: str) -> list[tuple[bytes, bytes]]:
         """Return the calls of a rollout in the order of their beginnings, and forget them."""
         return [self._calls.pop(request).as_bytes() for request in self._rollouts.pop(rollout, ())]
+
+
+def _rollout(params: Any) -> str | None:
+    """Return the rollout whose routing a request asks for."""
+    return (params.extra_args or {}).get(ROLLOUT) if params is not None else None
 
 
 class RecordingWorker:
@@ -204,6 +230,9 @@ def _recorder(runner: GPUModelRunner) -> Recorder | None:
     """Return the recorder of a worker, made at its first use; None if this worker does not record."""
     if not _is_on(runner.vllm_config) or get_tensor_model_parallel_rank() != 0:
         return None
+    model: Any = runner.model
+    if not hasattr(model.model.layers[0].mlp.experts, "chosen"):
+        return None
     if not hasattr(runner, "routing_recorder"):
         runner.routing_recorder = Recorder(runner)  # type: ignore[attr-defined]
     return runner.routing_recorder  # type: ignore[attr-defined]
@@ -211,7 +240,12 @@ def _recorder(runner: GPUModelRunner) -> Recorder | None:
 
 def _is_on(config: VllmConfig) -> bool:
     settings = config.additional_config
-    return isinstance(settings, dict) and bool(settings.get(RECORDS))
+    return isinstance(settings, dict) and RECORDS in settings
+
+
+def _records_all(config: VllmConfig) -> bool:
+    settings: Any = config.additional_config
+    return settings[RECORDS] == ALL
 
 
 def _install_choice() -> None:
@@ -228,8 +262,9 @@ def _install_choice() -> None:
 
     def forward_with_choice(*arguments: Any) -> Any:
         layer, hidden_states, router_logits, *rest = arguments[at:]
-        if hasattr(layer, "chosen"):
-            router_logits = choose(router_logits, layer.get_buffer("chosen"))
+        if hasattr(layer, "chosen") and (layer.is_bound or now.is_noted):
+            masked = choose(router_logits, layer.get_buffer("chosen"))
+            router_logits = masked if layer.is_bound else router_logits
         return original(*arguments[:at], layer, hidden_states, router_logits, *rest)
 
     owner.forward_impl = forward_with_choice
@@ -246,11 +281,11 @@ def install() -> None:
             prepare(self.experts, config)
 
     def execute_with_record(self: GPUModelRunner, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder(self) if scheduler_output.total_num_scheduled_tokens else None
+        now.is_noted = recorder is not None and (_records_all(self.vllm_config) or recorder.is_asked(scheduler_output))
         result = original_runner(self, scheduler_output, *args, **kwargs)
-        if scheduler_output.total_num_scheduled_tokens:
-            recorder = _recorder(self)
-            if recorder is not None:
-                recorder.note(self, scheduler_output.num_scheduled_tokens)
+        if recorder is not None and now.is_noted:
+            recorder.note(self, scheduler_output.num_scheduled_tokens)
         return result
 
     _install_choice()

@@ -7,9 +7,11 @@ Four numbers, each of which sees what the others miss:
   proportion to the position.
 - The **scale**: the slope of the engine's log-probs on the trainer's. Rounding leaves it at 1, another temperature does
   not.
-- Whether an engine is **nearer to the model without the adapter** than to the one with it, paired by sample.
+- How much nearer an engine is **to the model without the adapter** than to the one with it.
 
-In all of them, a token counts with at most 0.5 nat: see :data:`grpo.metrics.scored_rollouts.CLIP`.
+Each has its standard error, and one rule judges it: a problem lies more than :data:`ERRORS` standard
+errors beyond the limit. In all of them, a token counts with at most 0.5 nat: see
+:data:`grpo.metrics.scored_rollouts.CLIP`.
 """
 
 import math
@@ -17,12 +19,43 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
-FEWEST_TOKENS = 200  # of a row that is judged
+ERRORS = 4.0  # standard errors beyond a limit
 SCALE_LIMIT = 0.05
 DRIFT_LIMIT = 2.0  # last quarter by first
-ADAPTER_LIMIT = 4.0  # standard errors
+
+
+class PolicyMismatch(UserError):
+    """Engines and trainer are not the same policy, so the run must not train on its samples."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over tokens.
+
+    Attributes:
+        value: NaN if there is none.
+        error: its standard error; NaN if there are too few tokens to know it.
+    """
+
+    value: float
+    error: float
+
+    def exceeds(self, limit: float) -> bool:
+        """Return whether the value is above the limit by more than chance; False if either is NaN."""
+        return self.value - limit > ERRORS * self.error
+
+    def times(self, factor: float) -> "Cell":
+        """Return the cell of the same tokens with all values multiplied."""
+        return Cell(factor * self.value, factor * self.error)
+
+    def minus(self, other: "Cell") -> "Cell":
+        """Return the difference to the cell of other tokens."""
+        return Cell(self.value - other.value, math.hypot(self.error, other.error))
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f}" + ("" if math.isnan(self.error) else f" ±{self.error:.4f}")
 
 
 @dataclass(frozen=True)
@@ -33,18 +66,18 @@ class Row:
         name: "engine 0", "rank 1", or "all".
         tokens: sampled tokens.
         mean: mean difference of engine and trainer, nat.
-        quarters: the same over each quarter of all tokens by position; NaN where it has no token.
-        scale: slope of the engine's log-probs on the trainer's; NaN if these do not vary.
-        to_base: how much nearer the engine is to the model without its adapter than to the one with it. The unit is
-            the standard error of the mean over samples; NaN for an adapter of zero.
+        quarters: the same over each quarter of all tokens by position.
+        scale: slope of the engine's log-probs on the trainer's.
+        to_base: how much nearer the engine is to the model without its adapter than to the one with it, nat; not above
+            0 for an adapter of zero.
     """
 
     name: str
     tokens: int
-    mean: float
-    quarters: list[float]
-    scale: float
-    to_base: float
+    mean: Cell
+    quarters: list[Cell]
+    scale: Cell
+    to_base: Cell
 
 
 @dataclass(frozen=True)
@@ -68,17 +101,14 @@ class Comparison:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> "Comparison":
         """Return the comparison of :meth:`as_dict`; other keys are left out. JSON has null for NaN."""
-        return cls(row["has_adapter"], row["ends"], [Row(**_with_nan(one)) for one in row["rows"]])
+        return cls(row["has_adapter"], row["ends"], [_row(one) for one in row["rows"]])
 
     def table(self) -> list[str]:
         """Return the lines of a table for the console."""
         starts = [0, *(end + 1 for end in self.ends)]
         spans = [f"{start}-{end}" for start, end in zip(starts, self.ends, strict=False)]
-        head = ["", "tokens", *spans, "mean", "scale"]
-        body = [
-            [row.name, f"{row.tokens}", *(f"{value:.4f}" for value in (*row.quarters, row.mean)), f"{row.scale:.3f}"]
-            for row in self.rows
-        ]
+        head = ["", "tokens", *spans, "all", "scale"]
+        body = [[row.name, f"{row.tokens}", *map(str, (*row.quarters, row.mean, row.scale))] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = [zip(line, widths, strict=True) for line in (head, *body)]
         return ["  ".join(cell.rjust(width) for cell, width in line) for line in lines]
@@ -90,37 +120,40 @@ class Comparison:
             limit: of the mean difference, nat.
         """
         for row in self.rows:
-            if row.tokens >= FEWEST_TOKENS:
-                yield from _problems(row, limit)
+            yield from _problems(row, limit)
 
 
-def _with_nan(value: Any) -> Any:
-    """Return a row of a JSON file with NaN in place of null."""
-    if isinstance(value, dict):
-        return {name: _with_nan(item) for name, item in value.items()}
-    return math.nan if value is None else [_with_nan(item) for item in value] if isinstance(value, list) else value
+def _row(values: Mapping[str, Any]) -> Row:
+    """Return a row of a JSON file."""
+    cells = {name: _cell(values[name]) for name in ("mean", "scale", "to_base")}
+    return Row(values["name"], values["tokens"], quarters=[_cell(one) for one in values["quarters"]], **cells)
+
+
+def _cell(values: Mapping[str, float | None]) -> Cell:
+    value, error = (math.nan if number is None else number for number in (values["value"], values["error"]))
+    return Cell(value, error)
 
 
 def _problems(row: Row, limit: float) -> Iterator[Problem]:
     first, last = row.quarters[0], row.quarters[-1]
-    if row.to_base > ADAPTER_LIMIT:
+    if row.to_base.exceeds(0):
         yield Problem(
-            f"{row.name}: nearer to the model without its adapter ({row.to_base:.1f} standard errors)",
+            f"{row.name}: nearer to the model without its adapter, by {row.to_base} nat",
             "likely: the engine does not apply the adapter; one TP rank has a wrong slice; the prefix cache is stale",
         )
-    if abs(row.scale - 1) > SCALE_LIMIT:
+    if Cell(abs(row.scale.value - 1), row.scale.error).exceeds(SCALE_LIMIT):
         yield Problem(
-            f"{row.name}: the engine's log-probs are {row.scale:.3f} times the trainer's",
+            f"{row.name}: the engine's log-probs are {row.scale} times the trainer's",
             "likely: TEMPERATURE is applied on one side only; ENGINE_MODEL has other weights than MODEL",
         )
-    if last > limit and last > DRIFT_LIMIT * first:
+    if last.exceeds(limit) and last.minus(first.times(DRIFT_LIMIT)).exceeds(0):
         yield Problem(
-            f"{row.name}: the difference grows with the position, from {first:.4f} to {last:.4f} nat",
+            f"{row.name}: the difference grows with the position, from {first} to {last} nat",
             "likely: rotary frequencies in bf16, or of another model; sinks or sliding window dropped",
         )
-    elif row.mean > limit:
+    elif row.mean.exceeds(limit):
         yield Problem(
-            f"{row.name}: the mean difference is {row.mean:.4f} nat, the limit {limit:g}",
+            f"{row.name}: the mean difference is {row.mean} nat, the limit {limit:g}",
             "likely: sinks dropped; rotary frequencies; adapter; routing (try ROUTING_REPLAY=1); ENGINE_MODEL has "
             "other weights than MODEL; quantization",
         )

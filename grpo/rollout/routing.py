@@ -49,14 +49,14 @@ async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[s
     """Take the recorded choices of a prompt's samples from the workers, which forget them at a sync.
 
     Returns:
-        as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if they were not recorded.
+        as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if the prompt has no name, or if the
+        workers cannot record.
     """
     if _name(params) is None:
         return None
     names = [_name(for_sample(params, number)) for number in range(samples)]
     answers = await engine.llm.collective_rpc("take_routing", args=(names,))
-    [answer] = [answer for answer in answers if answer is not None]
-    return answer
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def with_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:

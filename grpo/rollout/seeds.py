@@ -44,8 +44,8 @@ def begin_stage(generator: SamplesGenerator, name: str, greedy_sample: int | Non
 def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
 
-    With ROUTING_REPLAY, the engine also records the routing of training samples, and with PARTIAL_ROLLOUTS it can
-    continue them. With several environments, the parameters name the prompt's.
+    The engine also records the routing of training samples if that is wanted, and with PARTIAL_ROLLOUTS it can continue
+    them. With several environments, the parameters name the prompt's.
 
     A step repeated after a resume therefore samples the same responses, whichever engine gets the prompt and in
     whatever order. A prompt that a stage draws twice gets other samples the second time.
@@ -65,7 +65,7 @@ def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -
         return mine
     if generator.args.partial_rollouts:
         mine = continued.continuable(mine)
-    return routing.recorded(mine) if generator.args.routing_replay else mine
+    return routing.recorded(mine) if generator.records_routing else mine
 
 
 def seed_of(generator: SamplesGenerator, prompt: str) -> int:

@@ -5,15 +5,15 @@ score the same tokens, with and without the adapter. See :mod:`grpo.metrics.pari
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from grpo.lora import adapter
+from grpo.metrics.parity import PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
 from grpo.run.run_log import LoggedTrainer
-from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.experience import Batch, Sample
@@ -41,26 +41,26 @@ class ParityGate:
             samples: the rollouts that :attr:`Batch.index` counts.
 
         Raises:
-            UserError: if rounding does not explain the difference.
+            PolicyMismatch: if rounding does not explain the difference.
         """
         if not self.is_due(trainer.args):
             return
-        rollouts = scored(trainer, batches, samples)
+        chosen, limit = choose(trainer.args, batches), trainer.args.parity_limit
+        rollouts = score(trainer, chosen, samples, passes.of_batches(chosen))
         if not rollouts:
             return
-        comparison, limit = compare(rollouts), trainer.args.parity_limit
+        comparison = compare(rollouts)
         self._is_open = comparison.has_adapter
         problems = list(comparison.problems(limit))
+        cause = routing_as_cause(trainer, chosen, samples, limit) if problems else ""
         shown = [{"what": problem.what, "remedy": problem.remedy} for problem in problems]
         row = {"step": step, "time": time.time(), "limit": limit, **comparison.as_dict(), "problems": shown}
-        trainer.run_log.write_parity(row)
+        trainer.run_log.write_parity(row | {"routing": cause})
         if problems:
-            table = "\n".join(comparison.table())
-            what = "\n".join(f"  {problem.what}\n    {problem.remedy}" for problem in problems)
-            raise UserError(
-                f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on "
-                f"these samples\n{table}\n{what}",
-                "see docs/parity.md; PARITY_LIMIT=0 trains without this check",
+            raise PolicyMismatch(
+                f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
+                f"samples: {problems[0].what}; {cause}",
+                f"{problems[0].remedy}; see docs/parity.md. PARITY_LIMIT=0 trains without this check",
             )
 
 
@@ -69,27 +69,37 @@ def is_compared(args: Arguments) -> bool:
     return args.parity_limit > 0 and args.top_p == 1 and adapter.is_trained(args)
 
 
-def scored(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample]) -> list[Rollout]:
-    """Let the ranks score some micro-batches, evenly spaced, with their adapter and without it.
+def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
+    """Return about ROWS rows of the micro-batches, evenly spaced, and as many on each rank."""
+    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
+    per_batch = len(batches[0].sequences)
+    count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
+    return [batches[number * len(batches) // count] for number in range(count)]
+
+
+def score(
+    trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], routing: Mapping[str, Any]
+) -> list[Rollout]:
+    """Let the ranks score micro-batches, with their adapter and without it.
+
+    Args:
+        routing: the argument of the passes that replays routings, or {}.
 
     Returns:
         The rollouts whose engine is known and that have sampled tokens; branches are left out.
     """
-    ranks = trainer.args.actor_num_nodes * trainer.args.actor_num_gpus_per_node
-    per_batch = len(batches[0].sequences)
-    count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
-    chosen = [batches[number * len(batches) // count] for number in range(count)]
+    args, group = trainer.args, trainer.actor_model_group
     inputs: dict[str, Any] = {
-        name: [getattr(batch, name) for batch in chosen] for name in ("sequences", "action_mask", "attention_mask")
-    } | passes.of_batches(chosen)
-    group = trainer.actor_model_group
+        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
+    }
     now, base = (
-        [values for part in ray.get(group.async_run_method_batch(method, **inputs)) for values in part]
+        [values for part in ray.get(group.async_run_method_batch(method, **inputs, **routing)) for values in part]
         for method in ("forward", "reference_forward")
     )
     engines = {actor_id(engine): number for number, engine in enumerate(trainer.vllm_engines)}
+    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
     rollouts = []
-    for number, batch in enumerate(chosen):
+    for number, batch in enumerate(batches):
         for row, index in enumerate(batch.index):
             sampled_by = getattr(samples[index], "sampled_by", None)
             mask = batch.action_mask[row].bool()  # nothing of a rollout without a reward
@@ -97,8 +107,23 @@ def scored(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[S
                 continue
             sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
             positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
-            rollouts.append(Rollout(engines[sampled_by], number * ranks // count, positions, *sides))
+            rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), positions, *sides))
     return rollouts
+
+
+def routing_as_cause(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], limit: float) -> str:
+    """Say whether the engines' choice of experts explains the difference: replay it, and compare again."""
+    if trainer.args.routing_replay:
+        return "the engines' choice of experts was replayed, so it is not the cause"
+    routings = [[getattr(samples[index], "engine_routing", None) for index in batch.index] for batch in batches]
+    if any(routing is None for of_batch in routings for routing in of_batch):
+        return "the engines' choice of experts was not recorded, so it may be the cause"
+    replayed = compare(score(trainer, batches, samples, {"routing": routings}))
+    left = next(replayed.problems(limit), None)
+    if left is None:
+        mean = replayed.rows[0].mean
+        return f"it is the engines' choice of experts: with it, the mean is {mean} nat; set ROUTING_REPLAY=1"
+    return f"it is not the engines' choice of experts: with it, {left.what}"
 
 
 def actor_id(engine: EngineActor) -> str:

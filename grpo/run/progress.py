@@ -186,11 +186,17 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
     comparison = parity.Comparison.from_dict(row)
-    problems = [f"    {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
+    problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
+    problems += [f"  {row['routing']}"] if row["routing"] else []
     verdict = "engines and actor differ" if problems else "engines and actor agree"
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
-    head = f"step {row['step']}: {verdict} ({adapter}): |difference| of log-probs in nat, by position of the token"
-    return [head, *(f"  {line}" for line in comparison.table()), *problems]
+    legend = (
+        "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
+        f"position in the sequence; scale: 1 if equal; a mean {parity.ERRORS:g} errors above {row['limit']:g} "
+        "stops the run"
+    )
+    lines = [legend, *comparison.table(), *problems]
+    return [f"step {row['step']}: {verdict} ({adapter})", *(f"  {line}" for line in lines)]
 
 
 def eval_line(row: dict[str, Any]) -> str:

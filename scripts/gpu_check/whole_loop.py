@@ -91,7 +91,7 @@ def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
         raise UserError(f"the run ended without {' and '.join(lacking)}", f"look at {run_dir}/logs")
     phases = metrics[-1]["seconds"]
     return {
-        "mean_nat": [row["rows"][0]["mean"] for row in rows],
+        "mean_nat": [row["rows"][0]["mean"]["value"] for row in rows],
         "reward": [row["reward"] for row in metrics],
         "exact_match": evaluations,
         "seconds": {name: statistics.median(row["seconds"].get(name, 0.0) for row in metrics[1:]) for name in phases},

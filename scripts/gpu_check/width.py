@@ -56,7 +56,7 @@ def measured(gpus: int, shape: Architecture) -> Passed:
         model = model.to(device).eval()
     answers = [response["answer"] for response in responses]
     of_actor = model, prompts, answers, allocated(tokenizer), device
-    free = compare(rollouts(*of_actor)).rows[0].mean
+    free = compare(rollouts(*of_actor)).rows[0].mean.value
     note(without_replay_nat=free)
     longest = max(len(response["observation_tokens"]) for response in responses)
     recorded = [torch.from_numpy(response["routing"]) for response in responses]

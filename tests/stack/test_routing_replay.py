@@ -86,7 +86,7 @@ def engine(request, tiny_model):
         for name, value in {} if eager else compiling().items():
             patch.setenv(name, value)
         patch.setitem(os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as OpenRLHF sets it
-        config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: True}
+        config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: adapter.ALL}
         actor = start_engine(
             tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", eager, tensor_parallel_size=tensor_parallel,
             worker_extension_cls="grpo.lora.side_path.AdapterWorker", additional_config=config,

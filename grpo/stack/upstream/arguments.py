@@ -112,6 +112,7 @@ class Arguments(Protocol):
     vllm_tensor_parallel_size: int
     vllm_gpu_memory_utilization: float
     vllm_enable_sleep: bool
+    enforce_eager: bool
     enable_prefix_caching: bool
 
     # Evaluation, logs and checkpoints

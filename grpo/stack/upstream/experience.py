@@ -28,6 +28,7 @@ class Rows(Protocol):
             the rollout (``sample``).
         routing: for each row, the engine's choice of experts. Only with ROUTING_REPLAY; read it with
             :func:`grpo.batch.recorded_routing.of`.
+        engine_routing: the same of a sample whose routing only the parity gate reads, without a list around it.
     """
 
     index: list[int]
@@ -40,6 +41,7 @@ class Rows(Protocol):
     labels: list[Any]
     info: "dict[str, torch.Tensor]"
     routing: "list[torch.Tensor]"
+    engine_routing: "torch.Tensor"
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 

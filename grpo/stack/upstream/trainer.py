@@ -55,6 +55,7 @@ class SamplesGenerator(Protocol):
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
         groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
             ``ppo_trainer.next_batch`` sets it.
+        records_routing: whether the engines record the routing of training samples. ``ppo_trainer.next_batch`` sets it.
         policy: the optimizer steps of the policy that samples. ``ppo_trainer.next_batch`` sets it.
         sampled: is set while the engines sample nothing for the batch; None if nobody asks. ``ppo_trainer.next_batch``
             sets it.
@@ -78,6 +79,7 @@ class SamplesGenerator(Protocol):
     greedy_sample: int | None
     unscored: list[Sample]
     groups: Any
+    records_routing: bool
     policy: int
     sampled: "Event | None"
     unfinished: Any

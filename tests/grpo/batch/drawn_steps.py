@@ -108,8 +108,9 @@ class Run:
         self.generator._process_response_into_experience = _sample
         self.batches = ahead.Batches(self.generator, lambda _: {}, self.args.num_episodes)
         self._trainer = SimpleNamespace(
-            samples_generator=self.generator, prompts_dataloader=loader, batches=self.batches, args=self.args
-        )
+            samples_generator=self.generator, prompts_dataloader=loader, batches=self.batches, args=self.args,
+            parity_gate=SimpleNamespace(is_due=lambda args: False),
+        )  # fmt: skip
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
         self.oldest: list[float] = []

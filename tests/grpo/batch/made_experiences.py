@@ -35,6 +35,7 @@ def arguments(estimator="dr_grpo"):
         overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
         ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
         max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None, no_advantage_std_norm=False,
+        routing_replay=True,
     )  # fmt: skip
 
 

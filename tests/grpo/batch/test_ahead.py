@@ -280,7 +280,7 @@ class Loop:
         self.trainer = this = object.__new__(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class)
         this.args = SimpleNamespace(
             pipeline=True, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
-            partial_rollouts=0,
+            partial_rollouts=0, routing_replay=False,
             generate_max_len=9, dynamic_filtering=False, resume_from=None, use_dynamic_batch=False,
             run_dir=str(run_dir), save_steps=math.inf,
         )  # fmt: skip

@@ -50,6 +50,14 @@ def test_every_row_keeps_its_own_routing(monkeypatch, branching):
     assert seen == sum(1 + len(rollout.branches) for rollout in rollouts)
 
 
+def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
+    rollouts, _ = made_experiences(responses(), monkeypatch, routing_replay=False)
+    for rollout in rollouts:
+        assert torch.equal(rollout.engine_routing, torch.tensor(routing_of(rollout.sequences[0].tolist())))
+    batch = type("Batch", (), {"index": [0, 1, 2, 3]})()
+    assert all(recorded_routing.of(batch) is None for batch in branches.with_branches([batch], rollouts, 0))
+
+
 def test_passes_before_the_update_get_the_rows_of_their_micro_batch(monkeypatch):
     rollouts, _ = made_experiences(responses(), monkeypatch)
     batches = [type("Batch", (), {"index": [0, 1]})(), type("Batch", (), {"index": [2, 3]})()]

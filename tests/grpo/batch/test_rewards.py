@@ -168,7 +168,8 @@ def test_missing_values_are_null_in_the_sample_file(tmp_path):
 
 def test_seeds_follow_from_run_stage_and_prompt():
     def drawn_seeds(run_seed: int, stage: str, prompts: list[str]) -> dict[str, list[int]]:
-        generator = SimpleNamespace(args=SimpleNamespace(seed=run_seed, routing_replay=False, partial_rollouts=0))
+        args = SimpleNamespace(seed=run_seed, partial_rollouts=0)
+        generator = SimpleNamespace(args=args, records_routing=False)
         seeds.begin_stage(generator, stage)
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)

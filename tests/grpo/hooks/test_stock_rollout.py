@@ -75,7 +75,7 @@ def generator(load, **changes):
         **changes,
     }
     this.args = argparse.Namespace(**values)
-    this.tokenizer = None
+    this.tokenizer, this.records_routing = None, False
     return module, this
 
 

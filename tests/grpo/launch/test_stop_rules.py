@@ -2,17 +2,21 @@
 
 import argparse
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo.launch import stop_rules
+from grpo.launch.supervise import last_words
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
+from grpo.metrics.parity import PolicyMismatch
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
+from grpo.stack.problem import Problem
 
 OFF = {"stop_fall": None, "stop_non_finite": False, "stop_disk_gb": None, "stop_judge_failed": None}
 WORST = {"step": 4, "dropped_values": 1, "judge_failed": 1.0}
@@ -73,6 +77,13 @@ def test_an_adapter_that_is_not_finite_is_the_loss_that_was_not() -> None:
     assert stop and stop.what == "step 4: the loss is not finite"
     assert stop_rules.of_failure(args, 3, replace(words, kind="RuntimeError")) is None
     assert stop_rules.of_failure(args, 3, None) is None
+
+
+def test_a_failure_of_the_parity_gate_is_a_rule() -> None:
+    """A run that is started again computes the same, so it is not restarted."""
+    error = pickle.loads(pickle.dumps(PolicyMismatch("engine 1: another temperature", "set it")))  # as Ray sends it
+    stop = stop_rules.of_failure(argparse.Namespace(**OFF), 3, last_words.of(error))
+    assert stop == Problem("engine 1: another temperature", "set it")
 
 
 def test_a_disk_that_fills(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from grpo.lora import router_capture
+from grpo.lora import adapter, router_capture
+from grpo.lora.adapter import ALL, NAMED, RECORDS
 from grpo.lora.router_capture import Recorder, choose
 
 from .recorded_pass import RecordedPass
@@ -153,7 +154,50 @@ def test_calls_of_a_rollout_come_in_order_and_can_be_forgotten():
     assert taken(recorder, "A") == []
 
 
-def engine_config(**changes):
+def test_named_requests_are_asked_for_until_they_are_taken():
+    runner = Runner(a=named("A"), b=None)
+    recorder = Recorder(runner)
+
+    def is_asked(*requests, begun=()):
+        new = [SimpleNamespace(req_id=name, sampling_params=runner.requests[name].sampling_params) for name in begun]
+        fed = dict.fromkeys(requests, 1)
+        return recorder.is_asked(SimpleNamespace(scheduled_new_reqs=new, num_scheduled_tokens=fed))
+
+    assert is_asked("a", "b", begun=["a", "b"]) and not is_asked("b", begun=["b"])
+    runner.step(recorder, a=(0, [1, 2], [5]), b=(0, [3], [6]))
+    assert is_asked("a", "b") and not is_asked("b")
+    recorder.take("A")
+    assert not is_asked("a")
+
+
+def test_a_sync_forgets_what_is_in_the_cache():
+    """Passes that nobody asks for are not noted, so a slot's choice could be of an earlier token."""
+    runner = Runner(a=named("A"), b=named("B"))
+    recorder = Recorder(runner)
+    runner.step(recorder, a=(0, [1, 2, 3, 4], [5]))
+    recorder.clear()
+    runner.step(recorder, b=(4, [7], [5, 9]))
+    [(_, routing)] = recorder.take("B")
+    assert not any(routing[: 4 * LAYERS * CHOSEN])
+
+
+@pytest.mark.parametrize(
+    ("flags", "records"),
+    [
+        ({}, NAMED),
+        ({"enforce_eager": False}, None),  # a captured pass cannot see whose it is
+        ({"partial_rollouts": 4}, None),  # a sync would forget what a rollout began with
+        ({"parity_limit": 0.0}, None),
+        ({"routing_replay": True, "enforce_eager": False}, ALL),
+    ],
+)
+def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
+    args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True, "partial_rollouts": 0} | flags
+    config = adapter.engine_config(SimpleNamespace(lora_rank=8, lora_alpha=16, **args))
+    assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})
+
+
+def engine_config(records=ALL, **changes):
     parallel = {
         "data_parallel_size": 1, "enable_expert_parallel": False, "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
@@ -163,6 +207,7 @@ def engine_config(**changes):
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
         **{name: changes.get(name, value) for name, value in plain.items()},
         scheduler_config=SimpleNamespace(max_num_batched_tokens=8),
+        additional_config={RECORDS: records},
     )
 
 
@@ -189,6 +234,9 @@ def experts(backend=None, count=16):
 def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
     with pytest.raises(Exception, match=f"ROUTING_REPLAY=1 does not work with .*{name}"):
         router_capture.prepare(experts(), engine_config(**changes))
+    layer = experts()
+    router_capture.prepare(layer, engine_config(NAMED, **changes))
+    assert not hasattr(layer, "chosen"), "the parity gate does without"
 
 
 def test_kernels_and_models_that_are_not_known_are_refused_by_name():
@@ -200,4 +248,7 @@ def test_kernels_and_models_that_are_not_known_are_refused_by_name():
     for known in (None, *router_capture.KNOWN_MXFP4):
         layer = experts(known)
         router_capture.prepare(layer, engine_config())
-        assert layer.chosen.shape == (8, 2)
+        assert layer.chosen.shape == (8, 2) and layer.is_bound
+        layer = experts(known)
+        router_capture.prepare(layer, engine_config(NAMED))
+        assert layer.chosen.shape == (8, 2) and not layer.is_bound

@@ -1,13 +1,13 @@
 """What the comparison of engines and trainer computes and finds, on log-probs with known faults."""
 
 import json
-import math
 
 import pytest
 import torch
 
 from grpo.metrics.parity import Comparison
-from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare, stretches
+from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
 
@@ -65,12 +65,21 @@ def test_a_few_tokens_with_other_experts_are_no_fault():
         rollout.sampled[7], rollout.scored[7], rollout.base[7] = -0.02, -5.0, -5.0
     comparison = compare(healthy)
     assert list(comparison.problems(limit=0.05)) == []
-    assert comparison.rows[0].mean < 0.01
+    assert comparison.rows[0].mean.value < 0.01
 
 
-def test_few_tokens_are_not_judged():
-    few = [Rollout(0, 0, torch.arange(3), torch.zeros(3), -torch.ones(3), -torch.ones(3))]
-    assert list(compare(few).problems(limit=0.05)) == []
+def test_few_rollouts_are_not_judged():
+    tokens = torch.arange(100), torch.zeros(100), -torch.ones(100), -torch.ones(100)
+    assert list(compare([Rollout(0, 0, *tokens)] * 7).problems(limit=0.05)) == []
+    assert list(compare([Rollout(0, 0, *tokens)] * 8).problems(limit=0.05))
+
+
+def test_long_rollouts_count_as_several_stretches():
+    assert stretches([3, 300, 128]).bincount().tolist() == [3, 128, 128, 44, 128]
+    length = 8 * STRETCH
+    scored = -torch.randn(length, generator=torch.Generator().manual_seed(1)).exp()
+    long = Rollout(0, 0, torch.arange(length), scored + 0.2, scored, scored)
+    assert list(compare([long]).problems(limit=0.05)), "the rows are those of one rollout"
 
 
 def test_numbers_are_those_of_their_definition():
@@ -80,18 +89,24 @@ def test_numbers_are_those_of_their_definition():
     sampled, scored = (torch.stack([getattr(one, side) for one in mine]).double() for side in ("sampled", "scored"))
     assert row.tokens == sampled.numel()
     difference = (sampled - scored).clamp(-0.5, 0.5)
-    assert row.mean == pytest.approx(difference.abs().mean().item())
-    quarters = difference.abs().unflatten(1, (4, LENGTH // 4)).mean((0, 2))
-    assert row.quarters == pytest.approx(quarters.tolist())
+    quarters = difference.abs().unflatten(1, (4, LENGTH // 4)).mean(2)
+    errors = quarters.std(0) / len(mine) ** 0.5  # rollouts are of one length: the textbook's error of a mean
+    assert [cell.value for cell in row.quarters] == pytest.approx(quarters.mean(0).tolist())
+    assert [cell.error for cell in row.quarters] == pytest.approx(errors.tolist())
+    of_rollouts = difference.abs().mean(1)
+    assert row.mean.value == pytest.approx(of_rollouts.mean().item())
+    assert row.mean.error == pytest.approx(of_rollouts.std().item() / len(mine) ** 0.5)
     slope = torch.linalg.lstsq(
         torch.stack([scored.flatten(), torch.ones(scored.numel())], 1).double(), sampled.flatten()
     )
-    assert row.scale == pytest.approx(slope.solution[0].item())
+    assert row.scale.value == pytest.approx(slope.solution[0].item())
 
 
 def test_a_comparison_survives_a_json_file():
     comparison = compare(rollouts(effect=0.0))
     row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
-    back = Comparison.from_dict(row | {"step": 1})
-    assert back.table() == comparison.table()
-    assert math.isnan(back.rows[0].to_base)
+    assert Comparison.from_dict(row).table() == comparison.table()
+    head, legend, *table = parity_lines(row | {"step": 1, "limit": 0.07, "problems": [], "routing": ""})
+    assert head == "step 1: engines and actor agree (the adapter is still zero)"
+    assert "in nat ±standard error" in legend and "4 errors above 0.07" in legend
+    assert table == [f"  {line}" for line in comparison.table()]

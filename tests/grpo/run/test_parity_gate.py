@@ -7,22 +7,27 @@ import ray
 import torch
 
 from grpo.hooks import ppo_trainer as hooks
+from grpo.metrics.parity import PolicyMismatch
 from grpo.run.parity_gate import ParityGate
-from grpo.stack.problem import UserError
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
 
 
 class Group:
-    """Ranks whose passes return the log-probs in the sequences, as the policy and as its base."""
+    """Ranks whose passes return the log-probs in the sequences, as the policy and as its base.
+
+    A routing that is replayed adds its numbers.
+    """
 
     def __init__(self, ranks: int, adapter: float) -> None:
         self.ranks, self.adapter, self.calls = ranks, adapter, []
 
-    def async_run_method_batch(self, method_name, sequences, action_mask, attention_mask):
+    def async_run_method_batch(self, method_name, sequences, action_mask, attention_mask, routing=None):
         assert len(sequences) % self.ranks == 0
         self.calls.append(method_name)
         base = [-(batch[:, 1:] % 7) / 2 for batch in sequences]
+        if routing:
+            base = [of_batch + torch.stack(rows)[:, None] for of_batch, rows in zip(base, routing, strict=True)]
         moved = self.adapter * (method_name == "forward")
         return [[values + moved * (values + 2) for values in base]]
 
@@ -31,7 +36,7 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
     """A trainer, its micro-batches and samples; engine "bb" is off by `shift`."""
     args = SimpleNamespace(
         **{"parity_limit": 0.05, "top_p": 1.0, "lora_rank": 8, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
-        | {"partial_rollouts": 0}
+        | {"partial_rollouts": 0, "routing_replay": False}
         | flags
     )
     group, written = Group(ranks, adapter), []
@@ -74,10 +79,27 @@ def test_it_compares_until_the_adapter_has_an_effect():
 
 def test_a_difference_stops_the_run_and_is_written():
     trainer, batches, samples = run(shift=0.2)
-    with pytest.raises(UserError, match=r"engine 1: the mean difference is 0\.2000 nat"):
+    with pytest.raises(
+        PolicyMismatch, match=r"engine 1: the mean difference is 0\.2000 ±0\.0000 nat.* was not recorded"
+    ):
         ParityGate().check(trainer, 1, batches, samples)
     [row] = trainer.written
     assert any(problem["what"].startswith("engine 1") for problem in row["problems"])
+
+
+@pytest.mark.parametrize(
+    ("replayed", "said"),
+    [(0.2, "it is the engines' choice of experts: with it, the mean is 0.0000"), (0.0, "it is not")],
+)
+def test_a_failure_says_whether_it_is_the_routing(replayed, said):
+    """By a replay of what the engine recorded; the verdict is on the trainer's own choice."""
+    trainer, batches, samples = run(shift=0.2)
+    for number, sample in enumerate(samples):
+        sample.engine_routing = torch.tensor(replayed * (number % 2))
+    with pytest.raises(PolicyMismatch, match=said):
+        ParityGate().check(trainer, 1, batches, samples)
+    assert said in trainer.written[0]["routing"]
+    assert trainer.actor_model_group.calls == ["forward", "reference_forward"] * 2
 
 
 @pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}, {"lora_rank": 0}])
@@ -140,5 +162,5 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
     assert made[0] is not samples and made[0][0] is not samples[0], "making micro-batches changes them"
     trainer.batches.staleness = lambda: 0
     trainer.parity_gate = ParityGate()
-    with pytest.raises(UserError, match="engine 1"):
+    with pytest.raises(PolicyMismatch):
         hooks.before_training(trainer, 4, stale, old)

@@ -198,13 +198,13 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
     assert (result.numbers["model"], result.numbers["gpu"]) == ("gpt-oss-120b", "NVIDIA H100")
 
 
-def rollouts(difference: float, adapter: float, tokens: int = 300) -> list:
+def rollouts(difference: float, adapter: float, count: int = 8) -> list:
     from grpo.metrics.scored_rollouts import Rollout
 
     torch.manual_seed(0)
-    scored = -3 * torch.rand(4, tokens // 4)
+    scored = -3 * torch.rand(count, 40)
     noise = difference * torch.randn(scored.shape)
-    positions = torch.arange(tokens // 4)
+    positions = torch.arange(40)
     return [
         Rollout(0, 0, positions, one + of, one, one + adapter * torch.randn(len(one)))
         for one, of in zip(scored, noise, strict=True)
@@ -217,7 +217,7 @@ def test_engines_and_actors_are_judged() -> None:
     for found, said in (
         (rollouts(0.2, 0.5), "mean difference"),
         (rollouts(0.01, 0.01), "the adapter changes nothing"),
-        (rollouts(0.01, 0.5, 80), "too few to judge"),
+        (rollouts(0.01, 0.5, 4), "4 rollouts are too few to judge"),
     ):
         with pytest.raises(UserError, match=said):
             engine.judge("2 layers", found)

@@ -258,7 +258,9 @@ def run_of(run_dir: Path, steps: int, **left_out: bool) -> Path:
     compared = [n for n in (1, 2, whole_loop.STEPS + 1) if n <= steps and not left_out.get(f"comparison_{n}")]
     evaluated = [step for step in (0, 10) if step == 0 or not left_out.get("evaluation")]
     parts = {
-        "parity": [{"step": n, "has_adapter": n > 1, "problems": [], "rows": [{"mean": n / 1000}]} for n in compared],
+        "parity": [
+            {"step": n, "has_adapter": n > 1, "problems": [], "rows": [{"mean": {"value": n / 1000}}]} for n in compared
+        ],
         "metrics": [
             {"step": step, "time": 1e12, "reward": step / 10, "seconds": {"generate": 1.0, "total": 2.0}}
             for step in range(1, steps + 1)
@@ -298,7 +300,9 @@ def test_a_loop_must_leave_everything(tmp_path: Path) -> None:
 
 def test_what_the_gate_found_comes_first(tmp_path: Path) -> None:
     problem = {"what": "all: mean difference of 0.3 nat", "remedy": "sinks dropped"}
-    RunLog(str(tmp_path)).write_parity({"has_adapter": False, "problems": [problem], "rows": [{"mean": 0.3}]})
+    RunLog(str(tmp_path)).write_parity(
+        {"has_adapter": False, "problems": [problem], "rows": [{"mean": {"value": 0.3}}]}
+    )
     with pytest.raises(UserError, match=r"mean difference of 0\.3 nat") as error:
         whole_loop.verdict(tmp_path, 1, 10)
     assert "sinks dropped" in error.value.problem.remedy

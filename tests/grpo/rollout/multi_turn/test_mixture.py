@@ -57,7 +57,7 @@ def two(tmp_path, monkeypatch):
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})
     return SimpleNamespace(
         agent_func_path=str(AGENT), prompt_data=str(data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",
-        seed=1, routing_replay=False, partial_rollouts=0,
+        seed=1, partial_rollouts=0,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
 
 def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two):
     loader = SimpleNamespace(sampler=SimpleNamespace(generator=SimpleNamespace(manual_seed=lambda seed: None)))
-    generator = SimpleNamespace(args=two, prompts_dataloader=loader)
+    generator = SimpleNamespace(args=two, prompts_dataloader=loader, records_routing=False)
     begin_stage(generator, "train 1")
     given = {prompt: seeded(generator, params(), prompt).extra_args for prompt in environments_by_prompt(two)}
     assert given == {"Is it 42?": {"environment": "single"}, "Is it 7?": {"environment": "guess"}}
