@@ -65,7 +65,7 @@ def test_a_rollout_that_is_one_batch_cannot_be_cut_into_fewer():
 
 def test_settings_already_in_place_are_not_advised():
     changes = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
-    assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE"}
+    assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE", "ROUTING_REPLAY"}
     assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
 
 
