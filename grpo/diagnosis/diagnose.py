@@ -78,14 +78,14 @@ def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
     """Say whether one finding follows from the other: it began while the other lasted.
 
     A fall of correctness, and a rise of truncation, must begin with their cause, or at the end of it. A condition that
-    the run has long tolerated is not their cause.
+    the run has long tolerated is not their cause, nor is what began after the fall: a damaged policy shows in many ways.
     """
     if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
     if not consequence.says_it_fell and consequence.name != "truncation":
         return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
     turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
-    return any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
+    return any(0 <= consequence.onset - step <= TOLERANCE for step in turns)
 
 
 class Monitor:

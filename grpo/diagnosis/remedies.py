@@ -175,6 +175,8 @@ def finding(run: RunHistory, name: str, severity: str, onset: int, last: int, *e
 def _is_possible(chosen: Advice, run: RunHistory) -> bool:
     """Say whether a run can follow an advice, and does not already."""
     value = run.setting_number(chosen.setting)
+    if value is None and run.config and chosen.setting.startswith("--"):
+        value = 0.0  # a flag that was not given
     if chosen.enough is not None and value is not None and chosen.enough(value):
         return False
     if not run.has_judge and chosen in (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE):

@@ -14,7 +14,7 @@ from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.learning import MASTERED
-from grpo.diagnosis.rules.update import edge
+from grpo.diagnosis.rules.update import NEAR, edge
 from grpo.diagnosis.series import (
     Series,
     rolling_median,
@@ -103,7 +103,9 @@ def entropy_rise(run: RunHistory) -> list[Finding] | str:
     fall = fall_of_correctness(run)
     if not _lasts(smooth > HIGH_ENTROPY * start) or fall is None:
         return text
-    onset, last = int(entropy.steps[int(np.flatnonzero(smooth <= HIGH_ENTROPY**0.5 * start)[-1])]), int(run.steps[-1])
+    begin = int(entropy.steps[int(np.flatnonzero(smooth <= HIGH_ENTROPY**0.5 * start)[-1])])
+    onset = fall.onset if 0 <= begin - fall.onset <= NEAR else begin  # both are the same damage
+    last = int(run.steps[-1])
     evidence = Evidence("entropy", int(entropy.steps[0]), last, {"first": start, "last": float(smooth[-1])})
     severity = CRITICAL if fall.is_certain else WARNING
     return [finding(run, "entropy_rise", severity, onset, last, evidence, fall.evidence)]
