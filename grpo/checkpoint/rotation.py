@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from grpo.run.saved_steps import last_before
+
 
 def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
     """Return the steps to keep: the newest, and the best by the held-out problems.
@@ -23,11 +25,6 @@ def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
     """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
 
     Args:
-        falls: the first steps whose samples show a lower correctness. The checkpoint of the step before drew those
-            samples and may hold the damage. It is kept only if there is no older one.
+        falls: the first steps whose samples show a lower correctness.
     """
-    kept = set()
-    for fall in falls:
-        before = [step for step in steps if step < fall]
-        kept |= set([step for step in before if step < fall - 1][-1:] or before[-1:])
-    return kept
+    return {step for fall in falls if (step := last_before(steps, fall)) is not None}

@@ -72,8 +72,13 @@ REWARD = Advice(
 )
 LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses can end before they are cut", 1.5)
 ENTROPY = Advice("--entropy_loss_coef", "0.001", "rewards exploration", enough=_is_on)
+COOLER = Advice("TEMPERATURE", "1.0", "samples fewer improbable tokens", enough=lambda now: now <= 1)
+NO_BONUS = Advice("--entropy_loss_coef", "0", "it rewards exploration", enough=lambda now: now <= 0)
+ROUTING = Advice(
+    "ROUTING_REPLAY", "1", "near a tie, the trainer then takes the engine's choice of experts", enough=_is_on
+)
 WARMER = Advice("TEMPERATURE", "1.0", "the samples of a group must differ", enough=lambda now: now >= 1)
-GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last checkpoint before it, which rotation keeps")
+GO_BACK = Advice("--resume", "DIR --from-step N", "continues from the last checkpoint before it, which rotation keeps")
 LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate rises more slowly", 2.0)
 FILTERING = Advice("DYNAMIC_FILTERING", "1", "draws another problem for each group without spread", enough=_is_on)
 EASIER_DATA = Advice("TRAIN_DATA", "problems that the policy solves sometimes", "groups need different rewards")

@@ -6,6 +6,8 @@ from typing import Any
 
 from grpo.diagnosis.finding import (
     CRITICAL,
+    WARNING,
+    WATCH,
     Diagnosis,
     Finding,
     NotJudged,
@@ -13,7 +15,6 @@ from grpo.diagnosis.finding import (
 from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
-FEW = 2  # steps of error in a truncation's onset, which is read from the shares themselves
 TOLERANCE = 10  # steps of error in an onset: the levels around it are means of about as many
 
 
@@ -31,55 +32,60 @@ def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
             result.fine[name] = verdict
         else:
             findings += verdict
-    findings = _without_consequences(findings, int(run.steps[-1]) if len(run.steps) else 0)
-    result.findings = sorted(findings, key=lambda finding: (finding.severity != CRITICAL, finding.onset))
+    result.watched = [finding for finding in findings if finding.severity == WATCH]
+    certain = [finding for finding in findings if finding.severity != WATCH]
+    end = int(run.steps[-1]) if len(run.steps) else 0
+    result.findings = sorted(
+        _without_consequences(certain, end), key=lambda finding: (finding.severity != CRITICAL, finding.onset)
+    )
     return result
 
 
 def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
-    """Attach each explained finding to its cause.
+    """Attach each finding to its earliest cause, unless that is itself a consequence.
 
     Args:
         end: last step of the run.
     """
-    causes: dict[int, int] = {}
-    for other, consequence in enumerate(findings):
-        possible = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
-        if possible:
-            causes[other] = min(possible, key=lambda index: findings[index].onset)
-    explained: dict[int, list[Finding]] = {}
-    for other in causes:
-        root = causes[other]
-        while root in causes:  # a consequence's own consequences belong to its cause
-            root = causes[root]
-        explained.setdefault(root, []).append(findings[other])
-    return [
-        _with_consequences(finding, explained.get(index, []))
-        for index, finding in enumerate(findings)
-        if index not in causes
-    ]
+    causes = [[cause for cause in findings if _explains(cause, one, end)] for one in findings]
+    roots = [one for one, of_it in zip(findings, causes, strict=True) if not of_it]
+    explained: list[list[Finding]] = [[] for _ in roots]
+    alone = []
+    for one, of_it in zip(findings, causes, strict=True):
+        known = [at for at, root in enumerate(roots) if root in of_it]
+        if known:
+            explained[min(known, key=lambda at: roots[at].onset)].append(one)
+        elif of_it:
+            alone.append(one)
+    return [_with_consequences(root, of_it) for root, of_it in zip(roots, explained, strict=True)] + alone
 
 
 def _with_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
-    """Return a finding that names what it explains, as severe as the worst of those."""
-    severity = CRITICAL if any(one.severity == CRITICAL for one in consequences) else cause.severity
-    return replace(cause, severity=severity, consequences=tuple(one.name for one in consequences))
+    """Return a finding that names what it explains, as severe as the worst of those, with the remedies of all.
+
+    The way back to a good checkpoint comes first, then the remedies of the cause.
+    """
+    all_ = [cause, *consequences]
+    severity = CRITICAL if any(one.severity == CRITICAL for one in all_) else cause.severity
+    actions = {(action.setting, action.is_way_back): action for one in reversed(all_) for action in one.actions}
+    order = list(dict.fromkeys((action.setting, action.is_way_back) for one in all_ for action in one.actions))
+    ordered = sorted((actions[key] for key in order), key=lambda action: not action.is_way_back)
+    names = tuple(one.name for one in consequences)
+    return replace(cause, severity=severity, actions=tuple(ordered), consequences=names)
 
 
 def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
     """Say whether one finding follows from the other: it began while the other lasted.
 
-    A fall of correctness must begin with its cause, or at the end of it. A condition the run has long tolerated is not
-    a cause.
+    A fall of correctness, and a rise of truncation, must begin with their cause, or at the end of it. A condition that
+    the run has long tolerated is not their cause, nor is what began after the fall: a damaged policy shows in many ways.
     """
     if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
-    if consequence.name == "correctness_fall":
-        turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
-        return any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
-    if consequence.name == "truncation":  # a length limit that was already too short is unrelated to the cause
-        return cause.onset - FEW <= consequence.onset <= cause.last + TOLERANCE
-    return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
+    if not consequence.says_it_fell and consequence.name != "truncation":
+        return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
+    turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
+    return any(0 <= consequence.onset - step <= TOLERANCE for step in turns)
 
 
 class Monitor:
@@ -111,7 +117,9 @@ class Monitor:
                 new.append(finding)
             for known in same:
                 self._known.remove(known)
-                finding = replace(finding, onset=min(finding.onset, known.onset), last=max(finding.last, known.last))
+                severity = CRITICAL if CRITICAL in (known.severity, finding.severity) else WARNING
+                first, last = min(finding.onset, known.onset), max(finding.last, known.last)
+                finding = replace(finding, severity=severity, onset=first, last=last)
             self._known.append(finding)
         return new
 

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.diagnosis.finding import Finding, NotJudged
+from grpo.diagnosis.finding import WATCH, NotJudged
 from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import RULES
-from grpo.diagnosis.rules.correctness import fall_of_correctness
+from grpo.diagnosis.rules.correctness import Fall, fall_of_training
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 
 RECENT = 10  # steps that give the present level of correctness
-LEAST = 0.05  # of correctness; a smaller fall is no reason to go back to a checkpoint
 
 
 def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
@@ -42,12 +41,12 @@ def _earlier_fall(run: RunHistory, known: list[int]) -> int | None:
     if not known:
         return None
     before = RunHistory([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])
-    fall = fall_of_correctness(before)
-    if isinstance(fall, str):
+    fall = fall_of_training(before)
+    if not isinstance(fall, Fall) or not fall.is_certain:
         return None
     numbers = fall.evidence.numbers
     now = run.column("correct").values[-RECENT:].mean()
-    return fall.first_low if now <= (numbers["before"] + numbers["after"]) / 2 else None
+    return fall.onset if now <= (numbers["before"] + numbers["after"]) / 2 else None
 
 
 def _onsets(run: RunHistory) -> list[int]:
@@ -58,10 +57,5 @@ def _onsets(run: RunHistory) -> list[int]:
         except NotJudged:
             continue
         if not isinstance(verdict, str):
-            fallen_at += [finding.onset for finding in verdict if _says_it_fell(finding)]
+            fallen_at += [finding.onset for finding in verdict if finding.severity != WATCH and finding.says_it_fell]
     return fallen_at
-
-
-def _says_it_fell(finding: Finding) -> bool:
-    numbers = [evidence.numbers for evidence in finding.evidence if evidence.metric == "correct"]
-    return any(each.get("before", 0.0) - each.get("after", 1.0) > LEAST for each in numbers)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-WARNING, CRITICAL = "warning", "critical"
+LEAST_FALL = 0.05  # of correctness; a smaller one is no reason to go back to a checkpoint
+WATCH, WARNING, CRITICAL = "watch", "warning", "critical"
 
 
 class NotJudged(Exception):
@@ -48,6 +49,11 @@ class Action:
     change: str
     why: str
 
+    @property
+    def is_way_back(self) -> bool:
+        """Say whether the run goes back to an earlier checkpoint."""
+        return self.setting == "--resume" and "--from-step" in self.change
+
     def __str__(self) -> str:
         return f"{self.setting} {self.change}: {self.why}"
 
@@ -57,9 +63,10 @@ class Finding:
     """One pathology, reported once.
 
     Attributes:
+        severity: WATCH if noise may explain it, else WARNING or CRITICAL.
         onset: the first step that shows it.
         last: the last step that shows it.
-        consequences: findings that it explains; they are not listed separately.
+        consequences: findings that it explains. They are not listed separately; their actions follow its own.
     """
 
     name: str
@@ -73,19 +80,28 @@ class Finding:
 
     @property
     def title(self) -> str:
-        return self.name.replace("_", " ")
+        return titled(self.name)
+
+    @property
+    def says_it_fell(self) -> bool:
+        """Say whether correctness fell with it, in training or on the held-out problems."""
+        numbers = [one.numbers for one in self.evidence if one.metric in ("correct", "exact_match")]
+        return any(each.get("before", 0.0) - each.get("after", 1.0) > LEAST_FALL for each in numbers)
 
     def headline(self) -> str:
         """Return the finding in one line, for a log."""
-        return f"{self.title} from step {self.onset} ({self.severity}): {'; '.join(map(str, self.evidence))}"
+        also = f", with {', '.join(map(titled, self.consequences))}" if self.consequences else ""
+        return f"{self.title} from step {self.onset} ({self.severity}){also}: {'; '.join(map(str, self.evidence))}"
 
     def lines(self) -> list[str]:
         """Return the finding as lines for display."""
         steps = f"step {self.onset}" if self.last == self.onset else f"steps {self.onset} to {self.last}"
         lines = [f"{self.severity.upper()}: {self.title}, {steps}"]
         lines += [f"    {evidence}" for evidence in self.evidence]
+        if self.severity == WATCH:
+            return lines
         if self.consequences:
-            lines.append(f"    consequences: {', '.join(name.replace('_', ' ') for name in self.consequences)}")
+            lines.append(f"    consequences: {', '.join(map(titled, self.consequences))}")
         lines.append(f"    likely cause: {self.cause}")
         return lines + [f"    try {action}" for action in self.actions]
 
@@ -98,6 +114,7 @@ class Diagnosis:
         steps: the number of steps, with the warm-up.
         warm_up: how many of them the rules about learning and the learning rate skip.
         findings: by severity, then onset.
+        watched: what noise may explain; worth a look.
         fine: what is in order, by rule name.
         not_judged: the reason, by rule name.
         notes: what the reader of the run left out.
@@ -106,15 +123,17 @@ class Diagnosis:
     steps: int
     warm_up: int
     findings: list[Finding] = field(default_factory=list)
+    watched: list[Finding] = field(default_factory=list)
     fine: dict[str, str] = field(default_factory=dict)
     not_judged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def nothing_found(self) -> str:
         """Return the verdict of a run without findings. It is not an all-clear while some rules cannot judge."""
-        rules = len(self.fine) + len(self.not_judged)
+        rules = len(self.fine) + len(self.not_judged) + len(self.watched)
+        to_watch = f"; to watch: {', '.join(one.title for one in self.watched)}" if self.watched else ""
         open_rules = f"; {len(self.not_judged)} of {rules} rules cannot be judged yet" if self.not_judged else ""
-        return f"No findings{open_rules}"
+        return f"No findings{to_watch}{open_rules}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""
@@ -126,12 +145,12 @@ class Diagnosis:
         if not self.findings:
             lines.append(self.nothing_found())
         lines += [f"note: {note}" for note in self.notes]
-        for finding in self.findings:
+        for finding in (*self.findings, *self.watched):
             lines += ["", *finding.lines()]
         for heading, group in (("in order", self.fine), ("not judged", self.not_judged)):
             if group:
                 lines += ["", f"{heading}:"]
-                lines += [f"    {name.replace('_', ' ')}: {text}" for name, text in group.items()]
+                lines += [f"    {titled(name)}: {text}" for name, text in group.items()]
         return lines
 
     def _warm_up(self) -> str:
@@ -139,6 +158,11 @@ class Diagnosis:
             return ""
         steps = "step is" if self.warm_up == 1 else f"{self.warm_up} steps are"
         return f"; the first {steps} the warm-up, which rules about learning and the learning rate skip"
+
+
+def titled(name: str) -> str:
+    """Return the name of a finding or a rule for display."""
+    return name.replace("_", " ")
 
 
 def number(value: float) -> str:

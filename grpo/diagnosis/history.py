@@ -13,7 +13,9 @@ from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
 from grpo.run.measure import is_whole
 from grpo.run.progress import by_step
+from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
+from grpo.run.saved_steps import saved_steps
 from grpo.stack.problem import UserError
 from grpo.stack.variables import by_flag
 
@@ -30,6 +32,7 @@ class RunHistory:
         config: the contents of config.json; {} without one.
         notes: what was left out in reading.
         is_late: whether `rows` begin after the warm-up.
+        folder: the run directory, if it is known.
     """
 
     rows: list[Mapping[str, Any]]
@@ -37,6 +40,7 @@ class RunHistory:
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_late: bool = False
+    folder: Path | None = None
     _columns: dict[str, Series] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -128,6 +132,11 @@ class RunHistory:
                 errors.append(width / 4)  # 95% is two standard errors on each side
         return float(np.median(errors)) if errors else 0.0
 
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """Return the steps of the checkpoints, ascending; [] without a folder."""
+        return saved_steps(RunFiles(self.folder).folder_of("ckpt_path", self.config)) if self.folder else []
+
     @property
     def has_judge(self) -> bool:
         """Say whether a judge is used, according to config.json. Without config.json the columns decide."""
@@ -169,12 +178,19 @@ def of_rows(
 ) -> RunHistory:
     """Return the history of these lines, each with a step. If two lines share a step, the later counts."""
     notes: list[str] = []
+    config = config or {}
     columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
     whole = [row for row in graded if is_whole(row)]
     if len(whole) < len(graded):
         notes.append(f"eval.jsonl: {len(graded) - len(whole)} evaluations graded only some problems and are left out")
-    return RunHistory(columns, whole, config or {}, notes)
+    return RunHistory(columns, whole, config, notes, folder=_folder(config))
+
+
+def _folder(config: Mapping[str, Any]) -> Path | None:
+    """Return the run directory that config.json names, if it is there."""
+    recorded = (config.get("flags") or {}).get("run_dir")
+    return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -188,6 +204,7 @@ def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> 
 def of_run(run: Run) -> RunHistory:
     """Return the history of a run as far as it has been read."""
     history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
+    history.folder = run.folder  # it may have moved
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
     history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]
     if not run.config:

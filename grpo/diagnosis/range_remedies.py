@@ -9,7 +9,14 @@ _FAR = Remedy(
 )
 _DIFFERENCE = Remedy(
     "trainer and engine compute different log-probs: check sync, temperature, precision and kernels",
-    (advice.EAGER_ENGINE, advice.RESTART, advice.SAME_TEMPERATURE, advice.SAME_WEIGHTS, advice.EAGER_ATTENTION),
+    (
+        advice.ROUTING,
+        advice.EAGER_ENGINE,
+        advice.RESTART,
+        advice.SAME_TEMPERATURE,
+        advice.SAME_WEIGHTS,
+        advice.EAGER_ATTENTION,
+    ),
 )
 _CORRELATION = Remedy(
     "the reward does not follow correctness: check its sign, its weights, and what the judge rewards",
@@ -27,11 +34,11 @@ RANGES = {
     ),
     "repetition": Remedy(
         "responses repeat themselves: updates have damaged the policy, or the length limit is too generous",
-        (advice.RATE_DOWN, advice.KL, advice.WARMER, advice.OVERLONG),
+        (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.WARMER, advice.OVERLONG),
     ),
     "degenerate": Remedy(
         "rollouts loop or turn into gibberish: updates have damaged the policy, or a limit is too strict",
-        (advice.RATE_DOWN, advice.KL, advice.OVERLONG),
+        (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.OVERLONG),
     ),
     "high_reward_wrong": Remedy(
         "wrong samples are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
@@ -78,6 +85,13 @@ RANGES = {
         ),
     ),
     **dict.fromkeys(("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"), _FAR),
+    **dict.fromkeys(
+        ("grad_norm", "grad_norm_max"),
+        Remedy(
+            "gradients are far larger than usual: a few tokens with a very large ratio or advantage, or precision",
+            (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.RATE_DOWN, advice.LARGER_BATCH, advice.EAGER_ATTENTION),
+        ),
+    ),
     "policy_loss_spike": Remedy(
         "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN),
@@ -96,16 +110,11 @@ RANGES = {
     **dict.fromkeys(("importance_cut", "importance_weight"), _DIFFERENCE),
     "improbable_tokens": Remedy(
         "the engine samples very improbable tokens: the temperature is too high, or the policy is damaged",
-        (
-            Advice("TEMPERATURE", "1.0", "reduces the weight of improbable tokens", enough=lambda now: now <= 1),
-            advice.TAIL,
-            advice.RATE_DOWN,
-            advice.KL,
-        ),
+        (advice.GO_BACK, advice.COOLER, advice.TAIL, advice.RATE_DOWN, advice.KL),
     ),
     "unallocated_mass": Remedy(
         "the policy gives probability to vocabulary rows that are not tokens: the updates are too large",
-        (advice.RATE_DOWN, advice.KL, advice.CLIP_GRADIENT, advice.GO_BACK),
+        (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.CLIP_GRADIENT),
     ),
     "token_mismatch": Remedy(
         "the tokens of engine and trainer differ: another tokenizer, or another base model in the engines",

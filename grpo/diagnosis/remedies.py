@@ -1,12 +1,11 @@
 """For each pathology: the likely cause, and what to change in train_grpo.sh, in the order to try it."""
 
-from typing import Any
-
 from grpo.diagnosis import advice
 from grpo.diagnosis.advice import Advice, Remedy
 from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import RunHistory, number_of
 from grpo.diagnosis.range_remedies import RANGES
+from grpo.run.saved_steps import last_before
 
 OUT_OF_RANGE = "out_of_range:"  # followed by a metric: the name of a finding about its range alone
 
@@ -44,6 +43,15 @@ REMEDIES = {
         "easy, no answer matches its label, or the reward is constant",
         (advice.EASIER_DATA, advice.LABELS, advice.REWARD, advice.LARGER_GROUPS, advice.WARMER),
     ),
+    "lost_gradient": Remedy(
+        "rewards differ, and yet the gradient is exactly zero: it does not reach the adapter, the learning rate or all "
+        "weights of samples are zero, or advantages are clipped away",
+        (
+            Advice("--check", "before the next start", "it reports versions that were not tested"),
+            advice.EAGER_ATTENTION,
+            advice.REWARD,
+        ),
+    ),
     "reward_hacking": Remedy(
         "the policy learns to please the reward function or the judge instead of being correct",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE, advice.REWARD, advice.KL),
@@ -61,13 +69,15 @@ REMEDIES = {
             advice.LARGER_ROLLOUT,
         ),
     ),
-    "loss_spikes": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
+    "spikes": Remedy(
+        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)."
+        " Gradients that grow from step to step come before a collapse",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),
     "lr_shock": Remedy(
         "the learning rate rose faster than the optimizer's state could follow",
         (
+            advice.GO_BACK,
             advice.RATE_DOWN,
             advice.LONGER_WARM_UP,
             Advice("LR_SCHEDULER", "constant_with_warmup", "it rises only during the warm-up"),
@@ -79,8 +89,15 @@ REMEDIES = {
     ),
     "mismatch": Remedy(
         "trainer and engine do not compute the same policy. If the difference starts at some step, a sync failed. If "
-        "it is there from the first step, the temperature, precision, kernel or base model differs",
-        (advice.EAGER_ENGINE, advice.RESTART, advice.SAME_TEMPERATURE, advice.SAME_WEIGHTS, advice.EAGER_ATTENTION),
+        "it is there from the first step, the routing of experts, temperature, precision, kernel or base model differs",
+        (
+            advice.ROUTING,
+            advice.EAGER_ENGINE,
+            advice.RESTART,
+            advice.SAME_TEMPERATURE,
+            advice.SAME_WEIGHTS,
+            advice.EAGER_ATTENTION,
+        ),
     ),
     "passes_differ": Remedy(
         "two forward passes with the same weights differ: attention, precision, order of experts, or dropout",
@@ -92,6 +109,7 @@ REMEDIES = {
     "length_collapse": Remedy(
         "short responses are rewarded as much as long ones, or the updates have damaged the policy",
         (
+            advice.GO_BACK,
             Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
             advice.RATE_DOWN,
             advice.KL,
@@ -102,12 +120,17 @@ REMEDIES = {
     "entropy_collapse": Remedy(
         "the policy always answers in the same way and no longer explores",
         (
+            advice.GO_BACK,
             Advice("--eps_clip_low_high", "0.2 0.28", "lets improbable tokens become more probable"),
             advice.WARMER,
             advice.RATE_DOWN,
             advice.KL,
             advice.ENTROPY,
         ),
+    ),
+    "entropy_rise": Remedy(
+        "the policy dissolves into noise: updates push down what it samples more than they push up what is right",
+        (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.CLIP_RATIO, advice.COOLER, advice.TAIL, advice.NO_BONUS),
     ),
     "truncation": Remedy(
         "responses exceed the length limit; a response that is cut has no answer",
@@ -144,22 +167,21 @@ def finding(run: RunHistory, name: str, severity: str, onset: int, last: int, *e
     metric = name.removeprefix(OUT_OF_RANGE)
     remedy = REMEDIES[name] if metric == name else RANGES[metric]
     cause = remedy.cause if run.has_judge else remedy.cause_without_judge or remedy.cause
-    possible = [(one, run.setting(one.setting)) for one in remedy.advice if not _is_so(one, run)]
-    actions = tuple(_resolved(one, now) for one, now in possible)
+    possible = (_resolved(one, run, int(onset)) for one in remedy.advice if _is_possible(one, run))
+    actions = tuple(action for action in possible if action)
     return Finding(name, severity, int(onset), int(last), evidence, cause, actions)
 
 
-def _is_so(chosen: Advice, run: RunHistory) -> bool:
-    """Say whether the run already follows an advice, or cannot."""
-    now = run.setting(chosen.setting)
-    value = number_of(now)
+def _is_possible(chosen: Advice, run: RunHistory) -> bool:
+    """Say whether a run can follow an advice, and does not already."""
+    value = run.setting_number(chosen.setting)
+    if value is None and run.config and chosen.setting.startswith("--"):
+        value = 0.0  # a flag that was not given
     if chosen.enough is not None and value is not None and chosen.enough(value):
-        return True
+        return False
     if not run.has_judge and chosen in (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE):
-        return True
-    return str(int(now) if isinstance(now, bool) else now) == chosen.change or (
-        chosen is advice.LARGER_BATCH and _is_one_batch(run)
-    )
+        return False
+    return not (chosen is advice.LARGER_BATCH and _is_one_batch(run))
 
 
 def _is_one_batch(run: RunHistory) -> bool:
@@ -169,15 +191,30 @@ def _is_one_batch(run: RunHistory) -> bool:
     return batch is not None and prompts is not None and samples is not None and batch >= prompts * samples
 
 
-def _resolved(chosen: Advice, now: Any) -> Action:
-    if now is None or isinstance(now, list | dict) or now == "":
+def _resolved(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
+    """Return an action in terms of the run's values; None if it would change nothing."""
+    if chosen.setting == "--resume":
+        return _resumption(chosen, run, onset)
+    now = run.setting(chosen.setting)
+    if isinstance(now, list):
+        now = " ".join(map(str, now))
+    if now is None or isinstance(now, dict) or now == "":
         return Action(chosen.setting, chosen.change, chosen.why)
-    change = chosen.change
-    value = number_of(now)
-    if value is None:
-        return Action(chosen.setting, f"{change} (now {now})", chosen.why)
-    if chosen.times is not None:
+    change, value = chosen.change, number_of(now)
+    if value is not None and chosen.times is not None:
         scaled = value * chosen.times
         whole = value == int(value) and scaled >= 1
         change = f"{max(1, round(scaled))}" if whole else f"{scaled:.2g}"
-    return Action(chosen.setting, f"{change} (now {value:g})", chosen.why)
+    if change == now or (value is not None and value == number_of(change.partition(" ")[0])):
+        return None
+    return Action(chosen.setting, f"{change} (now {now if value is None else f'{value:g}'})", chosen.why)
+
+
+def _resumption(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
+    """Return how to start this run again; None if no checkpoint is older than what began at `onset`."""
+    if chosen is not advice.GO_BACK:
+        return Action(chosen.setting, str(run.folder or chosen.change), chosen.why)
+    if run.folder is None:
+        return Action(chosen.setting, chosen.change, chosen.why)
+    step = last_before(run.checkpoints, onset)
+    return None if step is None else Action(chosen.setting, f"{run.folder} --from-step {step}", chosen.why)

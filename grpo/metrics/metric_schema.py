@@ -68,8 +68,6 @@ SCHEMA = (
     Metric("grad_norm_max", "", 2, "the largest of these norms", "actor", (None, 3.0)),
     Metric("advantage_mean", "", 2, "mean advantage, over samples", "experience", (-0.1, 0.1)),
     Metric("advantage_std", "", 2, "standard deviation of the advantage, over samples", "experience"),
-    Metric("advantage_min", "", 2, "smallest advantage", "experience"),
-    Metric("advantage_max", "", 2, "largest advantage", "experience"),
     Metric("zero_spread_groups", "share", 2, "prompts whose samples all got the same reward, so they give no gradient",
            "experience", (None, 0.7)),
     Metric("logprob_diff_mean", "nat", 2, "mean absolute difference of the trainer's and the engine's log-probs, over "
@@ -165,6 +163,8 @@ SCHEMA = (
            "rollout", when="ENVIRONMENT"),
     Metric("branches_dropped", "", 5, "samples of a rollout that are not trained on because of MAX_BRANCHES",
            "rollout", (None, 0.0), when="ENVIRONMENT"),
+    Metric("advantage_min", "", 5, "smallest advantage", "experience"),
+    Metric("advantage_max", "", 5, "largest advantage", "experience"),
     Metric("token_advantage_mean", "", 5, "mean advantage over tokens; below 0, long samples have lower rewards",
            "experience"),
     Metric("advantage_length_correlation", "", 5, "correlation of advantage and response length",

@@ -55,7 +55,7 @@ def draw(panel: Panel, steps: tuple[int, int]) -> Chart:
     Args:
         steps: the first and the last step of the report; equal if there is only one.
     """
-    low, high = scales.axis(*_extent(panel))
+    low, high = scales.axis(min(panel.values), max(panel.values), panel.flat)
     limit = max(100, POINTS // len(panel.curves))
     lines, data = [], []
     for curve in panel.curves:
@@ -91,7 +91,7 @@ def draw(panel: Panel, steps: tuple[int, int]) -> Chart:
         [(TOP + y(tick, low, high) * INNER_HEIGHT / SIZE, scales.text(tick)) for tick in scales.ticks(low, high)],
         _band(panel.metric.healthy, low, high),
         lines,
-        {"axis": [low, high], "curves": data},
+        {"axis": [low, high], "flat": panel.flat, "curves": data},
     )
 
 
@@ -111,13 +111,6 @@ def x_ticks(steps: tuple[int, int]) -> list[tuple[float, str]]:
     first, last = steps
     whole = [tick for tick in scales.ticks(first, last) if tick == int(tick)] if last > first else [float(first)]
     return [(LEFT + x(tick, steps) * INNER_WIDTH / SIZE, scales.text(tick)) for tick in whole]
-
-
-def _extent(panel: Panel) -> tuple[float, float]:
-    values = [value for curve in panel.curves for _, value in curve.points]
-    for curve in panel.curves:
-        values += [v for p in curve.held_out for v in (p.value, p.low, p.high) if v is not None]
-    return min(values), max(values)
 
 
 def _path(points: Sequence[tuple[int, int]]) -> str:

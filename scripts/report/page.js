@@ -22,8 +22,12 @@
     for (let n = Math.ceil(low / step - 1e-9); n <= Math.floor(high / step + 1e-9); n++) found.push(n * step);
     return found;
   };
-  const axis = (low, high) => {
-    if (low === high) [low, high] = low >= 0 ? [0, 2 * low || 1] : [2 * low, 0];
+  const axis = (low, high, flat) => {
+    if (high - low <= flat) {
+      let reach = 2 * Math.max(-low, high);
+      if (reach <= 2 * flat) reach = 1e3 * flat || 1;
+      [low, high] = [low >= 0 ? 0 : -reach, high < -flat ? 0 : reach];
+    }
     const room = (high - low) * 0.06;
     return [(low >= 0 && low < (high - low) * 0.35 ? 0 : low) - room, high + room];
   };
@@ -46,7 +50,7 @@
     ]);
     let [low, high] = panel.axis;
     if (values.length && (view[0] !== first || view[1] !== last))
-      [low, high] = axis(values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)));
+      [low, high] = axis(values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), panel.flat);
     const y = (value) => ((panel.axis[1] - value) / (panel.axis[1] - panel.axis[0])) * data.SIZE;
     const x = (step) => padded((step - first) / (last - first)) * data.SIZE;
     const width = last > first ? (x(view[1]) - x(view[0])) / (1 - 2 * data.PAD) : data.SIZE;

@@ -22,14 +22,13 @@ from scripts.report import chart, headline, panels, problems, samples, scales
 
 FOLDER = Path(__file__).parent
 SECTIONS = [
+    ("problems", "Problems"),
     ("time", "Phases"),
     ("evaluations", "Evaluations"),
     ("configuration", "Configuration"),
-    ("samples", "Samples"),
-    ("problems", "Problems"),
     ("missing", "Not written"),
 ]
-
+SAMPLES = ("samples", "Samples")  # after the first charts
 
 GEOMETRY = ("SIZE", "PAD", "WIDTH", "LEFT", "TOP", "INNER_WIDTH", "INNER_HEIGHT")
 
@@ -64,7 +63,9 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
     page = _environment().get_template("page.html")
     entries = [_entry(run, runs, marks.get(run.name)) for run in runs]
     for entry in entries:
-        entry["nothing_found"] = diagnoses[entry["run"].name].nothing_found() if entry["findings"] is not None else ""
+        diagnosis = diagnoses.get(entry["run"].name)
+        entry["nothing_found"] = diagnosis.nothing_found() if diagnosis else ""
+        entry["watched"] = diagnosis.watched if diagnosis else []
     text = page.render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
@@ -81,7 +82,7 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
         evaluated=_ticks({row["step"] for run in runs for row in run.evals}, steps, chart.INNER_HEIGHT, 6),
         resumed=_ticks(_resumptions(runs), steps, 0, chart.INNER_HEIGHT),
         tiers=_tiers(charts),
-        sections=SECTIONS,
+        links=_links(_tiers(charts)),
         differences=settings.differences(runs),
         known=len(SCHEMA),
         **_evaluations(runs),
@@ -161,15 +162,24 @@ def _entry(run: Run, runs: Sequence[Run], marks: list[Mark] | None) -> dict[str,
 
 
 def _tiers(charts: Sequence[chart.Chart]) -> list[dict[str, Any]]:
-    """Return the non-empty tiers with their charts; last those of unknown columns, folded."""
+    """Return the non-empty tiers with their charts, those that never change apart; last unknown columns, folded."""
     numbered = [{"number": number, **vars(one)} for number, one in enumerate(charts)]
     titles = {**TIERS, panels.OTHER: "Other columns"}
     tiers = []
     for tier, title in titles.items():
         mine = [one for one in numbered if one["panel"].metric.tier == tier]
+        constant = [one for one in mine if one["panel"].is_constant and tier != 1]
+        drawn = [one for one in mine if one not in constant]
         if mine:
-            tiers.append({"id": f"tier-{tier}", "title": title, "charts": mine, "folded": tier == panels.OTHER})
+            about = {"id": f"tier-{tier}", "title": title, "folded": tier == panels.OTHER}
+            tiers.append({**about, "charts": drawn, "constant": constant})
     return tiers
+
+
+def _links(tiers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the page's sections in order."""
+    links = [(tier["id"], tier["title"]) for tier in tiers]
+    return [*links[:1], SAMPLES, *links[1:], *SECTIONS]
 
 
 def _data(charts: Sequence[chart.Chart], steps: tuple[int, int]) -> Markup:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
-from grpo.run.measure import EXACT_MATCH, SCORE
+from grpo.run.measure import EXACT_MATCH, SCORE, of_row
 from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
 OTHER = 0  # the tier of columns that the schema does not contain
+ROUNDING = 1e-6  # of the largest value, as of float32
+VISIBLE = 1e-4  # of the healthy range
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,25 @@ class Panel:
     curves: list[Curve]
 
     @property
+    def values(self) -> list[float]:
+        """Return all numbers that the chart draws, with the ends of intervals."""
+        held = [p for curve in self.curves for p in curve.held_out]
+        ends = [end for p in held for end in (p.value, p.low, p.high) if end is not None]
+        return [value for curve in self.curves for _, value in curve.points] + ends
+
+    @property
+    def flat(self) -> float:
+        """Return the largest difference of two values that means nothing: rounding, or little of the healthy range."""
+        ends = [abs(end) for end in self.metric.healthy or () if end is not None]
+        return max(ROUNDING * max(map(abs, self.values)), VISIBLE * max(ends, default=0.0))
+
+    @property
+    def is_constant(self) -> bool:
+        """Say whether the number does not change over the steps, and is healthy."""
+        is_known = all(len(curve.points) + len(curve.held_out) > 1 for curve in self.curves)
+        return is_known and max(self.values) - min(self.values) <= self.flat and not self.outside
+
+    @property
     def outside(self) -> list[int]:
         """Return the runs whose newest value is outside the healthy range."""
         low, high = self.metric.healthy or (None, None)
@@ -63,7 +84,11 @@ def metric_of(name: str) -> Metric | None:
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Return the charts in schema order, then those of unknown columns."""
+    """Return the charts in schema order, then those of unknown columns.
+
+    What the evaluations measure belongs to the first tier, also if it is the score of the user's own reward.
+    """
+    measured = {of_row(row) for run in runs for row in run.graded}
     train = [series(run.metrics) for run in runs]
     held_out = [evaluations(run.evals) for run in runs]
     written = list(dict.fromkeys(name for columns in train for name in columns))
@@ -71,13 +96,14 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     made = []
     for name in dict.fromkeys([*written, *(name for columns in held_out for name in columns if name in BY_NAME)]):
         known = metric_of(name)
-        metric = Metric(name, known.unit, known.tier, known.meaning, known.source, known.healthy) if known else None
+        tier = 1 if name in measured else known.tier if known else OTHER
+        metric = Metric(name, known.unit, tier, known.meaning, known.source, known.healthy) if known else None
         curves = [
             Curve(run, train[run].get(name, []), held_out[run].get(name, []))
             for run in range(len(runs))
             if name in train[run] or name in held_out[run]
         ]
-        rank = ranks[known.name] if known else len(ranks)
+        rank = -1 if name in measured else ranks[known.name] if known else len(ranks)
         made.append((rank, Panel(metric or Metric(name, "", OTHER, "", ""), curves)))
     return [panel for _, panel in sorted(made, key=lambda pair: pair[0])]
 

@@ -36,10 +36,17 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def axis(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of the vertical axis for values from low to high: with a margin, and with 0 if it is near."""
-    if low == high:
-        low, high = (0.0, 2 * low or 1.0) if low >= 0 else (2 * low, 0.0)
+def axis(low: float, high: float, flat: float = 0.0) -> tuple[float, float]:
+    """Return the ends of the vertical axis for values from low to high: with a margin, and with 0 if it is near.
+
+    Args:
+        flat: the largest difference that means nothing; the axis is not drawn so close that it shows.
+    """
+    if high - low <= flat:
+        reach = 2 * max(-low, high)
+        if reach <= 2 * flat:  # as good as 0
+            reach = 1e3 * flat or 1.0
+        low, high = (0.0 if low >= 0 else -reach), (0.0 if high < -flat else reach)
     room = (high - low) * 0.06
     near = low >= 0 and low < (high - low) * 0.35
     return (0.0 if near else low) - room, high + room

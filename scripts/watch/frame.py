@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from grpo.diagnosis.finding import Diagnosis
+from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import (
     BY_NAME,
     SCHEMA,
@@ -32,6 +32,9 @@ from scripts.watch.text import duration, end_of, number, printable, sparkline
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
 _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
 # A run is called quiet after this many times the usual step time, evaluations aside.
+# Of the tiers of which only a few metrics are shown.
+_RESPONSES = ("response_length", "truncated", "entropy", "repetition")
+_REWARD = ("reward_correct_correlation", "high_reward_wrong")
 _QUIET_STEPS, _QUIET_SECONDS = 5, 60.0
 Numbers = Sequence[dict[str, float]]
 
@@ -56,8 +59,9 @@ def frame(
     lines = [*_header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
     lines += _learning(run, rows, width)
     lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
+    lines += _section(TIERS[3], _cells(_RESPONSES, rows, width), width)
+    lines += _section(TIERS[4], _cells(_REWARD, rows, width) + _judge(rows, width), width)
     lines += _section("Where does the time go?", _phases(rows, width), width)
-    lines += _section("The judge", _judge(rows, width), width)
     lines += _samples(samples, width)
     lines += _schema_differences(run, rows, width)
     for line in lines:
@@ -133,8 +137,12 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
         return []
     lines = [_title("Findings", width)]
     for finding in diagnosis.findings:
-        lines += _wrapped([printable(finding.headline())], width, "bold red")
-    return lines if diagnosis.findings else [*lines, Text(diagnosis.nothing_found())]
+        style = "bold red" if finding.severity == CRITICAL else "bold yellow"
+        lines += _wrapped([printable(finding.headline())], width, style)
+    if not diagnosis.findings:
+        return [*lines, Text(diagnosis.nothing_found())]
+    watched = [finding.title for finding in diagnosis.watched]
+    return lines + (_wrapped([f"to watch: {', '.join(watched)}"], width, "yellow") if watched else [])
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
@@ -183,7 +191,7 @@ def _cells(
 
 def _label(name: str) -> str:
     """Return a column's name without what its section already says."""
-    return printable(name.removeprefix("seconds.").removeprefix("judge_"))[:_NAME]
+    return printable(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))[:_NAME]
 
 
 def _combine(name: str) -> Callable:
@@ -234,12 +242,18 @@ def _seconds(value: float) -> str:
 
 
 def _judge(rows: Numbers, width: int) -> list[Text]:
-    return _cells([name for name in _columns(rows) if name.startswith("judge_")], rows, width)
+    """Return the judge's numbers, without those of models that it has not used."""
+    names = [name for name in _columns(rows) if name.startswith("judge_")]
+    used = [name for name in names if "." not in name or any(row.get(name) for row in rows)]
+    return _cells(used, rows, width)
 
 
 def _out_of_range(rows: Numbers, width: int) -> list[Text]:
     """Return values of the last step that are out of range and not shown elsewhere."""
-    names = [m.name for m in SCHEMA if m.tier > 2 and not m.name.startswith(("judge_", "seconds."))]
+    shown = (*_RESPONSES, *_REWARD)
+    names = [
+        m.name for m in SCHEMA if m.tier > 2 and m.name not in shown and not m.name.startswith(("judge_", "seconds."))
+    ]
     last = rows[-1] if rows else {}
     out = [f"{name} {number(last[name])}" for name in names if name in last and not _is_healthy(name, last[name])]
     return _wrapped(["out of range: " + ", ".join(out)], width, "bold red") if out else []

@@ -79,10 +79,22 @@ def test_every_column_of_tiers_1_and_2_is_shown_or_named_as_missing(make_run) ->
 
 def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
     run = make_run()
-    run.step(1, ppo_kl=0.01, truncated=0.9)
-    assert "0.010 " in shown(Run(run.folder)) and "out of range: truncated 0.900" in shown(Run(run.folder))
-    run.step(2, ppo_kl=0.2, truncated=0.1)
+    run.step(1, ppo_kl=0.01, reward_error=0.9)
+    assert "0.010 " in shown(Run(run.folder)) and "out of range: reward_error 0.900" in shown(Run(run.folder))
+    run.step(2, ppo_kl=0.2, reward_error=0.0)
     assert "0.200!" in shown(Run(run.folder)) and "out of range" not in shown(Run(run.folder))
+
+
+def test_responses_and_the_honesty_of_the_reward_have_rows_and_unused_models_have_none(make_run) -> None:
+    run = make_run()
+    names = ("response_length", "truncated", "entropy", "repetition", "reward_correct_correlation")
+    models = {"judge_calls.pro": 0.0, "judge_failures.pro": 0.0, "judge_calls.flash": 1.0}
+    for step in (1, 2):
+        run.step(step, **dict.fromkeys(names, 0.25 * step), **models, advantage_min=-1.0, advantage_max=1.0)
+    text = shown(Run(run.folder))
+    assert all(f"{name:<18} " in text for name in (*names[:4], "correlation", "calls.flash"))
+    assert not any(name in text for name in ("calls.pro", "failures.pro", "advantage_min", "advantage_max"))
+    assert "entropy            ▁█" in text and "out of range" not in text, "marked in its row"
 
 
 @pytest.mark.parametrize(

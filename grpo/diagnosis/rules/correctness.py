@@ -1,151 +1,188 @@
-"""Did correctness fall: by a shift of its mean, or to nearly nothing?"""
+"""Did correctness fall, in training or on the held-out problems? One test for both."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
+from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Evidence, Finding, number
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.series import Series, Shift, chance_of_so_few, shift
+from grpo.diagnosis.series import Series, neighbours
 
-BEYOND_NOISE = 4.5  # standard errors of a fall: every split is tested, after every step
-PRIOR = 4  # steps' worth of weight for the expected sampling noise, beside the observed scatter
-WINDOW = 30  # steps before a fall that give the former level
-UNKNOWN_PROMPTS = 8  # per step, if config.json does not say
+BEYOND_NOISE = 4.5  # standard errors: every split is tested, after every step
+EXPECTED = 3.0  # standard errors, where another symptom, or the peak of the learning rate, tells the step beforehand
+NOTABLE = 2.0  # standard errors: worth a look
+LEAST, SHARE = 0.1, 0.6  # of correctness, and of the former level: a smaller fall is none
+PRIOR = 8  # values' worth of weight for the expected sampling noise, beside the observed scatter
+WINDOWS = (8, 30)  # values before a fall that give the former level: the shorter one finds a fall after a fast rise
+RECENT = 10  # values that give the present level
+UNKNOWN_PROMPTS, UNKNOWN_PROBLEMS = 8, 64  # per value, if nothing says
 MOST_PROMPTS = 16  # counted at most: batches may differ in difficulty by more than their prompts explain
-
 NEARLY_NOTHING = 0.1  # of the former level: nine of ten right answers are gone
-# A run of 200 steps has fewer than 20,000 pairs of a split and a step after which it is tested. At this chance per
-# pair, fewer than 1% of healthy runs get a false alarm in all their steps together. This holds however the pairs depend
-# on each other (union bound).
-CHANCE = 0.01 / 20_000
+LARGE = 0.5  # of the former level: held-out problems that fall below it need no second witness
+TOGETHER = 10  # steps between the falls of two measures that belong to each other, beside the evaluations' distance
 
 
 @dataclass(frozen=True)
 class Fall:
-    """A fall of correctness.
+    """A fall of correctness that has not recovered.
 
     Attributes:
-        first_low: the first step whose samples show it.
-        is_collapse: whether almost nothing is left of the former level.
+        onset: the first step whose samples may show it.
+        evidence: with the levels, and z in standard errors.
     """
 
-    first_low: int
+    onset: int
+    z: float
     evidence: Evidence
-    is_collapse: bool
+
+    @property
+    def is_certain(self) -> bool:
+        """Say whether no sampling noise explains it."""
+        return self.z <= -BEYOND_NOISE
+
+    @property
+    def is_likely(self) -> bool:
+        """Say whether noise seldom explains it at a step that is known beforehand."""
+        return self.z <= -EXPECTED
+
+    @property
+    def left(self) -> float:
+        """Return the share of the former level that is left."""
+        return self.evidence.numbers["after"] / self.evidence.numbers["before"]
 
 
 def correctness_fall(run: RunHistory) -> list[Finding] | str:
-    """Correctness fell by more than sampling explains and has not recovered, even in the warm-up or alone.
+    """Correctness fell by more than sampling explains and has not recovered, in training or on the held-out problems.
 
-    It is critical if the held-out problems agree, or if almost nothing is left: nothing is learned from then on.
+    It is critical if both fell, or if little is left. A fall that noise may explain is watched.
     """
-    run.need("correct", 5)
-    fall = fall_of_correctness(run)
+    if not len(run.held_out):
+        run.need("correct", 5)
+    falls, texts = falls_of_correctness(run)
+    if not falls:
+        return "; ".join(texts)
+    certain = [fall for fall in falls if fall.is_certain] or falls
+    onset = falls[0].onset if falls[0].is_likely else min(fall.onset for fall in certain)  # of training, if it tells
+    last = int(max(fall.evidence.last for fall in falls))
+    return [finding(run, "correctness_fall", _severity(falls), onset, last, *(fall.evidence for fall in falls))]
+
+
+def _severity(falls: list[Fall]) -> str:
+    if math.hypot(*(fall.z for fall in falls)) < BEYOND_NOISE:  # deviances of independent samples add up
+        return WATCH
+    is_gone = any(
+        fall.is_certain and fall.left <= (LARGE if fall.evidence.metric == "exact_match" else NEARLY_NOTHING)
+        for fall in falls
+    )
+    return CRITICAL if len(falls) == 2 or is_gone else WARNING
+
+
+def falls_of_correctness(run: RunHistory) -> tuple[list[Fall], list[str]]:
+    """Return the open falls in training and on the held-out problems, and a sentence on each measure that has none.
+
+    Of two falls at different times, only those that are certain count.
+    """
+    found = [fall_of_training(run), _fall_of_held_out(run)]
+    falls = [one for one in found if isinstance(one, Fall)]
+    if len(falls) == 2 and not _belong_together(run, *falls):
+        falls = [one for one in falls if one.is_certain] or falls[:1]
+    return falls, [one for one in found if isinstance(one, str)]
+
+
+def _belong_together(run: RunHistory, training: Fall, held_out: Fall) -> bool:
+    evaluated = run.held_out.steps
+    between = int(np.diff(evaluated).max()) if len(evaluated) > 1 else 0
+    return abs(training.onset - held_out.onset) <= between + TOGETHER
+
+
+def fall_of_correctness(run: RunHistory) -> Fall | None:
+    """Return the most certain open fall of either measure, watched ones included."""
+    falls, _ = falls_of_correctness(run)
+    return min(falls, key=lambda fall: fall.z, default=None)
+
+
+def fall_of_training(run: RunHistory) -> Fall | str:
+    """Return the open fall of training correctness, or a sentence on the largest one."""
+    prompts = min(run.setting_number("ROLLOUT_BATCH_SIZE") or UNKNOWN_PROMPTS, MOST_PROMPTS)
+    return _largest_fall(run.column("correct"), prompts, least=2)
+
+
+def _fall_of_held_out(run: RunHistory) -> Fall | str:
+    """Return the same of the evaluations, on which one value is enough: each has many problems."""
+    counts = [row["n"] for row in run.evals if isinstance(row.get("n"), int | float) and row["n"] > 0]
+    fall = _largest_fall(run.held_out, float(np.median(counts)) if counts else UNKNOWN_PROBLEMS, least=1)
     if isinstance(fall, str):
         return fall
-    held_out = _held_out_fall(run, fall.first_low)
-    severity = CRITICAL if held_out or fall.is_collapse else WARNING
-    evidence = [fall.evidence, *([held_out] if held_out else [])]
-    return [finding(run, "correctness_fall", severity, fall.first_low, fall.evidence.last, *evidence)]
+    good = int(run.held_out.steps[run.held_out.steps < fall.onset][-1])
+    # The policy of the last good evaluation drew the samples of the step after it.
+    return Fall(min(good + 2, fall.onset), fall.z, fall.evidence)
 
 
-def fall_of_correctness(run: RunHistory) -> Fall | str:
-    """Return the open fall of correctness, or a sentence on the largest one if chance explains it.
+def _largest_fall(series: Series, samples: float, least: int) -> Fall | str:
+    """Return the most improbable lasting fall of a share of right samples.
 
-    Two tests look for it. The shift of the mean finds partial falls. The exact test finds a fall to nearly nothing, for
-    which the normal approximation needs many more steps than the counts do.
+    Args:
+        samples: independent samples in a value, at least.
+        least: values after the fall.
     """
-    correct = run.column("correct")
-    if len(correct) < 5:
-        return f"correct has only {len(correct)} values"
-    prompts = min(run.setting_number("ROLLOUT_BATCH_SIZE") or UNKNOWN_PROMPTS, MOST_PROMPTS)
-    shifted, collapse = _shift_of_mean(correct, prompts), _collapse(correct, prompts)
-    if not isinstance(shifted, str):
-        return replace(shifted, is_collapse=collapse is not None)
-    return collapse or shifted
-
-
-def _shift_of_mean(correct: Series, prompts: float) -> Fall | str:
-    fall = shift(correct.values, -1, least=2)
-    assert fall is not None
-    z = fall.change / _error_of(fall, correct, prompts)
-    recent = float(correct.values[max(fall.index, len(correct) - 10) :].mean())
-    text = f"largest lasting fall of correct was {number(min(fall.change, 0.0))} (z {number(z)})"
-    if z > -BEYOND_NOISE or fall.change > -min(0.1, 0.6 * fall.before):
-        return text
-    if recent > fall.before + fall.change / 2:
-        return f"{text}, and it recovered to {number(recent)}"
-    return _fall(correct, fall.index, {"before": fall.before, "after": fall.after, "z": z})
-
-
-def _fall(correct: Series, index: int, numbers: dict[str, float], is_collapse: bool = False) -> Fall:
-    first, last = int(correct.steps[max(index - WINDOW, 0)]), int(correct.steps[-1])
-    return Fall(int(correct.steps[index]), Evidence("correct", first, last, numbers), is_collapse)
-
-
-def _error_of(fall: Shift, correct: Series, prompts: float) -> float:
-    """Return the standard error of a change of level due to sampling alone."""
-    sides = correct.values[max(fall.index - WINDOW, 0) : fall.index], correct.values[fall.index :]
-    most = max(fall.before * (1 - fall.before), 0.05) / prompts
-    return float((max(_variance(side, most) for side in sides) * sum(1 / len(side) for side in sides)) ** 0.5)
-
-
-def _variance(values: np.ndarray, most: float) -> float:
-    """Return the variance of one step's correctness.
-
-    Samples of a prompt are alike. A step thus has at least as many independent samples as prompts, which bounds the
-    variance by `most`. The scatter from step to step shows how alike they are.
-    """
-    scatter = np.diff(values) ** 2 / 2
-    return float((PRIOR * most + scatter.sum()) / (PRIOR + len(scatter)))
-
-
-def _collapse(correct: Series, prompts: float) -> Fall | None:
-    """Return a fall to nearly nothing that chance does not explain, at the least likely split.
-
-    Samples before and after a split are compared by their counts alone (Fisher's exact test). The test therefore holds
-    for any level and for few samples.
-    """
-    values, n = correct.values, len(correct)
+    values, n = series.values, len(series)
+    splits = np.tile(np.arange(2, n - least + 1), len(WINDOWS))
+    if not len(splits):
+        return f"{series.name} has only {n} values"
+    starts = np.maximum(splits - np.repeat(WINDOWS, len(splits) // len(WINDOWS)), 0)
     total = np.concatenate([[0.0], np.cumsum(values)])
-    splits = np.arange(2, n - 1)
-    starts = np.maximum(splits - WINDOW, 0)
     before, after = (total[splits] - total[starts]) / (splits - starts), (total[n] - total[splits]) / (n - splits)
-    is_low = (before > 0) & (after <= NEARLY_NOTHING * before)
-    chances = {
-        int(split): _chance(values[start:split], values[split:], prompts)
-        for split, start in zip(splits[is_low], starts[is_low], strict=True)
-    }
-    if not chances or min(chances.values()) > CHANCE:
-        return None
-    index = min(chances, key=lambda split: chances[split])
-    numbers = {"before": float(before[index - 2]), "after": float(after[index - 2]), "chance": chances[index]}
-    return _fall(correct, index, numbers, is_collapse=True)
+    deviances = np.where(after < before, _deviance(before, splits - starts, after, n - splits), 0.0)
+    at = int(np.argmax(deviances))
+    index, high, low = int(splits[at]), float(before[at]), float(after[at])
+    z = -float(
+        (deviances[at] / _dispersion(values[max(index - max(WINDOWS), 0) : index], values[index:], samples)) ** 0.5
+    )
+    change = min(low - high, 0.0)
+    text = f"largest lasting fall of {series.name} was {number(change)} (z {number(z)})"
+    if change > -min(LEAST, SHARE * high) or z > -NOTABLE:
+        return text
+    recent = float(values[max(index, n - RECENT) :].mean())
+    if recent > (high + low) / 2:
+        return f"{text}, and it recovered to {number(recent)}"
+    first, last = int(series.steps[starts[at]]), int(series.steps[-1])
+    return Fall(int(series.steps[index]), z, Evidence(series.name, first, last, {"before": high, "after": low, "z": z}))
 
 
-def _chance(before: np.ndarray, after: np.ndarray, prompts: float) -> float:
-    """Return the chance of so few right samples after a split if the level were the same on both sides.
+def _deviance(before: np.ndarray, n_before: np.ndarray, after: np.ndarray, n_after: np.ndarray) -> np.ndarray:
+    """Return twice the log-likelihood that two levels gain over one, with one sample in each value.
 
-    A step counts as many independent samples as it has prompts, and fewer if it scatters by more than that. If the
-    samples of each prompt all agree, the counts are integers; otherwise there are more independent samples.
+    Unlike a difference in standard errors, it holds for levels near 0, where a few samples tell much.
     """
-    level = float(before.mean())
-    spread = level * (1 - level)
-    a_step = prompts if spread == 0 else min(prompts, spread / _variance(before, spread / prompts))
-    counts = (round(a_step * count) for count in (before.sum(), len(before), after.sum(), len(after)))
-    return chance_of_so_few(*counts)
+    level = (before * n_before + after * n_after) / (n_before + n_after)
+    gain = n_before * _information(before) + n_after * _information(after)
+    return np.maximum(2 * (gain - (n_before + n_after) * _information(level)), 0.0)
 
 
-def _held_out_fall(run: RunHistory, onset: int) -> Evidence | None:
-    """Return how exact match fell with the correctness of step `onset`, whose samples were drawn before its update."""
-    before, after = run.held_out.window(0, onset - 2), run.held_out.window(onset)
-    if not len(before) or not len(after):
-        return None
-    level, now = float(before.values[-3:].mean()), float(after.values.mean())
-    error = max(run.held_out_error, 1e-6) * (1 / min(len(before), 3) + 1 / len(after)) ** 0.5
-    if now - level > -0.03 or (now - level) / error > -3:
-        return None
-    numbers = {"before": level, "after": now, "z": (now - level) / error}
-    return Evidence("exact_match", int(before.steps[-3:][0]), int(after.steps[-1]), numbers)
+def _information(level: np.ndarray) -> np.ndarray:
+    inside = np.clip(level, 1e-12, 1 - 1e-12)
+    return inside * np.log(inside) + (1 - inside) * np.log(1 - inside)
+
+
+def _dispersion(before: np.ndarray, after: np.ndarray, samples: float) -> float:
+    """Return the variance of one value, relative to that of a single sample.
+
+    Samples of a prompt are alike, so a value has as many independent samples as prompts, or more. The scatter from
+    value to value shows how many. The values after a fall may scatter little because few are right. Neighbours may
+    correlate, as the difficulty of the data drifts.
+    """
+    sides = [_scatter(side, samples) for side in (before, after)]
+    alone = (PRIOR / samples + sides[0][0]) / (PRIOR + sides[0][1])
+    both = (PRIOR / samples + sides[0][0] + sides[1][0]) / (PRIOR + sides[0][1] + sides[1][1])
+    residuals = np.concatenate([before - before.mean(), after - after.mean()])
+    r = max(neighbours(residuals) - len(residuals) ** -0.5, 0.0)  # what chance does not explain
+    return max(alone, both) * (1 + r) / (1 - r)
+
+
+def _scatter(values: np.ndarray, samples: float) -> tuple[float, int]:
+    """Return the sum of the squared deviations relative to a single sample's variance, and their number."""
+    level = float(values.mean())
+    variance = max(level * (1 - level), 0.5 / samples)
+    return float((np.diff(values) ** 2).sum() / 2 / variance), len(values) - 1

@@ -17,11 +17,11 @@ MARGIN = 0.1  # of the range's end: the median must be beyond it by this much
 BACK = 0.25  # of the way back to the range in those steps: it may recover
 SOLVED = 0.9  # of the samples: above it, groups lack spread for a good reason
 
-# The scale of a gradient depends on the model. The rule of instability therefore compares it with its own start.
-RELATIVE = {"grad_norm", "grad_norm_max"}
+# The scale of a gradient depends on the model; other rules compare it with its own past.
+SCALE = {"grad_norm": 10.0, "grad_norm_max": 10.0}  # times the range
 # With PIPELINE=1 these include the update that the engines' policy lacks.
 OF_ONE_POLICY = {"logprob_diff_mean", "logprob_diff_max", "logprob_diff_first", "logprob_diff_last", "vllm_kl"}
-WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in RELATIVE]
+WATCHED = [metric.name for metric in SCHEMA if metric.healthy]
 
 
 def out_of_range(run: RunHistory) -> list[Finding] | str:
@@ -58,6 +58,7 @@ def _checkpoint_bytes(run: RunHistory) -> float | None:
 def _judge(run: RunHistory, series: Series) -> Finding | None:
     low, high = BY_NAME[series.name].healthy or (None, None)
     below = low - series.values if low is not None else np.zeros(len(series))
+    high = high * SCALE.get(series.name, 1.0) if high is not None else None
     above = series.values - high if high is not None else np.zeros(len(series))
     distance = np.maximum(np.maximum(below, above), 0.0)
     out = spells(distance > 0, LASTING, gap=1)

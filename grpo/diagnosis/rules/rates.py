@@ -53,16 +53,15 @@ def _collapse_at_peak(run: RunHistory) -> Finding | None:
     """Return a fall of correctness that began in the last steps of the warm-up, or shortly after it."""
     rates, fall = run.column("actor_lr"), fall_of_correctness(run)
     is_over = len(run.rows) - run.warm_up > 1  # it has stopped rising
-    if not run.warm_up or not len(rates) or not is_over or isinstance(fall, str):
+    if not run.warm_up or not len(rates) or not is_over or fall is None or not fall.is_likely:
         return None
     peak = int(run.steps[run.warm_up])
     near = int(run.steps[run.warm_up // 2])  # the rate is half of its peak there
-    if not near <= fall.first_low <= peak + FEW or _is_paid_for(run, fall.first_low):
+    if not near <= fall.onset <= peak + FEW or _is_paid_for(run, fall.onset):
         return None
     before, after = rates.values[0], rates.values.max()
     rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})
-    last = int(run.steps[-1])
-    return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)
+    return finding(run, "lr_shock", CRITICAL, fall.onset, int(run.steps[-1]), rise, fall.evidence)
 
 
 def _is_paid_for(run: RunHistory, step: int) -> bool:

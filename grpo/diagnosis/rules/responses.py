@@ -1,18 +1,20 @@
-"""What happens to the responses: length collapse, entropy collapse, truncation."""
+"""What happens to the responses: length collapse, entropy that falls or rises, truncation."""
 
 import numpy as np
 
 from grpo.diagnosis.finding import (
     CRITICAL,
     WARNING,
+    WATCH,
     Evidence,
     Finding,
     number,
 )
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.learning import MASTERED
-from grpo.diagnosis.rules.update import edge
+from grpo.diagnosis.rules.update import NEAR, edge
 from grpo.diagnosis.series import (
     Series,
     rolling_median,
@@ -22,18 +24,19 @@ from grpo.diagnosis.series import (
 )
 
 SHORT = 0.6  # of the longest stretch of the run
-LOW_ENTROPY = 0.25  # of its start
+LOW_ENTROPY, HALF_ENTROPY = 0.25, 0.5  # of its start: a finding, and worth a look
+FALLING = 0.8  # of its start: the fall has begun
+HIGH_ENTROPY = 2.0  # times its start, beside a fall of correctness
+LASTING = 3  # values of a rolling median beyond a limit
 HALF = 0.5  # share of truncated responses that is a finding whatever it costs
 MOST = 0.8  # share that is critical
 PRICE = 0.1  # of correctness, lost to truncation
 MORE = 0.2  # rise of that share
 
 
-def _low_since(smooth: np.ndarray, limit: float) -> int | None:
-    """Return the index from which a smoothed series stays below `limit` to its end, for at least 5 values."""
-    above = np.flatnonzero(smooth >= limit)
-    first = int(above[-1]) + 1 if len(above) else 0
-    return first if len(smooth) - first >= 5 else None
+def _lasts(beyond: np.ndarray) -> bool:
+    """Say whether the last values are beyond a limit."""
+    return len(beyond) >= LASTING and bool(beyond[-LASTING:].all())
 
 
 def _gain(correct: Series, step: int) -> tuple[float, float]:
@@ -48,9 +51,8 @@ def length_collapse(run: RunHistory) -> list[Finding] | str:
     length, correct = run.need("response_length", 20), run.need("correct", 20)
     smooth = rolling_median(length.values)
     peak = int(np.argmax(smooth[4:])) + 4
-    begin = _low_since(smooth, SHORT * smooth[peak])
     text = f"response_length peaks at {number(smooth[peak])} and ends at {number(smooth[-1])} (medians of 5 steps)"
-    if begin is None:
+    if not _lasts(smooth < SHORT * smooth[peak]):
         return text
     onset = int(length.steps[int(np.flatnonzero(smooth >= 0.85 * smooth[peak])[-1])])
     gain, error = _gain(correct, onset)
@@ -67,33 +69,67 @@ def length_collapse(run: RunHistory) -> list[Finding] | str:
 def entropy_collapse(run: RunHistory) -> list[Finding] | str:
     """Entropy falls to at most a quarter of its start, while correctness stops rising short of mastery.
 
-    A policy that learns the answers also becomes sure of them: that is learning.
+    A policy that learns the answers also becomes sure of them: that is learning. Half of the start is watched.
     """
-    entropy, correct = run.need("entropy", 20), run.need("correct", 20)
-    start, smooth = float(np.median(entropy.values[:10])), rolling_median(entropy.values)
-    begin = _low_since(smooth, LOW_ENTROPY * start)
+    entropy, start, smooth = _entropy(run)
+    correct = run.need("correct", 15)
     text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
-    if begin is None:
+    if not _lasts(smooth < HALF_ENTROPY * start):
         return text
-    onset = int(entropy.steps[int(np.flatnonzero(smooth >= 0.5 * start)[-1])])
-    if len(correct.window(onset)) < 15:
-        return f"{text}, too recently to tell the effect on correct"
-    (gain, error), level = _gain(correct, onset), float(correct.values[-15:].mean())
-    if level > MASTERED or gain > max(0.05, 2 * error) or trend(correct.window(onset)).z > 3:
+    onset = int(entropy.steps[int(np.flatnonzero(smooth >= HALF_ENTROPY * start)[-1])])
+    begin = int(entropy.steps[int(np.flatnonzero(smooth >= FALLING * start)[-1])])
+    level = float(correct.values[-15:].mean())
+    if level > MASTERED or _has_learned(correct, begin, onset):
         return f"{text}, with correct {number(level)}"
     last = int(entropy.steps[-1])
     evidence = [
         Evidence("entropy", int(entropy.steps[0]), last, {"first": start, "last": float(smooth[-1])}),
-        Evidence("correct", onset, last, {"last": level, "change": gain}),
+        Evidence("correct", onset, last, {"last": level}),
     ]
     groups = run.column("zero_spread_groups")
-    if len(groups):
-        before, after = groups.window(0, onset).values, groups.window(int(entropy.steps[begin])).values
-        if len(before) and len(after):
-            numbers = {"before": float(before.mean()), "after": float(after.mean())}
-            evidence.append(Evidence("zero_spread_groups", int(groups.steps[0]), last, numbers))
+    if len(before := groups.window(0, onset).values) and len(after := groups.window(onset + 1).values):
+        numbers = {"before": float(before.mean()), "after": float(after.mean())}
+        evidence.append(Evidence("zero_spread_groups", int(groups.steps[0]), last, numbers))
     severity = CRITICAL if smooth[-1] < 0.15 * start else WARNING
+    if not _lasts(smooth < LOW_ENTROPY * start):
+        severity = WATCH
     return [finding(run, "entropy_collapse", severity, onset, last, *evidence)]
+
+
+def entropy_rise(run: RunHistory) -> list[Finding] | str:
+    """Entropy rises to twice its start or more, and correctness falls with it."""
+    entropy, start, smooth = _entropy(run)
+    text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
+    fall = fall_of_correctness(run)
+    if not _lasts(smooth > HIGH_ENTROPY * start) or fall is None:
+        return text
+    begin = int(entropy.steps[int(np.flatnonzero(smooth <= HIGH_ENTROPY**0.5 * start)[-1])])
+    onset = fall.onset if 0 <= begin - fall.onset <= NEAR else begin  # both are the same damage
+    last = int(run.steps[-1])
+    evidence = Evidence("entropy", int(entropy.steps[0]), last, {"first": start, "last": float(smooth[-1])})
+    severity = CRITICAL if fall.is_certain else WARNING
+    return [finding(run, "entropy_rise", severity, onset, last, evidence, fall.evidence)]
+
+
+def _entropy(run: RunHistory) -> tuple[Series, float, np.ndarray]:
+    """Return the entropy, its level at the start, and its rolling median."""
+    entropy = run.need("entropy", 15)
+    return entropy, float(np.median(entropy.values[:10])), rolling_median(entropy.values)
+
+
+def _has_learned(correct: Series, begin: int, onset: int) -> bool:
+    """Say whether correctness has gained by more than noise since step `onset`.
+
+    While that is recent, a gain since step `begin`, when the entropy began to fall, also counts.
+    """
+    if len(correct.window(onset)) >= 15:
+        gain, error = _gain(correct, onset)
+        return gain > max(0.05, 2 * error) or trend(correct.window(onset)).z > 3
+    before, after = correct.window(begin - 12, begin).values, correct.window(onset).values
+    if not len(before) or not len(after):
+        return False
+    error = (float(before.var()) / len(before) + float(after.var()) / len(after)) ** 0.5
+    return float(after.mean() - before.mean()) > max(0.05, 2 * error)
 
 
 def truncation(run: RunHistory) -> list[Finding] | str:

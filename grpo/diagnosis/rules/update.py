@@ -1,4 +1,4 @@
-"""Is the update sound: instability, loss spikes?
+"""Is the update sound: a gradient, instability, spikes?
 
 The policy loss is not expected to fall in GRPO, so no rule requires it.
 """
@@ -8,15 +8,17 @@ import numpy as np
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.rules.correctness import fall_of_correctness
-from grpo.diagnosis.rules.learning import held_out_gain
-from grpo.diagnosis.series import Series, rolling_median, shift, spells
+from grpo.diagnosis.rules.correctness import Fall, fall_of_correctness
+from grpo.diagnosis.series import Series, rolling_median, spells
 from grpo.metrics.metric_schema import BY_NAME
 
 GROWTH = 3.0  # of the gradient norm, relative to its start
 FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps
+NEAR = 10  # steps between a symptom and the fall of correctness that it explains
 ENOUGH_GROUPS = 60  # without a spread, before the rule reports
-SPIKE = 10.0  # of the loss, relative to what is usual
+LOST_STEPS = 3  # without a gradient although groups have a spread
+SPIKE = 10.0  # relative to what is usual
+USUAL = 5  # values that tell what is usual
 
 
 def edge(name: str) -> float:
@@ -37,60 +39,64 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
 
     It takes 60 groups: if 1 in 20 groups has a spread, the chance of 60 without one is 5%.
     """
-    norm, alike = run.together("grad_norm", "zero_spread_groups", least=3)
+    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = norm.values != 0
     if gradients.any():
         return f"the first gradient came in step {norm.steps[np.argmax(gradients)]}"
     if (alike.values < 1).any():
-        raise NotJudged("grad_norm is 0 although rewards differ within groups")
+        raise NotJudged("grad_norm is 0 although rewards differ within groups; see lost gradient")
     groups = len(norm) * (run.setting_number("ROLLOUT_BATCH_SIZE") or 8)
     if groups < ENOUGH_GROUPS:
         raise NotJudged(f"only {groups:.0f} groups so far; {ENOUGH_GROUPS} are needed")
-    first, last = int(norm.steps[0]), int(norm.steps[-1])
-    evidence = [Evidence(column.name, first, last, {"in every step": column.values[0]}) for column in (norm, alike)]
-    if len(correct := run.column("correct")):
-        evidence.append(Evidence("correct", first, last, {"mean": float(correct.values.mean())}))
-    return [finding(run, "no_gradient", CRITICAL, first, last, *evidence)]
+    return [_without_gradient(run, "no_gradient", int(norm.steps[0]))]
+
+
+def lost_gradient(run: RunHistory) -> list[Finding] | str:
+    """The last steps have no gradient although rewards differ within groups: it does not reach the adapter."""
+    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
+    gradients = np.flatnonzero(norm.values)
+    since = int(gradients[-1]) + 1 if len(gradients) else 0
+    if (alike.values[since:] < 1).sum() < LOST_STEPS:
+        return "no gradient is lost"
+    return [_without_gradient(run, "lost_gradient", int(norm.steps[since]))]
+
+
+def _without_gradient(run: RunHistory, name: str, first: int) -> Finding:
+    last = int(run.steps[-1])
+    means = {one: run.column(one).window(first).values for one in ("grad_norm", "zero_spread_groups", "correct")}
+    evidence = [
+        Evidence(one, first, last, {"mean": float(values.mean())}) for one, values in means.items() if len(values)
+    ]
+    return finding(run, name, CRITICAL, first, last, *evidence)
 
 
 def instability(run: RunHistory) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
+    fall = fall_of_correctness(run)
+    fallen = [fall.evidence] if fall else []
     # Far beyond a range, the policy differs from the sampling policy, whatever learning rate and correctness do.
     for name, times in FAR.items():
         if far := _out_of_range(run, name, times):
-            fallen = fall_of_correctness(run)
-            why = [far] if isinstance(fallen, str) else [far, fallen.evidence]
-            return [finding(run, "instability", CRITICAL, far.first, far.last, *why)]
-    correct = run.need("correct", 20)
-    fall = shift(correct.values, -1)
-    worse = fall is not None and fall.z < -4.5 and fall.change < -min(0.1, 0.6 * fall.before)
-    onset = int(correct.steps[fall.index]) if fall is not None and worse else 0
-    held_out = held_out_gain(run, 0)
-    symptoms = [
-        evidence for evidence in (_out_of_range(run, "ppo_kl"), _out_of_range(run, "ppo_clip_ratio")) if evidence
-    ]
-    if growth := _gradient_growth(run):
-        symptoms.append(growth)
-    if worse and symptoms:
-        assert fall is not None
-        evidence = [
-            Evidence("correct", int(correct.steps[max(fall.index - 30, 0)]), int(correct.steps[-1]),
-                     {"before": fall.before, "after": fall.after, "z": fall.z}),
-            *symptoms,
-        ]  # fmt: skip
-        if held_out is not None and held_out.change < 0:
-            steps = run.held_out.steps
-            numbers = {"first": held_out.before, "last": held_out.after, "z": held_out.z}
-            evidence.append(Evidence("exact_match", int(steps[0]), int(steps[-1]), numbers))
-        onset = min([onset, *(symptom.first for symptom in symptoms)])
-        return [finding(run, "instability", CRITICAL, onset, correct.steps[-1], *evidence)]
+            return [finding(run, "instability", CRITICAL, far.first, far.last, far, *fallen)]
+    symptoms = [one for one in (*(_out_of_range(run, name) for name in FAR), _gradient_growth(run)) if one]
+    explained = [one for one in symptoms if fall and _explains(one, fall)]
+    if fall and explained:
+        onset = min([fall.onset, *(one.first for one in explained if one.first >= fall.onset - NEAR)])
+        last = int(run.steps[-1])
+        return [finding(run, "instability", CRITICAL, onset, last, *fallen, *symptoms)]
     if far := _out_of_range(run, "ppo_kl", times=2, least=5):
         return [finding(run, "instability", WARNING, far.first, far.last, far)]
     have = [name for name in ("ppo_kl", "ppo_clip_ratio", "grad_norm") if len(run.column(name))]
     if not have:
         raise NotJudged("metrics.jsonl lacks ppo_kl, ppo_clip_ratio and grad_norm")
-    change = f", change of correct {number(fall.change)} (z {number(fall.z)})" if fall else ""
-    return f"{', '.join(have)}: {len(symptoms)} out of range for several steps{change}"
+    return f"{', '.join(have)}: {len(symptoms)} out of range for several steps" + (
+        ", before no fall" if symptoms else ""
+    )
+
+
+def _explains(symptom: Evidence, fall: Fall) -> bool:
+    """Say whether a fall that is certain, or beyond one noise for a known step, goes with a symptom."""
+    return fall.is_certain or (fall.is_likely and abs(symptom.first - fall.onset) <= NEAR)
 
 
 def _out_of_range(run: RunHistory, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
@@ -124,31 +130,50 @@ def _gradient_growth(run: RunHistory) -> Evidence | None:
     )
 
 
-def loss_spikes(run: RunHistory) -> list[Finding] | str:
-    """Single steps with a loss ten times the usual, and far beyond the other large ones.
+def spikes(run: RunHistory) -> list[Finding] | str:
+    """Single steps have ten times the usual loss or gradient, and far more than the other large ones."""
+    names = [("policy_loss_max", "policy_loss"), ("grad_norm_max", "grad_norm")]
+    columns = [next((one for one in map(run.column, pair) if len(one) > USUAL), None) for pair in names]
+    seen = [one for one in columns if one is not None]
+    if not seen:
+        have = max(len(run.column(name)) for pair in names for name in pair)
+        what = f"only {have} steps; {USUAL + 1} are needed" if have else "policy_loss and grad_norm are missing"
+        raise NotJudged(f"{what} in metrics.jsonl")
+    found = [(column, at) for column in seen if (at := np.abs(column.values) > _limit(run, column)).any()]
+    if not found:
+        return ", ".join(
+            f"{one.name} at most {number(float(np.abs(one.values).max()))}, "
+            f"usually {number(float(np.median(np.abs(one.values))))}"
+            for one in seen
+        )
+    evidence = [_spikes_of(column, at) for column, at in found]
+    many = any(at.sum() >= max(3, 0.05 * len(column)) for column, at in found)
+    onset, last = min(one.first for one in evidence), max(one.last for one in evidence)
+    return [finding(run, "spikes", CRITICAL if many else WARNING, onset, last, *evidence)]
 
-    Steps whose groups all agree have zero loss, so the ratio within a step can be large for no reason. It counts only
-    together with the loss itself.
+
+def _limit(run: RunHistory, column: Series) -> np.ndarray:
+    """Return the size above which each value is a spike, by the values before it; [N]. The first ones cannot be spikes.
+
+    Steps whose groups all agree have zero loss, so a ratio can be large for no reason. A ratio near 1 keeps the loss of
+    a token below its advantage, and a gradient within its healthy range does no harm.
     """
-    name = "policy_loss_max" if len(run.column("policy_loss_max")) >= 20 else "policy_loss"
-    loss = run.need(name, 20)
-    size = np.abs(loss.values)
-    usual, large = float(np.median(size)), float(np.quantile(size, 0.8))
+    size = np.abs(column.values)
     # The mean over micro-batches is near zero, so its ratio to the usual says less.
-    limit = max(SPIKE * usual, (5 if name == "policy_loss_max" else 10) * large)
-    advantage = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
-    if all(len(values) for values in advantage):
-        # A ratio near 1 keeps the loss of a token below its advantage.
-        limit = max(limit, 2 * float(max(np.median(values) for values in advantage)))
-    high = size > limit
-    if not high.any():
-        return f"{name} at most {number(float(size.max()))}, usually {number(usual)}"
-    steps = loss.steps[high]
-    numbers = {"spikes": float(high.sum()), "largest": float(size.max()), "usual": usual}
-    evidence = [Evidence(name, int(steps[0]), int(steps[-1]), numbers)]
-    norm = run.column("grad_norm_max")
-    if len(norm) and (at := np.isin(norm.steps, steps)).any():
-        numbers = {"at the spikes": float(norm.values[at].max()), "usual": float(np.median(norm.values))}
-        evidence.append(Evidence("grad_norm_max", int(steps[0]), int(steps[-1]), numbers))
-    severity = CRITICAL if high.sum() >= max(3, 0.05 * len(high)) else WARNING
-    return [finding(run, "loss_spikes", severity, steps[0], steps[-1], *evidence)]
+    beyond = 10.0 if column.name == "policy_loss" else 5.0
+    if column.name.startswith("grad"):
+        least = edge(column.name)
+    else:
+        advantages = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
+        least = 2 * max((float(np.median(values)) for values in advantages if len(values)), default=0.0)
+    limits = np.full(len(size), np.inf)
+    for index in range(USUAL, len(size)):
+        before = size[:index]
+        limits[index] = max(SPIKE * float(np.median(before)), beyond * float(np.quantile(before, 0.8)), least)
+    return limits
+
+
+def _spikes_of(column: Series, at: np.ndarray) -> Evidence:
+    steps, size = column.steps[at], np.abs(column.values)
+    numbers = {"spikes": float(at.sum()), "largest": float(size[at].max()), "usual": float(np.median(size[~at]))}
+    return Evidence(column.name, int(steps[0]), int(steps[-1]), numbers)

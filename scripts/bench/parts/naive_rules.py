@@ -45,7 +45,7 @@ RULES: dict[str, Callable[[Rows, Rows], bool]] = {
     "instability": lambda rows, evals: (
         _gain(rows, "correct") < -0.1 and (_any_above(rows, "ppo_kl", 0.05) or _any_above(rows, "grad_norm", 1.0))
     ),
-    "loss_spikes": lambda rows, evals: _any_above(rows, "policy_loss_spike", 10),
+    "spikes": lambda rows, evals: _any_above(rows, "policy_loss_spike", 10),
     "lr_shock": lambda rows, evals: _learning_rate_jumps(rows),
     "off_policy": lambda rows, evals: (
         _any_above(rows, "optimizer_steps", 1) and _any_above(rows, "ppo_clip_ratio", 0.2)

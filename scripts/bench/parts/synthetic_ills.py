@@ -87,7 +87,7 @@ def instability(latent: Latent, rng: np.random.Generator, strength: float) -> in
     return begin + 1
 
 
-def loss_spikes(latent: Latent, rng: np.random.Generator, strength: float) -> int:
+def spikes(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     spikes = np.sort(rng.choice(np.arange(latent.steps // 4, latent.steps), int(rng.integers(1, 6)), replace=False))
     latent.loss[spikes] *= 1 + strength * rng.uniform(25, 100, len(spikes))
     latent.grad[spikes] *= 1 + strength * rng.uniform(2, 10, len(spikes))
@@ -188,7 +188,7 @@ def judge_dependent(latent: Latent, rng: np.random.Generator, strength: float) -
 ILLS: dict[str, Ill] = {
     ill.__name__: ill
     for ill in (
-        *(flat_learning, over_fitting, correctness_fall, reward_hacking, instability, loss_spikes, lr_shock),
+        *(flat_learning, over_fitting, correctness_fall, reward_hacking, instability, spikes, lr_shock),
         *(
             off_policy,
             mismatch,

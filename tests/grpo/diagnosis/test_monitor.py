@@ -19,7 +19,7 @@ def watch(run, every=1, first=1):
 @pytest.mark.parametrize(
     ("name", "delay"),
     [
-        ("judge_outage", 4), ("loss_spikes", 4), ("lr_shock", 6), ("mismatch", 14), ("length_collapse", 16),
+        ("judge_outage", 4), ("spikes", 4), ("lr_shock", 6), ("mismatch", 14), ("length_collapse", 16),
         ("instability", 25), ("reward_hacking", 25), ("entropy_collapse", 30), ("truncation", 25),
     ],
 )  # fmt: skip

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import Evidence
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.range_remedies import RANGES
-from grpo.diagnosis.remedies import REMEDIES, finding
+from grpo.diagnosis.remedies import OUT_OF_RANGE, REMEDIES, finding
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.ranges import WATCHED
 from grpo.launch.config import trainer_parser
@@ -15,8 +16,10 @@ from grpo.rollout.multi_turn.settings import VARIABLES as ENVIRONMENT
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.variables import by_flag
 from reward.settings import VARIABLES
+from tests.grpo.diagnosis.test_early import CONFIG, row
 
-ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGES).items() for advice in remedy.advice]
+RANGE_NAMES = {OUT_OF_RANGE + metric: remedy for metric, remedy in RANGES.items()}
+ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGE_NAMES).items() for advice in remedy.advice]
 
 
 def test_every_rule_has_a_remedy():
@@ -35,10 +38,31 @@ def test_every_setting_exists():
         assert advice.setting.startswith("--") or advice.setting in known, f"{advice.setting}: no present value"
 
 
-def test_after_a_fall_of_correctness_going_back_is_the_first_remedy():
-    for name in ("correctness_fall", "instability"):
-        way_back = next(str(action) for action in finding(of_rows([]), name, "critical", 1, 2, EVIDENCE).actions)
-        assert way_back.startswith("--resume DIR --from-step N: ")
+DAMAGED = [
+    *("correctness_fall", "instability", "lr_shock", "length_collapse", "entropy_collapse", "entropy_rise"),
+    *("out_of_range:repetition", "out_of_range:degenerate", "out_of_range:improbable_tokens"),
+    *("out_of_range:unallocated_mass", "out_of_range:dropped_values"),
+]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_where_the_policy_is_damaged_going_back_is_the_first_remedy(name, tmp_path):
+    unknown = finding(of_rows([]), name, "critical", 42, 50, EVIDENCE)
+    assert str(unknown.actions[0]).startswith("--resume DIR --from-step N: ")
+    config = {"flags": {"run_dir": str(tmp_path), "ckpt_path": str(tmp_path / "checkpoints")}}
+    none_saved = finding(of_rows([], config=config), name, "critical", 42, 50, EVIDENCE)
+    assert not any(action.is_way_back for action in none_saved.actions) and none_saved.actions
+    for step in (20, 40, 41, 60):
+        (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
+    known = finding(of_rows([], config=config), name, "critical", 42, 50, EVIDENCE)
+    assert str(known.actions[0]).startswith(f"--resume {tmp_path} --from-step 40: "), "41 drew the first low samples"
+
+
+def test_a_fall_brings_the_way_back_to_the_front_of_its_cause():
+    rows = [row(step, truncated=0.2 if step < 30 else 0.9, correct=0.5 if step < 30 else 0.05) for step in range(1, 45)]
+    [exploded] = [one for one in diagnose(of_rows(rows, config=CONFIG)).findings if one.name == "truncation"]
+    assert "correctness_fall" in exploded.consequences and exploded.actions[0].is_way_back
+    assert {"GENERATE_MAX_LEN", "LEARNING_RATE"} <= {action.setting for action in exploded.actions}
 
 
 def actions(name, **settings):
@@ -65,7 +89,7 @@ def test_a_rollout_that_is_one_batch_cannot_be_cut_into_fewer():
 
 def test_settings_already_in_place_are_not_advised():
     changes = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
-    assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE"}
+    assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE", "ROUTING_REPLAY"}
     assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
 
 
@@ -94,6 +118,24 @@ def test_with_several_optimizer_steps_the_remedy_is_the_batch_size() -> None:
     many = {"rollout_batch_size": 16, "n_samples_per_prompt": 8, "train_batch_size": 4}
     for name in ("off_policy", "correctness_fall", "out_of_range:ppo_kl", "out_of_range:ppo_clip_ratio"):
         assert actions(name, **many)["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 8 (now 4)")
+
+
+def test_the_present_value_is_never_advised():
+    flags = {variable: flag for flag, variable in by_flag().items()}
+    for name, chosen in ADVICE:
+        setting = chosen.setting
+        part = "judge" if setting in VARIABLES else "environment" if setting in ENVIRONMENT else "flags"
+        number = [chosen.change.split()[0]] if chosen.change[0].isdigit() else []
+        for now in (0, 1, 2, 0.5, True, [chosen.change], chosen.change, *number):
+            run = of_rows([], config={part: {flags.get(setting, setting.removeprefix("--")): now}})
+            changes = [one.change for one in finding(run, name, "warning", 1, 2, EVIDENCE).actions]
+            for advised, _, present in (change.partition(" (now ") for change in changes if "(now " in change):
+                assert present.rstrip(")") not in (advised, *number), (name, setting, advised)
+
+
+def test_mismatch_names_routing_replay_unless_it_is_on():
+    assert next(iter(actions("mismatch", routing_replay=False))) == "ROUTING_REPLAY"
+    assert "ROUTING_REPLAY" not in actions("mismatch", routing_replay=True)
 
 
 def test_policy_mismatch_advises_to_check_sync_and_temperature() -> None:

@@ -22,6 +22,12 @@ class Finding:
     evidence: str
     cause: str = "the cause"
     actions: list[str] = field(default_factory=lambda: ["LEARNING_RATE=5e-7"])
+    severity: str = "warning"
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.name
 
 
 def step_line(step: int, seed: int) -> dict:

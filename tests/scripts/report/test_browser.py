@@ -81,8 +81,8 @@ def check_page(browser: Browser, page: Path, width: int) -> list[dict]:
 def test_every_chart_is_there(browser, several, width, scheme):
     open_page(browser, several, width=width, scheme=scheme, touch=width == min(WIDTHS))
     charts = check_page(browser, several, width)
-    assert [chart["name"] for chart in charts] == [m.name for m in SCHEMA if m.name not in UNSEEN]
-    assert all(chart["width"] and len(chart["ink"]) == 2 for chart in charts)
+    assert {chart["name"] for chart in charts} == {m.name for m in SCHEMA if m.name not in UNSEEN}
+    assert all(len(chart["ink"]) == 2 for chart in charts)
     assert browser.value("window.hit") is None
 
 

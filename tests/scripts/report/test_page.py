@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from grpo.diagnosis.finding import Diagnosis
+from grpo.diagnosis import finding as real_finding
+from grpo.diagnosis.finding import Diagnosis, Evidence
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run import run_settings
 from scripts.report import headline
 from scripts.report.__main__ import main
+from scripts.report.chart import draw
 from scripts.report.page import render
+from scripts.report.panels import panels
 from scripts.report.runs import read
 from tests.scripts.report.conftest import UNSEEN, Finding, sample, write_lines
 
@@ -147,6 +150,49 @@ def test_findings_are_shown_and_marked(make_run):
     marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
     assert len(marks) == panel_count(html) and {mark["data-step"] for mark in marks} == {"7"}
     assert "data-step" not in render(runs)
+
+
+def test_critical_findings_look_unlike_warnings_and_watched_ones_are_named(make_run):
+    evidence = Evidence("correct", 3, 9, {"before": 0.5, "after": 0.4})
+    watched = real_finding.Finding("correctness_fall", "watch", 5, 9, (evidence,), "noise", ())
+    diagnosis = Diagnosis(9, 0, [Finding("bad", 7, "a", severity="critical"), Finding("odd", 7, "b")], [watched])
+    html = render(read([make_run()]), {"run": diagnosis})
+    classes = [attributes.get("class") for tag, attributes in Page(html).tags if tag == "article"]
+    assert classes == ["finding critical", "finding warning"]
+    assert "To watch: correctness fall since step 5 (correct, steps 3 to 9: before 0.5, after 0.4)" in Page(html).text
+
+
+def test_rollouts_follow_the_question_whether_it_learns(make_run):
+    html = render(read([make_run()]))
+    sections = [attributes["id"] for tag, attributes in Page(html).tags if tag == "section"]
+    assert sections[:4] == ["result", "tier-1", "samples", "tier-2"] and len(sections) == len(set(sections))
+    links = [attributes["href"] for tag, attributes in Page(html).tags if tag == "a"]
+    assert links == [f"#{name}" for name in sections[1:]]
+
+
+def test_numbers_that_never_change_are_folded_and_rounding_is_not_drawn_large(make_run):
+    folder = make_run()
+    rounding = [{"advantage_mean": -4e-8 * (step % 3), "lost_writes": 0, "truncated": 0.9} for step in range(30)]
+    write_lines(folder / "metrics.jsonl", [{"step": step, **row} for step, row in enumerate(rounding, 1)])
+    html = render(read([folder]))
+    folded = re.findall(r'<details class="constant">.*?</details>', html, re.DOTALL)
+    assert [name for name in ("advantage_mean", "lost_writes") if any(name in part for part in folded)] == [
+        "advantage_mean",
+        "lost_writes",
+    ]
+    assert not any("<h3>truncated" in part for part in folded), "it is out of its range"
+    axes = {panel.metric.name: draw(panel, (1, 30)).data["axis"] for panel in panels(read([folder]))}
+    low, high = axes["advantage_mean"]
+    assert low < -0.005 and high > 0.005
+
+
+def test_the_score_of_an_own_reward_has_its_held_out_curve_in_the_first_section(make_run):
+    folder = make_run()
+    lines = [{"step": step, "score": 0.3 + step / 100, "n": 18} for step in (0, 15, 30)]
+    write_lines(folder / "eval.jsonl", lines)
+    first = panels(read([folder]))[0]
+    assert (first.metric.name, first.metric.tier) == ("score", 1)
+    assert [point.value for point in first.curves[0].held_out] == pytest.approx([0.3, 0.45, 0.6])
 
 
 def test_resumptions_are_marked_and_their_changes_listed(make_run):

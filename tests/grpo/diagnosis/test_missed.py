@@ -1,0 +1,150 @@
+"""Ailments by their smallest series: each is named soon, with a remedy that helps."""
+
+import numpy as np
+import pytest
+
+from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.finding import CRITICAL, WATCH, Diagnosis
+from grpo.diagnosis.history import of_rows
+from tests.grpo.diagnosis.test_early import CONFIG, row
+
+PEAK = 1e-5
+
+
+def noisy(level, seed: int = 0, prompts: int = 8, samples: int = 8) -> np.ndarray:
+    """Shares of right samples in each step, of problems of different difficulty; level: [steps]."""
+    rng = np.random.default_rng(seed)
+    level = np.clip(np.asarray(level, dtype=float), 1e-9, 1 - 1e-9)
+    odds = np.log(level / (1 - level))[:, None] + rng.normal(0, 0.8, (len(level), prompts))
+    return rng.binomial(samples, 1 / (1 + np.exp(-odds))).mean(axis=1) / samples
+
+
+def rows_of(**columns) -> list[dict[str, float]]:
+    """Healthy rows in which these columns, one value a step, take the place of the healthy ones."""
+    steps = len(next(iter(columns.values())))
+    changed = [{name: float(values[at]) for name, values in columns.items()} for at in range(steps)]
+    return [row(at + 1, **(({"correct_whole": one["correct"]} if "correct" in one else {}) | one))
+            for at, one in enumerate(changed)]  # fmt: skip
+
+
+def evaluations(scores: dict[int, float]) -> list[dict[str, float]]:
+    return [{"step": step, "exact_match": score, "n": 256, "samples": 256} for step, score in scores.items()]
+
+
+def named(rows, evals=(), config=CONFIG) -> dict[str, int]:
+    """Return each finding with the step after which a run in progress first names it."""
+    monitor, found = Monitor(config), {}
+    for end in range(1, len(rows) + 1):
+        until = [one for one in evals if one["step"] <= rows[end - 1]["step"]]
+        for finding in monitor.new_onsets(rows[:end], until):
+            found.setdefault(finding.name, end)
+    return found
+
+
+def diagnosed(rows, evals=(), config=CONFIG) -> Diagnosis:
+    return diagnose(of_rows(rows, evals, config))
+
+
+def test_held_out_alone_collapses() -> None:
+    rows = rows_of(correct=noisy(np.full(41, 0.5)))
+    scores = (0.45, 0.50, 0.43, 0.52, 0.19, 0.13, 0.16, 0.22)
+    evals = evaluations(dict(zip(range(0, 40, 5), scores, strict=True)))
+    assert named(rows, evals) == {"correctness_fall": 20}
+    [fall] = diagnosed(rows, evals).findings
+    assert fall.severity == CRITICAL and fall.onset == 17 and fall.evidence[0].metric == "exact_match"
+    assert fall.actions[0].setting == "--resume"
+
+
+def test_one_bad_evaluation_among_good_ones_is_no_fall() -> None:
+    evals = evaluations({0: 0.45, 5: 0.5, 10: 0.43, 15: 0.5, 20: 0.36, 25: 0.46, 30: 0.44})
+    assert not named(rows_of(correct=noisy(np.full(31, 0.5))), evals)
+
+
+def test_two_older_findings_do_not_hide_a_fall() -> None:
+    damaged = np.arange(23) >= 16
+    rows = rows_of(
+        correct=np.where(damaged, 0.1, 0.45), truncated=np.where(damaged, 0.86, 0.6), ppo_clip_ratio=np.full(23, 0.2),
+        ppo_kl=np.full(23, 0.005), actor_lr=1e-8 * np.arange(1, 24),
+    )  # fmt: skip
+    result = diagnosed(rows)
+    findings = {finding.name: finding for finding in result.findings}
+    assert {"passes_differ", "correctness_fall"} <= set(findings)
+    assert findings["correctness_fall"].onset == 17
+    advised = {action.setting for finding in result.findings for action in finding.actions}
+    assert {"GENERATE_MAX_LEN", "--resume", "OLD_LOG_PROBS"} <= advised
+
+
+def test_no_gradient_although_groups_have_spread() -> None:
+    rows = rows_of(grad_norm=np.zeros(3), correct=noisy([0.4] * 3))
+    assert named(rows) == {"lost_gradient": 3}
+    [finding] = diagnosed(rows).findings
+    assert finding.severity == CRITICAL and "adapter" in finding.cause
+    later = rows_of(grad_norm=[0.2] * 20 + [0.0] * 3, correct=noisy([0.4] * 23))
+    assert named(later) == {"lost_gradient": 23}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
+    after = np.arange(22) >= 10
+    rows = rows_of(
+        correct=noisy(np.where(after, 0.12, 0.45), seed), truncated=np.where(after, 0.86, 0.6),
+        actor_lr=PEAK * np.minimum(np.arange(1, 23) / 10, 1),
+    )  # fmt: skip
+    assert named(rows)["lr_shock"] <= 15
+    shock = next(finding for finding in diagnosed(rows).findings if finding.name == "lr_shock")
+    assert [action.setting for action in shock.actions[:2]] == ["--resume", "LEARNING_RATE"]
+
+
+def test_gradient_spikes_before_a_collapse() -> None:
+    norms = np.concatenate([0.35 + 0.02 * np.cos(np.arange(15)), [9, 15, 28, 40, 55]])
+    rows = rows_of(grad_norm_max=norms, correct=noisy([0.5] * 20))
+    assert named(rows)["spikes"] == 16
+
+
+def test_a_loss_spike_is_reported_in_its_own_step() -> None:
+    losses = np.where(np.arange(12) == 10, 14.0, 0.1)
+    rows = rows_of(policy_loss_max=losses, correct=noisy([0.5] * 12))
+    assert named(rows) == {"spikes": 11}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entropy_rises_while_correctness_falls(seed: int) -> None:
+    ramp = np.clip((np.arange(60) - 20) / 20, 0, 1)
+    rows = rows_of(entropy=0.5 + 1.6 * ramp, correct=noisy(0.52 - 0.22 * ramp, seed, prompts=16))
+    assert named(rows)["entropy_rise"] <= 42
+    assert diagnosed(rows).findings[0].actions[0].setting == "--resume"
+
+
+def test_entropy_that_halves_is_watched_and_a_quarter_is_a_finding() -> None:
+    levels = np.where(np.arange(45) < 20, 0.5, np.where(np.arange(45) < 32, 0.22, 0.1))
+    rows = rows_of(entropy=levels, correct=noisy(np.full(45, 0.4), 1))
+    assert [(one.name, one.severity) for one in diagnosed(rows[:25]).watched] == [("entropy_collapse", WATCH)]
+    assert 32 < named(rows)["entropy_collapse"] <= 37
+
+
+def test_collapse_of_a_run_whose_clipping_was_always_high() -> None:
+    after = np.arange(46) >= 39
+    rows = rows_of(
+        correct=noisy(np.where(after, 0.05, 0.42)), ppo_clip_ratio=np.full(46, 0.24),
+        ppo_kl=np.where(after, 1.0, 0.03), grad_norm=np.where(after, 10.0, 0.2),
+        grad_norm_max=np.where(after, 20.0, 0.4), actor_lr=PEAK * np.minimum(np.arange(1, 47) / 20, 1),
+    )  # fmt: skip
+    found = named(rows)
+    assert found["passes_differ"] <= 5 and 40 <= found["instability"] <= 43
+    unstable = next(finding for finding in diagnosed(rows).findings if finding.name == "instability")
+    assert unstable.severity == CRITICAL and unstable.actions[0].setting == "--resume"
+
+
+def test_gradients_out_of_range_are_reported_whatever_correctness_does() -> None:
+    correct = noisy(np.full(40, 0.5))
+    high = named(rows_of(correct=correct, grad_norm=np.full(40, 50.0), grad_norm_max=np.full(40, 60.0)))
+    assert high == {"out_of_range:grad_norm": 6, "out_of_range:grad_norm_max": 6}
+    once = np.where(np.arange(40) == 30, 500.0, 0.3)
+    assert named(rows_of(correct=correct, grad_norm=once / 4, grad_norm_max=once)) == {"spikes": 31}
+
+
+def test_a_small_fall_is_watched() -> None:
+    values = np.concatenate([np.tile([0.45, 0.5, 0.55], 7), [0.3, 0.28]])
+    result = diagnosed(rows_of(correct=values))
+    assert not result.findings and [one.name for one in result.watched] == ["correctness_fall"]
+    assert any(line.startswith("WATCH: correctness fall, steps 22 to 23") for line in result.lines())
