@@ -59,7 +59,8 @@ def settings(gpus: int) -> tuple[list[str], dict[str, str]]:
     workers = 2 if gpus >= 4 else 1
     actor = 2 if gpus - workers >= 2 else 1
     counts = {"NUM_ENGINES": "1", "ENGINE_TP": str(workers), "ACTOR_GPUS": str(actor)}
-    return [], variables | counts | {"GPU_MEMORY_UTILIZATION": "0.3"}  # a tiny model's cache would have millions of blocks
+    # The cache of a tiny model would have millions of blocks.
+    return [], variables | counts | {"GPU_MEMORY_UTILIZATION": "0.3"}
 
 
 def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
