@@ -85,6 +85,16 @@ SMALL_SHAPE = {
 }
 
 
+def write_tokenizer_with_stops(folder: Path) -> None:
+    """Write the tiny model's tokenizer, and which of its tokens end a response."""
+    from scripts.tiny_model.checkpoint import write_json
+    from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer, write_tokenizer
+
+    write_tokenizer(folder)
+    stops = [build_tokenizer().token_to_id(name) for name in STOP_TOKENS]
+    write_json(folder / "generation_config.json", {"eos_token_id": stops})
+
+
 def write_gpt_oss(directory: Path, shape: dict[str, int], vocabulary: int = 97, stop: int = 1, pad: int = 0) -> Path:
     """Write a gpt-oss checkpoint with random weights in the real file format: MXFP4 experts, shards, index."""
     import torch  # here, since some tests need no torch

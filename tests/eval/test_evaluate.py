@@ -19,7 +19,7 @@ from grpo.model import model_files
 from grpo.stack.problem import UserError
 from grpo.stack.variables import defaults
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer, write_tokenizer
+from tests.conftest import write_tokenizer_with_stops
 from tests.scripts.conftest import save_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,15 +30,8 @@ def model(checkpoint, tmp_path_factory) -> Path:
     """A bf16 copy of the random checkpoint, with a tokenizer."""
     folder = tmp_path_factory.mktemp("model") / "bf16"
     dequantize_checkpoint(checkpoint, folder)
-    write_tokenizer(folder)
-    write_stops(folder)
+    write_tokenizer_with_stops(folder)
     return folder
-
-
-def write_stops(folder: Path) -> None:
-    """Write the tokens of the tiny tokenizer that end a response."""
-    stops = [build_tokenizer().token_to_id(name) for name in STOP_TOKENS]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
 
 
 @pytest.fixture(scope="module")

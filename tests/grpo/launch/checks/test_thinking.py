@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.conftest import write_tokenizer_with_stops
 
 BUDGETS = {"thinking_budget": 16, "answer_budget": 8, "enable_prefix_caching": True}
 
 
 @pytest.fixture(autouse=True)
 def tokenizer(setting) -> None:
-    write_tokenizer(Path(setting.flags["pretrain"]))
+    write_tokenizer_with_stops(Path(setting.flags["pretrain"]))
 
 
 def test_fitting_budgets_are_accepted(setting) -> None:
