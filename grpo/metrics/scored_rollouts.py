@@ -12,8 +12,8 @@ QUARTERS = 4
 # A token whose router is close to a tie can differ by several nat, from rounding alone. A fault moves more than a few.
 CLIP = 0.5  # nat
 ROUNDS = 20
-STRETCH = 128  # tokens in a row of a rollout; those further apart hardly depend on each other
-FEWEST = 8  # stretches with tokens in a cell that is judged: fewer say too little of their own variation
+STRETCH = 128  # positions; tokens of a prompt's rollouts that are further apart hardly depend on each other
+FEWEST = 3  # stretches of equal weight (Kish 1965): fewer say too little of their own variation
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Rollout:
     Attributes:
         engine: the number of the engine that sampled it.
         rank: the rank of the actor that scored it.
+        prompt: the number of its prompt.
         positions: int64 ``[T]``, of the tokens in the sequence.
         sampled: float ``[T]``, log-probs by the engine, nat.
         scored: float ``[T]``, by the trainer.
@@ -31,6 +32,7 @@ class Rollout:
 
     engine: int
     rank: int
+    prompt: int
     positions: torch.Tensor
     sampled: torch.Tensor
     scored: torch.Tensor
@@ -51,51 +53,49 @@ def compare(rollouts: Sequence[Rollout]) -> Comparison:
 
 def _row(name: str, rollouts: Sequence[Rollout], ends: Sequence[int]) -> Row:
     positions = torch.cat([one.positions for one in rollouts])
+    prompts = torch.cat([torch.full_like(one.positions, one.prompt) for one in rollouts])
     sampled, scored, base = (
         torch.cat([getattr(one, side) for one in rollouts]).double() for side in ("sampled", "scored", "base")
     )
-    of = stretches([len(one.positions) for one in rollouts])
+    stretches = prompts * int(positions.max() + 1) + positions // STRETCH
     distance, to_base = ((sampled - side).abs().clamp(max=CLIP) for side in (scored, base))
     quarters = torch.bucketize(positions, torch.tensor(ends))
-    cells = [_mean(distance[quarters == number], of[quarters == number]) for number in range(len(ends))]
-    return Row(name, len(of), _mean(distance, of), cells, _slope(sampled, scored, of), _mean(distance - to_base, of))
+    cells = [_mean(distance[quarters == number], stretches[quarters == number]) for number in range(len(ends))]
+    mean, nearer = (_mean(values, stretches) for values in (distance, distance - to_base))
+    return Row(name, len(positions), mean, cells, _slope(sampled, scored, stretches), nearer)
 
 
-def stretches(lengths: Sequence[int]) -> torch.Tensor:
-    """Return for each token of rollouts, one after the other, the number of its stretch, int64 ``[T]``."""
-    parts = [size for length in lengths for size in (*[STRETCH] * (length // STRETCH), length % STRETCH) if size]
-    return torch.repeat_interleave(torch.tensor(parts))
+def _mean(values: torch.Tensor, stretches: torch.Tensor) -> Cell:
+    mean, shares = float(values.mean()), torch.full_like(values, 1 / max(len(values), 1))
+    return Cell(mean, _error((values - mean) * shares, shares, stretches))
 
 
-def _mean(values: torch.Tensor, of: torch.Tensor) -> Cell:
-    mean = float(values.mean())
-    return Cell(mean, _error((values - mean) / max(len(values), 1), of))
+def _slope(of: torch.Tensor, on: torch.Tensor, stretches: torch.Tensor) -> Cell:
+    """Return the slope of a robust regression with Huber's loss (Huber 1964), by reweighted least squares."""
+    weights = torch.ones_like(on)
+    for _ in range(ROUNDS):
+        x, y = (side - (weights * side).sum() / weights.sum() for side in (on, of))
+        variance = (weights * x * x).sum()  # 0 if the trainer's log-probs do not vary: then all is NaN
+        slope = (weights * x * y).sum() / variance
+        influence, shares = weights * x * (y - slope * x) / variance, weights * x * x / variance
+        weights = CLIP / (y - slope * x).abs().clamp(min=CLIP)
+    return Cell(float(slope), _error(influence, shares, stretches))
 
 
-def _error(influence: torch.Tensor, of: torch.Tensor) -> float:
-    """Return the standard error of a number to which each token adds its influence.
+def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tensor) -> float:
+    """Return the standard error of a number: the jackknife's, which leaves out one stretch after the other.
 
-    Tokens near each other are not independent: what an expert did to one, later ones read. So their influences are
-    summed over stretches, whose sums vary around 0, and the squares of those add up (Liang and Zeger 1986).
+    Tokens of a stretch are not independent: rollouts of a prompt say much the same, and what an expert did to one
+    token, those after it read.
 
     Args:
-        influence: ``[T]``; adds up to 0.
-        of: int64 ``[T]``, the stretch of each token.
+        influence: what each token adds to the number, ``[T]``; together 0.
+        shares: how much each token counts, ``[T]``; together 1.
+        stretches: int64 ``[T]``, the number of each token's stretch.
     """
-    sums = torch.zeros(int(of.max()) + 1 if len(of) else 0, dtype=influence.dtype).index_add(0, of, influence)
-    count = len(of.unique())
-    return math.sqrt(count / (count - 1) * float(sums.square().sum())) if count >= FEWEST else math.nan
-
-
-def _slope(of_engine: torch.Tensor, of_trainer: torch.Tensor, of: torch.Tensor) -> Cell:
-    """Return the slope of a robust regression with Huber's loss (Huber 1964), by reweighted least squares."""
-    weights, slope, influence = torch.ones_like(of_trainer), math.nan, torch.full_like(of_trainer, math.nan)
-    for _ in range(ROUNDS):
-        x, y = (side - (weights * side).sum() / weights.sum() for side in (of_trainer, of_engine))
-        variance = float((weights * x * x).sum())
-        if not variance:
-            break
-        slope = float((weights * x * y).sum()) / variance
-        influence = weights * x * (y - slope * x) / variance
-        weights = CLIP / (y - slope * x).abs().clamp(min=CLIP)
-    return Cell(slope, _error(influence, of))
+    found, number = stretches.unique(return_inverse=True)
+    influence, shares = (torch.zeros(len(found)).to(each).index_add(0, number, each) for each in (influence, shares))
+    if not 0 < float(shares.square().sum()) <= 1 / FEWEST:
+        return math.nan
+    changes = influence / (1 - shares)  # of the number, without the stretch
+    return math.sqrt((len(found) - 1) / len(found) * float(changes.square().sum()))

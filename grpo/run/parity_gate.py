@@ -98,6 +98,7 @@ def score(
     )
     engines = {actor_id(engine): number for number, engine in enumerate(trainer.vllm_engines)}
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
+    prompts: dict[str, int] = {}
     rollouts = []
     for number, batch in enumerate(batches):
         for row, index in enumerate(batch.index):
@@ -107,7 +108,8 @@ def score(
                 continue
             sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
             positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
-            rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), positions, *sides))
+            prompt = prompts.setdefault(samples[index].prompts[0], len(prompts))
+            rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), prompt, positions, *sides))
     return rollouts
 
 

@@ -81,7 +81,7 @@ def judge(what: str, found: "Sequence[Rollout]") -> Passed:
     if problems := list(comparison.problems(LIMIT)):
         raise UserError(f"{line}: {problems[0].what}", f"{problems[0].remedy}; see docs/parity.md")
     if math.isnan(comparison.rows[0].mean.error):
-        raise UserError(f"{line}: {len(found)} rollouts are too few to judge")
+        raise UserError(f"{line}: {len(found)} prompts are too few to judge")
     if without < 2 * LIMIT:
         raise UserError(f"{line}: the adapter changes nothing, so nothing was proven")
     return Passed(line, {"difference_nat": mean, "without_adapter_nat": without})
@@ -157,5 +157,5 @@ def rollouts(
     for row, (text, prompt, (_, sampled)) in enumerate(zip(texts, prompts, answers, strict=True)):
         positions = torch.arange(len(prompt), len(text))
         of_row = now[row, positions - 1], base[row, positions - 1]
-        result.append(Rollout(0, 0, positions, torch.tensor(sampled), *of_row))
+        result.append(Rollout(0, 0, row, positions, torch.tensor(sampled), *of_row))
     return result

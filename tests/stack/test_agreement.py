@@ -320,7 +320,7 @@ def test_the_gate_notices_rotary_frequencies_in_bf16(stack, prompts, texts):
             scored = stack.trainer_log_probs(text)
             likely = (scored > -3).nonzero().flatten()  # as tokens are that an engine samples
             sides = [(of_engine[index][likely], scored[likely], scored[likely]) for of_engine in sampled]
-            rollouts += [Rollout(number, 0, likely + 1, *three) for number, three in enumerate(sides)]
+            rollouts += [Rollout(number, 0, index, likely + 1, *three) for number, three in enumerate(sides)]
         comparison = compare(rollouts)
         print(*comparison.table(), sep="\n")
         return [problem.what for problem in comparison.problems(limit=0.05)]

@@ -193,7 +193,7 @@ class Stack:
                 steps = zip(answer.token_ids, answer.logprobs, strict=True)
                 sampled = torch.tensor([at[token].logprob for token, at in steps])
                 now, without = scored[row][positions - 1], base[row][positions - 1]
-                rollouts.append(Rollout(number, 0, positions, sampled, now, without))
+                rollouts.append(Rollout(number, 0, row, positions, sampled, now, without))
         return rollouts
 
     def _scored(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:

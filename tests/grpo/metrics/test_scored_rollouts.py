@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.metrics.parity import Comparison
-from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare, stretches
+from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare
 from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
@@ -32,7 +32,7 @@ def rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list
             sampled = sampled + 0.2 * torch.linspace(0, 1, LENGTH).square() * normal()
         if number % 2 and fault == "sinks":
             sampled = sampled + 0.1 * normal()
-        made.append(Rollout(number % 2, number // 16, torch.arange(10, 10 + LENGTH), sampled, scored, base))
+        made.append(Rollout(number % 2, number // 16, number, torch.arange(10, 10 + LENGTH), sampled, scored, base))
     return made
 
 
@@ -68,18 +68,29 @@ def test_a_few_tokens_with_other_experts_are_no_fault():
     assert comparison.rows[0].mean.value < 0.01
 
 
-def test_few_rollouts_are_not_judged():
-    tokens = torch.arange(100), torch.zeros(100), -torch.ones(100), -torch.ones(100)
-    assert list(compare([Rollout(0, 0, *tokens)] * 7).problems(limit=0.05)) == []
-    assert list(compare([Rollout(0, 0, *tokens)] * 8).problems(limit=0.05))
-
-
-def test_long_rollouts_count_as_several_stretches():
-    assert stretches([3, 300, 128]).bincount().tolist() == [3, 128, 128, 44, 128]
-    length = 8 * STRETCH
+def alike(prompts: int, length: int, each: int = 8) -> list[Rollout]:
+    """Rollouts that differ by 0.2 nat everywhere, `each` of a prompt."""
     scored = -torch.randn(length, generator=torch.Generator().manual_seed(1)).exp()
-    long = Rollout(0, 0, torch.arange(length), scored + 0.2, scored, scored)
-    assert list(compare([long]).problems(limit=0.05)), "the rows are those of one rollout"
+    tokens = torch.arange(length), scored + 0.2, scored, scored
+    return [Rollout(0, 0, prompt, *tokens) for prompt in range(prompts) for _ in range(each)]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "is_judged"), [(alike(2, 100), False), (alike(4, 100), True), (alike(1, 4 * STRETCH, each=1), True)]
+)
+def test_rollouts_of_a_prompt_say_much_the_same(rollouts, is_judged):
+    """So a few prompts are not judged, however many rollouts they have; but one of many tokens is."""
+    assert bool(list(compare(rollouts).problems(limit=0.05))) == is_judged
+
+
+def test_one_token_says_nothing_of_the_scale():
+    """Seen in a healthy run: a policy is certain of all tokens but one, which is the same in eight rollouts."""
+    certain = [Rollout(0, 0, prompt, torch.arange(9), *torch.zeros(3, 9)) for prompt in range(8) for _ in range(8)]
+    for rollout in certain[:8]:
+        rollout.sampled[4], rollout.scored[4], rollout.base[4] = -0.9, -1.0, -1.0
+    comparison = compare(certain)
+    assert comparison.rows[0].scale.value == pytest.approx(0.9)
+    assert list(comparison.problems(limit=0.05)) == []
 
 
 def test_numbers_are_those_of_their_definition():

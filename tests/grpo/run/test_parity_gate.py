@@ -47,7 +47,7 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
     for _ in range(batches):
         sequences = torch.randint(100, (ROWS, LENGTH), generator=generator)
         index = list(range(len(samples), len(samples) + ROWS))
-        samples += [SimpleNamespace(sampled_by=ENGINES[number % 2]) for number in index]
+        samples += [SimpleNamespace(sampled_by=ENGINES[number % 2], prompts=[str(number)]) for number in index]
         base = -(sequences[:, 1:] % 7) / 2
         off = torch.tensor([shift * (number % 2) for number in index])[:, None]
         mask = torch.ones(ROWS, LENGTH - 1, dtype=torch.long)

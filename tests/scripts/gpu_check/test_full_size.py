@@ -206,8 +206,8 @@ def rollouts(difference: float, adapter: float, count: int = 8) -> list:
     noise = difference * torch.randn(scored.shape)
     positions = torch.arange(40)
     return [
-        Rollout(0, 0, positions, one + of, one, one + adapter * torch.randn(len(one)))
-        for one, of in zip(scored, noise, strict=True)
+        Rollout(0, 0, prompt, positions, one + of, one, one + adapter * torch.randn(len(one)))
+        for prompt, (one, of) in enumerate(zip(scored, noise, strict=True))
     ]
 
 
@@ -217,7 +217,7 @@ def test_engines_and_actors_are_judged() -> None:
     for found, said in (
         (rollouts(0.2, 0.5), "mean difference"),
         (rollouts(0.01, 0.01), "the adapter changes nothing"),
-        (rollouts(0.01, 0.5, 4), "4 rollouts are too few to judge"),
+        (rollouts(0.01, 0.5, 2), "2 prompts are too few to judge"),
     ):
         with pytest.raises(UserError, match=said):
             engine.judge("2 layers", found)
