@@ -37,7 +37,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=() AGAIN=()
+TINY=0 TINY_TOOLS="" GPUS="" MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=() AGAIN=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -99,13 +99,14 @@ done
 if [[ -n $RESUME && -n $RUN_DIR ]]; then refuse "--resume continues in its own folder; remove --run-dir"; fi
 if [[ -n $FROM_STEP && ! $FROM_STEP =~ ^[0-9]+$ ]]; then refuse "--from-step is '$FROM_STEP'; give a number"; fi
 
-# The tiny run fits the machine: it takes 4 GPUs, and a machine with fewer is a smaller box
+# The tiny run fits the machine: it takes 4 GPUs, and without --gpus a machine with fewer is a smaller box
 if ((TINY)); then
     STACK="$("$HERE/scripts/setup.sh" --show-stack)"
-    if [[ $STACK == gpu && $GPUS == 8 && -z ${RAY_ADDRESS-} ]]; then
+    if [[ $STACK == gpu && -z $GPUS && -z ${RAY_ADDRESS-} ]]; then
         case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
     fi
 fi
+if [[ -z $GPUS ]]; then GPUS=8; fi
 
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 

@@ -27,7 +27,7 @@ LARGE = (
     "agreement",
     "bench",
 )
-# It waits for minutes, until Ray notices that a node is lost.
+# It waits until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
 
 

@@ -98,7 +98,8 @@ def passes(reference, texts) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
     def compute() -> tuple[torch.Tensor, torch.Tensor]:
         after = distributions(reference, texts)
-        return torch.cat([of_text(text, values) for text, values in zip(texts, after, strict=True)]), after[-1][-ENDS:].flip(0)
+        log_probs = [of_text(text, values) for text, values in zip(texts, after, strict=True)]
+        return torch.cat(log_probs), after[-1][-ENDS:].flip(0)
 
     return [compute(), *simulate(reference, compute)]
 

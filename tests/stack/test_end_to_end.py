@@ -1,6 +1,7 @@
 """`./train_grpo.sh --tiny` as a user types it."""
 
 import json
+from argparse import Namespace
 from importlib.metadata import version
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 
 import patches
 from eval import compare, table
+from grpo.launch.learning_rate import LearningRate
 from grpo.metrics import metric_schema
 from grpo.model import loading
 
@@ -40,6 +42,17 @@ def test_every_step_has_its_metrics(finished):
         assert step["thinking_length"] < step["response_length"] <= step["thinking_length"] + step["answer_length"]
         assert 0 < step["entropy_p10"] < step["entropy_p90"] and 0 <= step["unallocated_mass"] < 0.01
         assert step["dropped_values"] == 0 and step["tokens_per_second"] > 0
+
+
+@pytest.mark.timeout(900)
+def test_the_learning_rate_is_that_of_the_plan(finished):
+    """DeepSpeed's at each of its steps; the first of the warm-up is 0."""
+    config = json.loads((finished / "config.json").read_text())
+    updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_rollout"))
+    rate = LearningRate.of_run(Namespace(**config["flags"]), *updates)
+    steps = lines(finished / "metrics.jsonl")
+    assert [step["actor_lr"] for step in steps] == pytest.approx([rate.of_step(step["step"]) for step in steps])
+    assert steps[0]["actor_lr"] == rate.peak / 2
 
 
 @pytest.mark.timeout(900)

@@ -1,44 +1,60 @@
 """The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from scripts.soak.proof import differences, same_tensors
 
-from .runs import kill, lines, train
+from .recorded import Agreement, Sample, of_the_next_token, read_samples
+from .rounding import reference_model
+from .runs import ROOT, kill, lines, train
 
-STEPS, SAVED = 4, 2
+SAVED, LAST, STEPS = 2, 4, 5
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
-    "EVAL_STEPS": str(SAVED),
+    "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64",
 }  # fmt: skip
 
 
+@dataclass
+class Parts:
+    """A run that was killed in step 5 and went on after step 2, and a copy of what the kill left."""
+
+    before: Path
+    after: Path
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[Path, Path]:
-    """An undisturbed run, and one that is killed in the step after its checkpoint, and resumed."""
+def parts(tmp_path_factory) -> Parts:
     folder = tmp_path_factory.mktemp("runs")
-    whole, killed = folder / "whole", folder / "killed"
-    box = ("--gpus", 1, "--steps", STEPS)
-    assert "starting Ray (1 GPU" in train(*box, "--run-dir", whole, **SETTINGS)
-    saved = killed / "checkpoints" / f"step_{SAVED}"
-    kill(killed, lambda: saved.exists(), *box, "--run-dir", killed, **SETTINGS)
-    assert f"continuing after step {SAVED}" in train(*box, "--resume", killed, **SETTINGS)
-    return whole, killed
+    run = folder / "run"
+    metrics, box = run / "metrics.jsonl", ("--gpus", 1, "--steps", STEPS)
+
+    def is_evaluated() -> bool:  # the last that is done in a step
+        rows = metrics.read_bytes().splitlines() if metrics.exists() else []
+        return any(f'"step": {LAST},'.encode() in row and b'"exact_match"' in row for row in rows)
+
+    kill(run, is_evaluated, *box, "--run-dir", run, **SETTINGS)
+    shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
+    output = train(*box, "--resume", run, "--from-step", SAVED, **SETTINGS)
+    assert "starting Ray (1 GPU" in output and f"continuing after step {SAVED}" in output
+    return Parts(folder / "before", run)
 
 
 @pytest.mark.timeout(900)
-def test_engine_and_actor_agree_before_and_after_the_first_update(runs):
-    for run in runs:
-        gates = lines(run / "parity.jsonl")
-        assert {gate["has_adapter"] for gate in gates} == {False, True}
-        assert not [problem for gate in gates for problem in gate["problems"]]
+def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
+    gates = [*lines(parts.before / "parity.jsonl"), *lines(parts.after / "parity.jsonl")]
+    assert {gate["has_adapter"] for gate in gates} == {False, True}
+    assert not [problem for gate in gates for problem in gate["problems"]]
 
 
 @pytest.mark.timeout(900)
-def test_rollouts_use_the_tool_and_train(runs):
-    steps = lines(runs[0] / "metrics.jsonl")
+def test_rollouts_use_the_tool_and_train(parts):
+    steps = lines(parts.after / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
         assert step["token_mismatch"] == step["dropped_values"] == 0 and step["grad_norm"] > 0
@@ -46,10 +62,27 @@ def test_rollouts_use_the_tool_and_train(runs):
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(runs):
-    whole, killed = runs
-    assert differences(lines(whole / "metrics.jsonl"), lines(killed / "metrics.jsonl")) == []
-    evaluations = [lines(run / "eval.jsonl") for run in runs]
-    assert [row["step"] for row in evaluations[0]] == [0, SAVED, STEPS]
-    assert differences(*evaluations) == []
-    assert same_tensors(*(run / "final" / "adapter_model.safetensors" for run in runs))
+def test_samples_of_several_turns_have_the_engines_log_probs(parts):
+    model = ROOT / ".cache" / "tiny-model" / "python" / "bf16"
+    samples = read_samples(lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[:16]
+    assert any(map(has_several_turns, samples))
+    agreement = Agreement.of(samples, reference_model(model))
+    assert agreement.holds()
+    assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
+
+
+def has_several_turns(sample: Sample) -> bool:
+    places = sample.sampled.nonzero().flatten()
+    return int(places[-1] - places[0]) >= len(places)
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(parts):
+    """Of the steps that both made: an undisturbed run first, and then the resumed one."""
+    before, after = (lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
+    assert len(before) >= LAST and differences(before[:LAST], after[:LAST]) == []
+    before, after = (lines(run / "eval.jsonl") for run in (parts.before, parts.after))
+    assert [row["step"] for row in after] == [0, SAVED, LAST, STEPS]
+    assert differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
+    folders = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (parts.before, parts.after)]
+    assert same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))

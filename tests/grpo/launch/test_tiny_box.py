@@ -79,6 +79,7 @@ def test_gpus_that_are_hidden_do_not_count(gpu_checkout, tmp_path) -> None:
 def test_what_is_given_counts(gpu_checkout, tmp_path) -> None:
     one = machine_of(1, tmp_path)
     assert [flags(gpu_checkout, "--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == ["1", "2", "2"]
+    assert [flags(gpu_checkout, "--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == ["2", "1", "2"]
     joined = flags(gpu_checkout, "--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
     assert [joined[name] for name in SHAPE] == ["2", "1", "2"], "a cluster has other machines"
     assert flags(gpu_checkout, "--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"
