@@ -15,6 +15,8 @@ from grpo.diagnosis.finding import (
 from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
+FEW = 2  # steps by which a cause that is read from medians may seem to begin late
+EXACT = {"mismatch"}  # causes whose first step is exact
 TOLERANCE = 10  # steps of error in an onset: the levels around it are means of about as many
 
 
@@ -78,14 +80,15 @@ def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
     """Say whether one finding follows from the other: it began while the other lasted.
 
     A fall of correctness, and a rise of truncation, must begin with their cause, or at the end of it. A condition that
-    the run has long tolerated is not their cause, nor is what began after the fall: a damaged policy shows in many ways.
+    the run has long tolerated is not their cause. Nor is what began after the fall: it may follow from the damage.
     """
     if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
     if not consequence.says_it_fell and consequence.name != "truncation":
         return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
     turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
-    return any(0 <= consequence.onset - step <= TOLERANCE for step in turns)
+    late = 0 if cause.name in EXACT else FEW
+    return any(-late <= consequence.onset - step <= TOLERANCE for step in turns)
 
 
 class Monitor:

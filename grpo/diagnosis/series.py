@@ -4,7 +4,6 @@ Standard errors account for the correlation of neighbours. Nothing here is a p-v
 many columns after every step, so they require 4 to 5 standard errors instead of 2.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,26 +141,6 @@ def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
     change = float(new.mean() - old.mean())
     error = max(deviation, 1e-12) * (1 / len(old) + 1 / len(new)) ** 0.5
     return Shift(index, float(old.mean()), float(new.mean()), change / error)
-
-
-def chance_of_so_few(right_before: int, before: int, right_after: int, after: int) -> float:
-    """Return the chance of `right_after` or fewer if right samples were distributed at random (Fisher's exact test).
-
-    Args:
-        right_before, right_after: right samples on each side of a split.
-        before, after: all samples on each side.
-    """
-    right, samples = right_before + right_after, before + after
-    least = max(right - before, 0)
-    terms = [
-        _log_choose(after, x) + _log_choose(before, right - x) - _log_choose(samples, right)
-        for x in range(least, min(right_after, after) + 1)
-    ]
-    return min(sum(map(math.exp, terms)), 1.0)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def rolling_median(values: np.ndarray, width: int = 5) -> np.ndarray:

@@ -54,7 +54,7 @@ def test_a_clean_run_begins_with_its_verdict_and_counts_one_step_as_one(tmp_path
 
 
 def test_range_has_one_text_and_a_free_cut_shows_no_cost(tmp_path, capsys):
-    row = {"actor_lr": 1e-6, "ppo_kl": 0.4, "truncated": 0.6, "correct": 0.5, "correct_whole": 0.5}
+    row = {"actor_lr": 1e-6, "ppo_kl": 0.07, "truncated": 0.6, "correct": 0.5, "correct_whole": 0.5}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **row}) + "\n" for n in range(1, 9)))
     assert diagnose.main([str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -135,6 +135,8 @@ def _has_learned(correct: Series, begin: int, onset: int) -> bool:
 def truncation(run: RunHistory) -> list[Finding] | str:
     """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
     cut = _at_full_length(run, run.need("truncated", 5))
+    if not len(cut):
+        return "no step has had the full length limit"
     if bottleneck := _bottleneck(run, cut):
         return [bottleneck]
     if len(cut) < 20:

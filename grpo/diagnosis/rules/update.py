@@ -84,7 +84,7 @@ def instability(run: RunHistory) -> list[Finding] | str:
         onset = min([fall.onset, *(one.first for one in explained if one.first >= fall.onset - NEAR)])
         last = int(run.steps[-1])
         return [finding(run, "instability", CRITICAL, onset, last, *fallen, *symptoms)]
-    if far := _out_of_range(run, "ppo_kl", times=2, least=5):
+    if far := _out_of_range(run, "ppo_kl", times=2):
         return [finding(run, "instability", WARNING, far.first, far.last, far)]
     have = [name for name in ("ppo_kl", "ppo_clip_ratio", "grad_norm") if len(run.column(name))]
     if not have:
@@ -99,10 +99,10 @@ def _explains(symptom: Evidence, fall: Fall) -> bool:
     return fall.is_certain or (fall.is_likely and abs(symptom.first - fall.onset) <= NEAR)
 
 
-def _out_of_range(run: RunHistory, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
-    """Return the longest spell of steps beyond `times` the range."""
+def _out_of_range(run: RunHistory, name: str, times: float = 1.0) -> Evidence | None:
+    """Return the longest spell of three steps or more beyond `times` the range."""
     column = magnitude(run, name)
-    spells_beyond = spells(column.values > times * edge(name), least, gap=6)
+    spells_beyond = spells(column.values > times * edge(name), least=3, gap=6)
     if not spells_beyond:
         return None
     first, last = max(spells_beyond, key=lambda spell: spell[1] - spell[0])
@@ -167,7 +167,7 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
         advantages = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
         least = 2 * max((float(np.median(values)) for values in advantages if len(values)), default=0.0)
     limits = np.full(len(size), np.inf)
-    for index in range(USUAL, len(size)):
+    for index in USUAL + np.flatnonzero(size[USUAL:] > least):
         before = size[:index]
         limits[index] = max(SPIKE * float(np.median(before)), beyond * float(np.quantile(before, 0.8)), least)
     return limits

@@ -83,7 +83,7 @@ def test_no_gradient_although_groups_have_spread() -> None:
     assert named(later) == {"lost_gradient": 23}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
     after = np.arange(22) >= 10
     rows = rows_of(
@@ -107,10 +107,9 @@ def test_a_loss_spike_is_reported_in_its_own_step() -> None:
     assert named(rows) == {"spikes": 11}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_entropy_rises_while_correctness_falls(seed: int) -> None:
+def test_entropy_rises_while_correctness_falls() -> None:
     ramp = np.clip((np.arange(60) - 20) / 20, 0, 1)
-    rows = rows_of(entropy=0.5 + 1.6 * ramp, correct=noisy(0.52 - 0.22 * ramp, seed, prompts=16))
+    rows = rows_of(entropy=0.5 + 1.6 * ramp, correct=noisy(0.52 - 0.22 * ramp, prompts=16))
     assert named(rows)["entropy_rise"] <= 42
     assert diagnosed(rows).findings[0].actions[0].setting == "--resume"
 

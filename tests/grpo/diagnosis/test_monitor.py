@@ -6,10 +6,10 @@ from grpo.diagnosis.diagnose import Monitor
 from grpo.diagnosis.finding import CRITICAL, WARNING
 
 
-def watch(run, every=1, first=1):
-    """Return (step, finding) of everything that is named from step `first` on."""
+def watch(run, every=1, first=1, last=None):
+    """Return (step, finding) of everything that is named from step `first` to step `last`."""
     monitor, named = Monitor(run.config), []
-    for end in range(first, len(run.rows) + 1, every):
+    for end in range(first, min(last or len(run.rows), len(run.rows)) + 1, every):
         step = run.rows[end - 1]["step"]
         for finding in monitor.new_onsets(run.rows[:end], [row for row in run.evals if row["step"] <= step]):
             named.append((step, finding))
@@ -26,7 +26,9 @@ def watch(run, every=1, first=1):
 def test_onset_is_reported_once_and_soon(name, delay, sick):
     delays = []
     for run in sick(name, 3):
-        named = [(step, finding) for step, finding in watch(run, first=run.onsets[name]) if finding.name == name]
+        onset = run.onsets[name]
+        found = watch(run, first=onset, last=onset + delay + 5)
+        named = [(step, finding) for step, finding in found if finding.name == name]
         assert [finding.severity for _, finding in named] in ([], [WARNING], [CRITICAL], [WARNING, CRITICAL])
         delays += [step - run.onsets[name] for step, _ in named[:1]]
     assert len(delays) >= 2 and sorted(delays)[1] <= delay and min(delays) >= 0

@@ -5,6 +5,7 @@ import pytest
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL
 from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.rules import RULES
 from scripts.bench.parts.real_runs import RealRun, SickRun, read_all
 
 RUNS: dict[str, RealRun] = {run.name: run for run in read_all()}
@@ -62,6 +63,17 @@ def test_a_learning_rate_that_is_too_high_is_not_answered_with_longer_responses(
     findings = diagnose(of_rows(run.rows, run.evals, run.config)).findings
     assert "truncation" in findings[0].consequences and findings[0].actions[1].setting == "LEARNING_RATE"
     assert not any(action.setting == "GENERATE_MAX_LEN" for one in findings for action in one.actions[:2])
+
+
+@pytest.mark.parametrize("name", ["adapter-damaged", "lr-30x", "many-updates"])
+def test_no_remedy_is_lost_with_what_another_finding_explains(name: str) -> None:
+    run = SICK[name]
+    history = of_rows(run.rows, run.evals, run.config)
+    shown = diagnose(history).findings
+    assert any(one.consequences for one in shown)
+    every = [finding for rule in RULES for finding in diagnose(history, {rule: RULES[rule]}).findings]
+    settings = [{action.setting for one in findings for action in one.actions} for findings in (every, shown)]
+    assert settings[0] == settings[1]
 
 
 @pytest.mark.parametrize("name", SICK)

@@ -70,7 +70,7 @@ def test_nothing_is_found_in_too_few_steps(name, sick):
     for run in sick(name, 3):
         few = of(run, rows=run.rows[:6], evals=run.evals[:1])
         assert {finding.name.partition(":")[0] for finding in few.findings} <= {
-            *("judge_outage", "mismatch", "truncation", "out_of_range")
+            *("judge_outage", "mismatch", "truncation", "instability", "out_of_range")
         }
         assert len(few.not_judged) > 8 and all(few.not_judged.values())
 

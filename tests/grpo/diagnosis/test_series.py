@@ -1,14 +1,11 @@
 """The statistics: against definitions, and on noise of which the truth is known."""
 
-import math
-
 import numpy as np
 import pytest
 
 from grpo.diagnosis.series import (
     LONGEST,
     Series,
-    chance_of_so_few,
     neighbours,
     rolling_median,
     shift,
@@ -97,11 +94,3 @@ def test_spells_bridge_small_gaps_and_drop_short_ones():
 def test_neighbours_of_constants_and_of_alternating_values():
     assert neighbours(np.zeros(10)) == 0 and neighbours(np.array([1.0, -1.0] * 10)) == 0
     assert neighbours(ar(np.random.default_rng(5), 2000, 0.5)) == pytest.approx(0.5, abs=0.07)
-
-
-@pytest.mark.parametrize("table", [(0, 5, 0, 5), (3, 10, 0, 12), (9, 30, 2, 40), (5, 5, 5, 5), (0, 4, 3, 6)])
-def test_chance_of_so_few_matches_fishers_exact_test(table):
-    right_before, before, right_after, after = table
-    right, samples = right_before + right_after, before + after
-    ways = [math.comb(after, x) * math.comb(before, right - x) for x in range(right_after + 1) if x <= right]
-    assert chance_of_so_few(*table) == pytest.approx(sum(ways) / math.comb(samples, right))
