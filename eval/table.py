@@ -1,18 +1,22 @@
-"""Print the evaluations of a training run as a table: base, step 10, step 20, ..., final.
+"""Print evaluations as one table, in the order in which they are named.
 
-    python -m eval.table RUN_DIR
+    python -m eval.table FOLDER [FOLDER ...]
 
-Evaluations in a separate METRICS_DIR are found through the run's config.json. The samples behind a row are in
-RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares two such files.
+FOLDER is the --out of `eval.evaluate`, `eval.teacher` or `eval.conversations`, which gives one row, or a run directory,
+which gives its base, step 10, step 20, ..., final. Evaluations in a separate METRICS_DIR are found through the run's
+config.json. The samples behind a run's row are in RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares
+two such files.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.run.measure import NAMES, is_whole, of_row
+from eval.output import RESULT, read_config
+from grpo.run.measure import EXACT_MATCH, NAMES, is_whole, of_row
 from grpo.run.run_files import RunFiles
 from grpo.stack import command
 from grpo.stack.json_files import read_rows
@@ -22,12 +26,14 @@ _SHARES = (
     *(("thinking_truncated", "thinking cut"), ("truncated", "truncated")),
     *(("no_final", "no final"), ("no_answer", "no answer")),
 )
+_HEADS = NAMES | {EXACT_MATCH: "pass@1"}
 _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("answer_length", "answer"))
 
 
 def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Return labelled results of :func:`grpo.run.records.summarise` as lines; empty columns are left out."""
-    cells = [{"": label, **_cells(result)} for label, result in rows]
+    ks = sorted({int(k) for _, result in rows for k in result["pass_at_k"]} - {1})
+    cells = [{"": label, **_cells(result, ks)} for label, result in rows]
     names = list(dict.fromkeys(name for row in cells for name in row))
     shown = [name for name in names if any(row.get(name) for row in cells) or not name]
     lines = [shown] + [[row.get(name, "") for name in shown] for row in cells]
@@ -40,22 +46,22 @@ def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     ]
 
 
-def _cells(result: dict[str, Any]) -> dict[str, str]:
+def _cells(result: dict[str, Any], ks: Sequence[int]) -> dict[str, str]:
     cells = {
         "problems": str(result["n"]) if is_whole(result) else f"{result['n']} of {result['problems']}",
         "samples": str(result["samples"]),
-        NAMES[of_row(result)]: _rate(result, of_row(result)),
+        _HEADS[of_row(result)]: _rate(result, of_row(result)),
     }
-    for k, rate in result["pass_at_k"].items():
-        if k != "1":
-            cells[f"pass@{k}"] = _rate(rate, "value")
+    cells |= {f"pass@{k}": _rate(result["pass_at_k"].get(str(k)), "value") for k in ks}
+    greedy = result.get("greedy")
+    cells["greedy"] = _rate(greedy, of_row(greedy or {}))
     cells |= {name: _number(result.get(key), ".1%") for key, name in _SHARES}
     cells |= {name: _number(result.get(key), ".0f") for key, name in _LENGTHS}
     return cells | {"ungraded": str(result["ungraded"] or "")}
 
 
-def _rate(result: dict[str, Any], key: str) -> str:
-    if result[key] is None:
+def _rate(result: dict[str, Any] | None, key: str) -> str:
+    if result is None or result[key] is None:
         return ""
     has_interval = result["ci_low"] is not None
     return f"{result[key]:.3f}" + (f" [{result['ci_low']:.3f}, {result['ci_high']:.3f}]" if has_interval else "")
@@ -71,21 +77,37 @@ def result_table(result: dict[str, Any]) -> list[str]:
     return table([("all", result), *sources.items()] if len(sources) > 1 else list(sources.items()))
 
 
-def run_table(folder: Path) -> list[str]:
-    """Return the table of a training run.
+def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the labelled results of a run's evaluations, or of the one in an evaluation's folder.
 
     Raises:
-        UserError: if it has no evaluation.
+        UserError: if there is none.
     """
     files = RunFiles(folder)
     rows = read_rows(files.evals)
-    if not rows:
-        raise UserError(f"{folder} has no evaluation", "name a run directory with an eval.jsonl")
-    is_finished = files.final.is_dir()
-    labels = ["base" if row["step"] == 0 else f"step {row['step']}" for row in rows]
-    if is_finished and len(rows) > 1:
-        labels[-1] += ", final"
-    return table(list(zip(labels, rows, strict=True)))
+    if rows:
+        labels = ["base" if row["step"] == 0 else f"step {row['step']}" for row in rows]
+        if files.final.is_dir() and len(rows) > 1:
+            labels[-1] += ", final"
+        return list(zip(labels, rows, strict=True))
+    read_config(folder)
+    if not (folder / RESULT).is_file():
+        raise UserError(f"{folder} is not finished", "continue it with the command that started it")
+    return [(str(folder), json.loads((folder / RESULT).read_text(encoding="utf-8")))]
+
+
+def several(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the labelled results of all folders. With several runs, the rows of each begin with its folder."""
+    rows = {folder: rows_of(folder) for folder in folders}
+    runs = [folder for folder in folders if read_rows(RunFiles(folder).evals)]
+    named = runs if len(runs) > 1 else ()
+    return [(f"{f} {label}" if f in named else label, row) for f, part in rows.items() for label, row in part]
+
+
+def problems_of(folder: Path) -> set[str]:
+    """Return the ids of the problems that a run or an evaluation is graded on."""
+    files = list(RunFiles(folder).sample_files("eval").values())
+    return {row["id"] for row in read_rows(files[-1])} if files else set(read_config(folder)["problems"])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,9 +119,13 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="RUN_DIR")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    folders = parser.parse_args(argv).folders
     try:
-        lines = run_table(parser.parse_args(argv).folder)
+        lines = table(several(folders))
+        for folder in folders[1:]:
+            if problems_of(folder) != problems_of(folders[0]):
+                print(f"eval.table: warning: {folder} has other problems than {folders[0]}", file=sys.stderr)
     except UserError as error:
         print(f"eval.table: {error}", file=sys.stderr)
         return 2

@@ -16,6 +16,7 @@ from grpo.launch.decoding import LARGE, Engine, Factors
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import WEIGHT_BYTES, Plan
 from grpo.model.architecture import NO_SHARD, PACKED, Architecture
+from grpo.rollout import greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 from grpo.update import old_policy
@@ -182,7 +183,7 @@ def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
     copies = ((plan.lora_parameters or 0) * WEIGHT_BYTES + saved) / _COPIES
     yield Phase("sync, checkpoint", copies, copies, 5 * copies, "assumes 1 GB/s", BETWEEN)
     if plan.architecture and plan.evals and plan.eval_prompts and plan.steps:
-        samples = plan.eval_prompts * args.eval_n_samples_per_prompt
+        samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + greedy.answers(args.eval_temperature))
         engine, each = _decode(config, plan.architecture, rates, samples)
         share, (low, high) = plan.evals * each / plan.steps, engine.unsure
         source = f"{plan.evals} of {each:,.0f} s over {plan.steps} steps"

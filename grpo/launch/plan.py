@@ -15,6 +15,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model, read_whole
 from grpo.model.released import RELEASED, as_model
+from grpo.rollout import greedy
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -230,7 +231,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     if plan.evals is not None:
         lines.append(
             f"eval        {counted(plan.evals, 'time')} {counted(plan.eval_prompts or 0, 'problem')} x "
-            f"{counted(args.eval_n_samples_per_prompt, 'sample')}, "
+            f"{counted(args.eval_n_samples_per_prompt, 'sample')}"
+            f"{' and a greedy answer' if greedy.answers(args.eval_temperature) else ''}, "
             f"from {args.eval_dataset}"
         )
     return lines

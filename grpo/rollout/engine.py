@@ -7,7 +7,7 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora.engine_actor import NoPolicyError
-from grpo.rollout import answering, continued, reward_threads, routing
+from grpo.rollout import answering, continued, greedy, reward_threads, routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
         number: 0 for the first sample.
     """
     reward_threads.provide()
-    mine = copy(params)
+    mine = copy(greedy.for_sample(params, number))
     if mine.seed is not None:
         mine.seed += number
     return routing.for_sample(continued.for_sample(mine), number)

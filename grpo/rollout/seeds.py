@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout import continued, routing
+from grpo.rollout import continued, greedy, routing
 from grpo.rollout.multi_turn.mixture import KEY
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.stack.upstream.arguments import Arguments
@@ -24,7 +24,7 @@ def samples_a_prompt(args: Arguments, generate_kwargs: dict[str, Any]) -> int:
     return generate_kwargs.get("n_samples_per_prompt", args.n_samples_per_prompt)
 
 
-def begin_stage(generator: SamplesGenerator, name: str) -> None:
+def begin_stage(generator: SamplesGenerator, name: str, greedy_sample: int | None = None) -> None:
     """Name the stage of the next samples, for instance "train 7" or "eval 10": their seeds follow from it.
 
     The first step also seeds the order of the prompts: a process without a seed leaves the loader with a random one. A
@@ -32,7 +32,9 @@ def begin_stage(generator: SamplesGenerator, name: str) -> None:
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
+        greedy_sample: the number of each prompt's sample that is drawn at temperature 0; None if none is.
     """
+    generator.greedy_sample = greedy_sample
     if getattr(generator, "stage", None) != name:  # a step that continues in the next episode keeps its stage
         generator.stage, generator.drawn = name, Counter()
         if name == FIRST_STAGE:
@@ -57,6 +59,8 @@ def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -
     mine.seed = seed_of(generator, prompt)
     if name := environments_by_prompt(generator.args).get(prompt):
         mine.extra_args = {**(mine.extra_args or {}), KEY: name}
+    if generator.greedy_sample is not None:
+        mine = greedy.marked(mine, generator.greedy_sample)
     if not generator.stage.startswith("train"):
         return mine
     if generator.args.partial_rollouts:

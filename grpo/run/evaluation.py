@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from grpo.rollout import greedy
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.response_text import generated
 from grpo.rollout.seeds import begin_stage, seed_of
@@ -21,7 +22,7 @@ from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
 from grpo.run.measure import SCORE
 from grpo.run.problem_ids import by_prompt
-from grpo.run.records import Record, read_answer, summarise_by_source
+from grpo.run.records import Record, read_answer, summarise, summarise_by_source
 from grpo.run.run_log import LoggedTrainer
 from grpo.run.sample_records import gold, numbers
 from grpo.stack.upstream.experience import Sample
@@ -33,15 +34,24 @@ logger = logging.getLogger("openrlhf.grpo.evaluation")
 def evaluate(trainer: LoggedTrainer, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
+    number, extra = generate_kwargs["n_samples_per_prompt"], greedy.answers(generate_kwargs["temperature"])
     trainer.run_log.note_phase("evaluate", step)
-    begin_stage(trainer.samples_generator, f"eval {step}")
+    begin_stage(trainer.samples_generator, f"eval {step}", greedy_sample=number if extra else None)
     # The loader draws from torch's generator. An evaluation must not change the training that follows.
     with torch.random.fork_rng(devices=[]):
         problems = problems_by_prompt(trainer)
-        samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
+        drawn = trainer.samples_generator.generate_eval_samples(
+            **generate_kwargs | {"n_samples_per_prompt": number + extra}
+        )
     seeds, is_score = partial(seed_of, trainer.samples_generator), measure.of_run(trainer.args) == SCORE
+    # The samples of a prompt lie next to each other, the greedy one last.
+    samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
     records = describe(samples, trainer.tokenizer, problems, seeds, is_score)
-    result = summarise_by_source(records, sorted({1, generate_kwargs["n_samples_per_prompt"]}))
+    result = summarise_by_source(records, sorted({1, number}))
+    if extra:
+        likeliest = describe(drawn[number :: number + 1], trainer.tokenizer, problems, seeds, is_score)
+        trainer.run_log.write_samples(f"greedy_{step}", likeliest)
+        result["greedy"] = summarise(likeliest)
     result["seconds"] = time.monotonic() - started
 
     trainer.run_log.write_samples(f"eval_{step}", records)  # first, because the eval line marks the evaluation as done

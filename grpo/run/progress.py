@@ -152,15 +152,20 @@ class Progress:
         """Return the results of a run: what was measured, and the paths of adapter and run."""
         lines = self.nothing_learned()
         if self.evals.rows:
-            first, last = self.evals.rows[0], self.evals.rows[-1]
-            lines.append(f"{NAMES[of_row(first)]:<11}  {interval(first)} at step {first['step']}")
-            if last is not first:
-                lines.append(f"          -> {interval(last)} at step {last['step']}")
-                lines += not_comparable(first, last)
+            ends = [self.evals.rows[0], self.evals.rows[-1]]
+            lines += _change(NAMES[of_row(ends[0])], ends)
+            lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
         lines.append(f"run          {run_dir}")
         return lines
+
+
+def _change(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return what the first and the last eval measured; one line if they are the same or one lacks it."""
+    steps, heads = by_step(rows), (f"{name:<11}  ", "          -> ")
+    lines = [f"{head}{interval(row)} at step {row['step']}" for head, row in zip(heads, steps, strict=False)]
+    return lines + (not_comparable(*steps) if len(steps) > 1 else [])
 
 
 def step_line(row: dict[str, Any], steps: int | None) -> str:
@@ -193,6 +198,8 @@ def eval_line(row: dict[str, Any]) -> str:
     passed = row.get("pass_at_k")
     several = [(k, part) for k, part in passed.items() if k != "1"] if isinstance(passed, dict) else []
     shown = [f", pass@{k} {part['value']:.3f}" for k, part in several if is_number(part.get("value"))]
+    if isinstance(greedy := row.get("greedy"), dict) and is_number(value := value_of(greedy)):
+        shown.append(f", greedy {value:.3f}")
     return f"eval at step {row['step']}: {NAMES[of_row(row)]} {interval(row)}{''.join(shown)}"
 
 

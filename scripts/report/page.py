@@ -209,6 +209,8 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
         cells |= {
             f"pass@{k}": _rate(part, "value") for k, part in pass_at_k.items() if k != "1" and isinstance(part, dict)
         }
+    if isinstance(greedy := result.get("greedy"), dict):
+        cells["greedy"] = _rate(greedy, of_row(greedy))
     for name, value in result.items():
         if name not in _LEFT_OUT and isinstance(value, int | float):
             cells[name] = scales.text(value)

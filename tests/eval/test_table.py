@@ -4,13 +4,13 @@ from eval import table
 from grpo.run.records import summarise_by_source
 
 
-def result(correct: float | None, **changes) -> dict:
+def result(correct: float | None, k: int = 1, **changes) -> dict:
     records = [
         {"id": f"{source}{n}", "datasource": source, "correct": correct, "answered": 1.0, "has_final": 1.0,
          "truncated": 0.25, "response_length": 100 * n, **changes}
-        for source in ("aime", "math") for n in (1, 2)
+        for source in ("aime", "math") for n in (1, 2) for _ in range(k)
     ]  # fmt: skip
-    return summarise_by_source(records, [1])
+    return summarise_by_source(records, sorted({1, k}))
 
 
 def test_a_run_is_base_steps_and_final(tmp_path, capsys):
@@ -42,9 +42,36 @@ def test_last_row_of_a_running_run_is_not_final(tmp_path, capsys):
     assert "final" not in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
+    greedy = {"greedy": {"exact_match": 0.25, "ci_low": None, "ci_high": None}}
+    run = tmp_path / "run"
+    (run / "samples").mkdir(parents=True)
+    rows = [{"step": step, **result(0.0), **greedy} for step in (0, 10)]
+    (run / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = ["aime1", "aime2", "math1", "math2"]
+    (run / "samples" / "eval_0.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in problems))
+    for name, ids in (("teacher", problems), ("other", problems[:1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"identity": {}, "problems": ids, "n": 8, "k": [8]}))
+        (tmp_path / name / "result.json").write_text(json.dumps(result(1.0, k=8)))
+    folders = [str(tmp_path / name) for name in ("teacher", "run", "other")]
+    assert table.main(folders) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == [folders[0], "base", "step 10", folders[2]]
+    assert lines[0].split()[2:5] == ["pass@1", "pass@8", "greedy"]
+    assert printed.err == f"eval.table: warning: {folders[2]} has other problems than {folders[0]}\n"
+    assert table.main([folders[1], folders[1] + "/../run"]) == 0
+    assert [line.split("  ")[0].rpartition("/")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "run base", "run step 10"] * 2  # fmt: skip
+    (tmp_path / "teacher" / "result.json").unlink()
+    assert table.main(folders) == 2
+    assert "is not finished" in capsys.readouterr().err
+
+
 def test_no_evaluation_is_an_error(tmp_path, capsys):
     assert table.main([str(tmp_path)]) == 2
-    assert "has no evaluation" in capsys.readouterr().err
+    assert "is not an evaluation" in capsys.readouterr().err
 
 
 def test_columns_without_numbers_are_left_out_and_sources_are_rows():

@@ -51,6 +51,7 @@ class SamplesGenerator(Protocol):
         prompts_dataloader: of the training prompts.
         stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.next_batch`` sets it.
         drawn: how often the stage has drawn each prompt. Set with ``stage``.
+        greedy_sample: the number of each prompt's greedy sample, if it has one. Set with ``stage``.
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
         groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
             ``ppo_trainer.next_batch`` sets it.
@@ -74,6 +75,7 @@ class SamplesGenerator(Protocol):
     _dataloader_iter: Iterator[Any] | None
     stage: str
     drawn: Counter[str]
+    greedy_sample: int | None
     unscored: list[Sample]
     groups: Any
     policy: int

@@ -14,7 +14,8 @@ from eval.engine import Sample as EvalSample
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.rollout.thinking import Budget, delimiter
-from grpo.run import evaluation, measure, records, saved_steps
+from grpo.run import evaluation, measure, records, run_log, saved_steps
+from grpo.stack import json_files
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.rollout.replayed_engine import Engine
@@ -203,6 +204,36 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     graded = records.graded(by_hand) | by_hand
     assert graded == pytest.approx({name: written[name] for name in graded})
     assert graded.keys() >= logs.keys()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenizer, tmp_path, temperature):
+    drawn = []
+
+    def generate(n_samples_per_prompt, **_):
+        drawn.append((n_samples_per_prompt, generator.greedy_sample))
+        sampled = [sample(prompt, 0.0, correct=float(prompt == "<b>")) for prompt in ("<a>", "<b>") for _ in range(2)]
+        likeliest = sample("<a>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0)
+        return sampled if n_samples_per_prompt == 2 else [*sampled[:2], likeliest[0], *sampled[2:], likeliest[1]]
+
+    generator = SimpleNamespace(args=SimpleNamespace(seed=1), generate_eval_samples=generate)
+    data = tmp_path / "eval.jsonl"
+    data.write_text("".join(json.dumps({"prompt": name, "label": "7", "id": name}) + "\n" for name in "ab"))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(eval_dataset=str(data), remote_rm_url=None, agent_func_path=None),
+        eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],
+        samples_generator=generator, tokenizer=tokenizer, run_log=run_log.RunLog(str(tmp_path / "run")),
+    )  # fmt: skip
+    evaluation.evaluate(trainer, 3, {"n_samples_per_prompt": 2, "temperature": temperature})
+    [row] = json_files.read_rows(tmp_path / "run" / "eval.jsonl")
+    assert (row["exact_match"], row["samples"], row["pass_at_k"]["2"]["value"]) == (0.5, 4, 0.5)
+    files = {file.stem: json_files.read_rows(file) for file in (tmp_path / "run" / "samples").iterdir()}
+    assert [record["correct"] for record in files["eval_3"]] == [0.0, 0.0, 1.0, 1.0]
+    if temperature:
+        assert drawn == [(3, 2)] and row["greedy"]["exact_match"] == 0.5 and row["greedy"]["samples"] == 2
+        assert [(record["id"], record["correct"]) for record in files["greedy_3"]] == [("a", 1.0), ("b", 0.0)]
+    else:
+        assert drawn == [(2, None)] and "greedy" not in row and "greedy_3" not in files
 
 
 def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):

@@ -180,6 +180,20 @@ def test_a_run_without_spread_says_that_nothing_was_learned(tmp_path: Path) -> N
     assert not any("nothing was learned" in line for line in lines_of(tmp_path))
 
 
+def test_greedy_answers_are_beside_the_samples(tmp_path: Path) -> None:
+    greedy = {"exact_match": 0.7, "ci_low": 0.6, "ci_high": 0.8, "n": 256}
+    for step, value in ((0, 0.7), (20, 0.8), (40, 0.9)):
+        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "greedy": greedy | {"exact_match": value}})
+    first = Progress(RunFiles(tmp_path, tmp_path), None).poll()[0]
+    assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), greedy 0.700"
+    assert lines_of(tmp_path)[:4] == [
+        "exact match  0.250 [0.200, 0.310] (n=256) at step 0",
+        "          -> 0.250 [0.200, 0.310] (n=256) at step 40",
+        "greedy       0.700 [0.600, 0.800] (n=256) at step 0",
+        "          -> 0.900 [0.600, 0.800] (n=256) at step 40",
+    ]
+
+
 def test_a_run_in_which_no_sample_was_right_says_so(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", STEP | {"correct": 0.0, "zero_spread_groups": 0.2})
     assert lines_of(tmp_path)[0].startswith("no sample was right in any step")
