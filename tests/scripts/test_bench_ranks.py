@@ -33,7 +33,9 @@ def test_load(capsys, forked_ranks):
     details = report["details"]
     assert details["ours_read_over_files"] == pytest.approx(1, abs=0.02)
     assert report["ours"] < report["stock"]
-    assert "4 ranks: at least 935 GB stock" in report["extrapolation"][0]
+    assert details["conversion_peak_over_bf16_model"] > 1
+    assert details["stock_peak_over_bf16_model"] > 2  # the mapped copy, and the partitions
+    assert "of which 234 GB are files" in report["extrapolation"][0]
 
 
 @pytest.mark.timeout(300)
@@ -141,7 +143,7 @@ def test_sizes_match_the_120b():
 
 def test_a_rank_that_fails_ends_the_benchmark(forked_ranks):
     with pytest.raises(ValueError, match=r"load_worker ended with 1: (.|\n)*nowhere"):
-        ranks.run_ranks("load_worker", 1, {"model": "/nowhere", "ours": True})
+        ranks.run_ranks("load_worker", 1, {"model": "/nowhere", "package": None, "settings": {}})
 
 
 def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):

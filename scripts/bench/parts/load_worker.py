@@ -1,7 +1,9 @@
 """Loads a checkpoint the stock way or ours, and measures it. Each rank of the benchmark `load` runs this."""
 
+import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -9,10 +11,25 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
-from grpo.model import deepspeed_start, loading, zero
+from grpo.model import deepspeed_start, zero
 from scripts.bench.parts import memory
+from scripts.bench.parts.offload_worker import openrlhf_module
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.zero3 import offloaded
+
+
+def conversion(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+    """Return what writes a copy in bf16 with transformers. Stock needs it, since it does not load MXFP4."""
+
+    def convert() -> torch.nn.Module:
+        whole = AutoModelForCausalLM.from_pretrained(
+            job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+        )
+        # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
+        whole.save_pretrained(job["target"], save_original_format=False)
+        return whole
+
+    return convert
 
 
 def checksum(part: torch.Tensor) -> int:
@@ -20,27 +37,35 @@ def checksum(part: torch.Tensor) -> int:
     return int(part.view(torch.int16).sum(dtype=torch.int64))
 
 
+def sums_of_this_rank(model: torch.nn.Module) -> dict[str, int]:
+    """Return the checksum of this rank's partition of each parameter."""
+    partitioner, sums = zero.ZeroPartitioner(offloaded()), {}
+    for name, parameter in dict[str, Any](model.named_parameters()).items():
+        start, stop = partitioner.local_range(zero.whole_shape(parameter))
+        sums[name] = checksum(parameter.ds_tensor[: stop - start])
+    return sums
+
+
+def loading(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+    """Return what loads the partition of this rank, as OpenRLHF's Actor does."""
+    deepspeed.init_distributed("gloo")
+    actor = openrlhf_module(job["package"], "models.actor").Actor
+    # With `offloaded`, gathers are exact for both ways: with gloo, DeepSpeed's own may bring other numbers.
+    return lambda: actor(job["model"], attn_implementation="eager", ds_config=offloaded(), **job["settings"]).model
+
+
 def main() -> None:
     job = job_of_this_rank()
     deepspeed_start.shorten()
-    deepspeed.init_distributed("gloo")
-    partitioner = zero.ZeroPartitioner(offloaded())
+    way = conversion(job) if "target" in job else loading(job)
     peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
-    model: Any
-    if job["ours"]:
-        model = loading.load_gpt_oss(job["model"], "eager", offloaded(), packed=False)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(
-            job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
-        )
+    model = way()
     seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read
-
-    sums = {}
-    for name, parameter in dict[str, Any](model.named_parameters()).items():
-        start, stop = partitioner.local_range(zero.whole_shape(parameter))
-        mine = parameter.ds_tensor[: stop - start] if job["ours"] else parameter.data.view(-1)[start:stop]
-        sums[name] = checksum(mine)
-    report(seconds=seconds, peak_bytes=growth, read_bytes=read, sums=sums)
+    gc.collect()
+    report(
+        seconds=seconds, peak_bytes=growth, held_bytes=memory.resident() - peak.before, read_bytes=read,
+        sums={} if "target" in job else sums_of_this_rank(model),
+    )  # fmt: skip
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 
 

@@ -15,18 +15,22 @@ def resident() -> int:
 
 
 class Peak:
-    """Peak memory of this process since the object was created."""
+    """Peak memory of this process since the object was created.
+
+    Attributes:
+        before: the bytes that it held then.
+    """
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the present value
-        self._before = resident()
+        self.before = resident()
 
     def growth(self) -> int:
         """Return the bytes of the peak above the initial value; mapped files count.
 
         Freed memory that the process keeps serves it again without raising the peak: measure what is done once.
         """
-        return _status("VmHWM") - self._before
+        return _status("VmHWM") - self.before
 
 
 def peak_of(function: Callable[[], object], device: torch.device) -> int:
