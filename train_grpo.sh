@@ -292,7 +292,8 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 : "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
-# Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each
+# Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each, and a greedy
+# answer. EVAL_TEMPERATURE=0 makes the samples greedy, so that 1 is enough
 : "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
 
 # Checkpoints contain the adapter and its optimizer. The newest are kept, and always the best by held-out exact match

@@ -37,8 +37,8 @@ Each line of `eval.jsonl` is one evaluation. It has:
 - the number of graded problems `n`, of all `problems`, and of `samples`
 - the shares `ungraded`, `no_final`, `no_answer`, and `truncated`
 - mean lengths, `pass_at_k`, and `seconds`
-- the same for the greedy answers in `greedy`, unless `EVAL_TEMPERATURE` is 0
 - all of these again for each data source, in `by_source`, and for each of several environments, in `by_environment`
+- `greedy`: the numbers of the greedy answers to all problems, unless `EVAL_TEMPERATURE` is 0
 
 A share is a number from 0 to 1. A nat is a unit of natural logarithms. `scripts.watch` and `scripts.report` mark values
 outside the healthy range. If no range is given, it depends on the run."""

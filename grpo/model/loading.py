@@ -1,6 +1,6 @@
 """Loads a gpt-oss checkpoint (MXFP4 or bf16) into the actor, one parameter at a time.
 
-Stock transformers builds the whole quantised model in the host memory of every rank: 4 x 233.7 GB for the 120b. This
+OpenRLHF does not load MXFP4, and transformers builds a dequantized model whole in the host memory of every rank. This
 module builds the model on the meta device. Each rank then fills its own ZeRO-3 partition of each parameter from the
 safetensors files, so the ranks together hold the model about once. Experts stay packed as MXFP4, or become bf16.
 

@@ -1,4 +1,4 @@
-"""Benchmarks that run the stock way and ours side by side: `python -m scripts.bench NAME [--json]`.
+"""Benchmarks that run ours and what it replaces, called stock, side by side: `python -m scripts.bench NAME [--json]`.
 
 A benchmark is a module of this package, with:
 - a docstring, whose first line is the summary;

@@ -45,7 +45,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
     first = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m scripts.bench",
-        description="Runs the stock way and ours side by side.",
+        description="Runs ours and what it replaces, called stock, side by side.",
         add_help=False,
     )
     first.add_argument("name", choices=names(), metavar=f"NAME ({', '.join(names())})")
