@@ -148,7 +148,7 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
     this.args = SimpleNamespace(
         length_schedule="5,8@2,9@3", generate_max_len=9, num_episodes=1, max_steps=3, eval_steps=100,
         dynamic_filtering=False, resume_from=None, pipeline=False, partial_rollouts=0,
-        run_dir=str(tmp_path), save_steps=1,
+        run_dir=str(tmp_path), save_steps=1, routing_replay=False, parity_limit=0.0,
     )  # fmt: skip
     this.generate_kwargs = {"max_new_tokens": 9}
 

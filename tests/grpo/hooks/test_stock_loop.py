@@ -50,6 +50,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
             prompt_data=str(data), remote_rm_url=None, agent_func_path=None, eval_dataset=str(data),
             ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,
             use_trackio=False, length_schedule=None, generate_max_len=3, pipeline=False, partial_rollouts=0,
+            routing_replay=False, parity_limit=0.0,
         ),
         "init_checkpoint_states": lambda: start,
         "prompts_dataloader": MagicMock(

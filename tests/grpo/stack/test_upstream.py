@@ -37,7 +37,7 @@ FAST_TOKENIZER, FAST_CLASS = (
 )
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
-    (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Rows, {"__dataclass_fields__", "routing", "engine_routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (
         experience.Sample,
         {"sampled_by", "branches", "missing", "details", "policies", "group", "number"},
@@ -58,6 +58,7 @@ OBJECTS = [
             "sampled",
             "engine_calls",
             "greedy_sample",
+            "records_routing",
         },
         {EXPERIENCE_MAKER: {"SamplesGenerator"}},
     ),

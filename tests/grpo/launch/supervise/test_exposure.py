@@ -62,7 +62,7 @@ def test_check_warns_and_still_passes(setting, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(judge, "check", lambda *args: [])
     words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
     monkeypatch.setattr(sys, "argv", words)
-    assert launcher.main() == 0 and "WARNING" not in capsys.readouterr().out
+    assert launcher.main() == 0 and "every user can replace" not in capsys.readouterr().out
     setting.run_dir.parent.chmod(0o777)
     assert launcher.main() == 0
     output = capsys.readouterr().out
