@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from grpo.metrics.parity import Comparison
-from grpo.metrics.parity import Cell
+from grpo.metrics.parity import Cell, Comparison
 from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare
 from grpo.run.progress import parity_lines
 
