@@ -10,8 +10,8 @@ Four numbers, each of which sees what the others miss:
 - How much nearer an engine is **to the model without the adapter** than to the one with it.
 
 Each has its standard error, and one rule judges it: a problem lies so far beyond its limit that chance explains it as
-rarely as :data:`ERRORS` standard errors of a normal distribution. In all of them, a token counts with at most 0.5 nat: see
-:data:`grpo.metrics.scored_rollouts.CLIP`.
+rarely as :data:`ERRORS` standard errors of a normal distribution. In all of them, a token counts with at most 0.5 nat:
+see :data:`grpo.metrics.scored_rollouts.CLIP`.
 """
 
 import math

@@ -84,8 +84,8 @@ def _slope(of: torch.Tensor, on: torch.Tensor, stretches: torch.Tensor) -> Cell:
 def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tensor) -> tuple[float, float]:
     """Return the standard error of a number, and how many stretches of equal weight it comes from (Kish 1965).
 
-    It is the jackknife's error, which leaves out one stretch after the other. Tokens of a stretch are not independent: rollouts of a prompt say much the same, and what an expert did to one
-    token, those after it read.
+    It is the jackknife's error, which leaves out one stretch after the other. Tokens of a stretch are not independent:
+    rollouts of a prompt say much the same, and what an expert did to one token, those after it read.
 
     Args:
         influence: what each token adds to the number, ``[T]``; together 0.
