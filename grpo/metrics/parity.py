@@ -62,9 +62,11 @@ class Cell:
         return Cell(factor * self.value, factor * self.error, self.parts)
 
     def minus(self, other: "Cell") -> "Cell":
-        """Return the difference to the cell of other tokens."""
-        error = math.hypot(self.error, other.error)
-        return Cell(self.value - other.value, error, min(self.parts, other.parts))
+        """Return the difference to the cell of other tokens; its parts are Welch's (1947)."""
+        variance = self.error**2 + other.error**2
+        spread = sum(cell.error**4 / (cell.parts - 1) for cell in (self, other) if cell.parts > 1)
+        parts = 1 + variance**2 / spread if spread else min(self.parts, other.parts)
+        return Cell(self.value - other.value, math.sqrt(variance), parts)
 
     def __str__(self) -> str:
         return f"{self.value:.4f}" + ("" if math.isnan(self.error) else f" ±{self.error:.4f}")

@@ -102,6 +102,10 @@ def test_chance_is_as_rare_for_a_few_parts(parts, beyond):
     """Quantiles of Student's distribution at 1 - 3.17e-5, beyond which lie 4 errors of a normal one."""
     assert not Cell(0.05 + 0.97 * beyond, 1.0, parts).exceeds(0.05)
     assert Cell(0.05 + 1.03 * beyond, 1.0, parts).exceeds(0.05)
+    # Welch: a difference has the freedom of both if they are alike, and of one if the other's error is small
+    both = Cell(3.0, 1.0, parts).minus(Cell(1.0, 1.0, parts))
+    assert both == Cell(2.0, pytest.approx(2**0.5), pytest.approx(2 * parts - 1))
+    assert Cell(3.0, 1.0, parts).minus(Cell(1.0, 1e-9, 3)).parts == pytest.approx(parts)
     assert not Cell(math.nan, 1.0, parts).exceeds(0.0) and not Cell(1.0, math.nan, parts).exceeds(0.0)
 
 
