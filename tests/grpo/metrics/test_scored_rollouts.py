@@ -135,5 +135,5 @@ def test_a_comparison_survives_a_json_file():
     assert Comparison.from_dict(row).table() == comparison.table()
     head, legend, *table = parity_lines(row | {"step": 1, "limit": 0.07, "problems": [], "routing": ""})
     assert head == "step 1: engines and actor agree (the adapter is still zero)"
-    assert "in nat ±standard error" in legend and "4 errors above 0.07" in legend
+    assert "in nat ±standard error" in legend and "above 0.07 by more than chance" in legend
     assert table == [f"  {line}" for line in comparison.table()]
