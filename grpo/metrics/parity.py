@@ -9,9 +9,9 @@ Four numbers, each of which sees what the others miss:
   not.
 - How much nearer an engine is **to the model without the adapter** than to the one with it.
 
-Each has its standard error, and one rule judges it: a problem lies more than :data:`ERRORS` standard
-errors beyond the limit. In all of them, a token counts with at most 0.5 nat: see
-:data:`grpo.metrics.scored_rollouts.CLIP`.
+Each has its standard error, and one rule judges it: a problem lies so far beyond its limit that chance explains it as
+rarely as :data:`ERRORS` standard errors of a normal distribution. In all of them, a token counts with at most 0.5 nat:
+see :data:`grpo.metrics.scored_rollouts.CLIP`.
 """
 
 import math
@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo.stack.problem import Problem, UserError
 
-ERRORS = 4.0  # standard errors beyond a limit
+ERRORS = 4.0  # beyond a limit: one in 30,000
 SCALE_LIMIT = 0.05
 DRIFT_LIMIT = 2.0  # last quarter by first
 
@@ -37,22 +37,36 @@ class Cell:
     Attributes:
         value: NaN if there is none.
         error: its standard error; NaN if there are too few tokens to know it.
+        parts: how many independent parts of equal weight the error comes from.
     """
 
     value: float
     error: float
+    parts: float
 
     def exceeds(self, limit: float) -> bool:
-        """Return whether the value is above the limit by more than chance; False if either is NaN."""
-        return self.value - limit > ERRORS * self.error
+        """Return whether the value is above the limit by more than chance; False if a number is NaN.
+
+        A few parts do not tell their error well. The distance in errors therefore has Student's distribution, which is
+        brought to the normal one (Wallace 1959).
+        """
+        freedom, beyond = self.parts - 1, self.value - limit
+        if not (beyond > 0 and freedom > 0):
+            return False
+        ratio = math.inf if self.error == 0 else beyond / self.error
+        normal = math.sqrt(freedom * math.log1p(ratio * ratio / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+        return normal > ERRORS
 
     def times(self, factor: float) -> "Cell":
         """Return the cell of the same tokens with all values multiplied."""
-        return Cell(factor * self.value, factor * self.error)
+        return Cell(factor * self.value, factor * self.error, self.parts)
 
     def minus(self, other: "Cell") -> "Cell":
-        """Return the difference to the cell of other tokens."""
-        return Cell(self.value - other.value, math.hypot(self.error, other.error))
+        """Return the difference to the cell of other tokens; its parts are Welch's (1947)."""
+        variance = self.error**2 + other.error**2
+        spread = sum(cell.error**4 / (cell.parts - 1) for cell in (self, other) if cell.parts > 1)
+        parts = 1 + variance**2 / spread if spread else min(self.parts, other.parts)
+        return Cell(self.value - other.value, math.sqrt(variance), parts)
 
     def __str__(self) -> str:
         return f"{self.value:.4f}" + ("" if math.isnan(self.error) else f" ±{self.error:.4f}")
@@ -130,8 +144,7 @@ def _row(values: Mapping[str, Any]) -> Row:
 
 
 def _cell(values: Mapping[str, float | None]) -> Cell:
-    value, error = (math.nan if number is None else number for number in (values["value"], values["error"]))
-    return Cell(value, error)
+    return Cell(*(math.nan if values[name] is None else values[name] for name in ("value", "error", "parts")))
 
 
 def _problems(row: Row, limit: float) -> Iterator[Problem]:
@@ -141,7 +154,7 @@ def _problems(row: Row, limit: float) -> Iterator[Problem]:
             f"{row.name}: nearer to the model without its adapter, by {row.to_base} nat",
             "likely: the engine does not apply the adapter; one TP rank has a wrong slice; the prefix cache is stale",
         )
-    if Cell(abs(row.scale.value - 1), row.scale.error).exceeds(SCALE_LIMIT):
+    if Cell(abs(row.scale.value - 1), row.scale.error, row.scale.parts).exceeds(SCALE_LIMIT):
         yield Problem(
             f"{row.name}: the engine's log-probs are {row.scale} times the trainer's",
             "likely: TEMPERATURE is applied on one side only; ENGINE_MODEL has other weights than MODEL",

@@ -13,7 +13,6 @@ QUARTERS = 4
 CLIP = 0.5  # nat
 ROUNDS = 20
 STRETCH = 128  # positions; tokens of a prompt's rollouts that are further apart hardly depend on each other
-FEWEST = 3  # stretches of equal weight (Kish 1965): fewer say too little of their own variation
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _row(name: str, rollouts: Sequence[Rollout], ends: Sequence[int]) -> Row:
 
 def _mean(values: torch.Tensor, stretches: torch.Tensor) -> Cell:
     mean, shares = float(values.mean()), torch.full_like(values, 1 / max(len(values), 1))
-    return Cell(mean, _error((values - mean) * shares, shares, stretches))
+    return Cell(mean, *_error((values - mean) * shares, shares, stretches))
 
 
 def _slope(of: torch.Tensor, on: torch.Tensor, stretches: torch.Tensor) -> Cell:
@@ -79,14 +78,14 @@ def _slope(of: torch.Tensor, on: torch.Tensor, stretches: torch.Tensor) -> Cell:
         slope = (weights * x * y).sum() / variance
         influence, shares = weights * x * (y - slope * x) / variance, weights * x * x / variance
         weights = CLIP / (y - slope * x).abs().clamp(min=CLIP)
-    return Cell(float(slope), _error(influence, shares, stretches))
+    return Cell(float(slope), *_error(influence, shares, stretches))
 
 
-def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tensor) -> float:
-    """Return the standard error of a number: the jackknife's, which leaves out one stretch after the other.
+def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tensor) -> tuple[float, float]:
+    """Return the standard error of a number, and how many stretches of equal weight it comes from (Kish 1965).
 
-    Tokens of a stretch are not independent: rollouts of a prompt say much the same, and what an expert did to one
-    token, those after it read.
+    It is the jackknife's error, which leaves out one stretch after the other. Tokens of a stretch are not independent:
+    rollouts of a prompt say much the same, and what an expert did to one token, those after it read.
 
     Args:
         influence: what each token adds to the number, ``[T]``; together 0.
@@ -95,7 +94,8 @@ def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tenso
     """
     found, number = stretches.unique(return_inverse=True)
     influence, shares = (torch.zeros(len(found)).to(each).index_add(0, number, each) for each in (influence, shares))
-    if not 0 < float(shares.square().sum()) <= 1 / FEWEST:
-        return math.nan
+    parts = float(1 / shares.square().sum())
+    if len(found) < 2:
+        return math.nan, parts
     changes = influence / (1 - shares)  # of the number, without the stretch
-    return math.sqrt((len(found) - 1) / len(found) * float(changes.square().sum()))
+    return math.sqrt((len(found) - 1) / len(found) * float(changes.square().sum())), parts

@@ -192,7 +192,7 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
     legend = (
         "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
-        f"position in the sequence; scale: 1 if equal; a mean {parity.ERRORS:g} errors above {row['limit']:g} "
+        f"position in the sequence; scale: 1 if equal; a mean above {row['limit']:g} by more than chance "
         "stops the run"
     )
     lines = [legend, *comparison.table(), *problems]

@@ -287,7 +287,7 @@ def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
     flat, specs = stack.adapter()
     shortest = LONG - 60 - sum(map(len, texts[:-1]))  # the long text repeats the others
     assert shortest > 3 * 128, "fewer than three blocks of the CPU's cache"
-    engine, long = stack.engines[0], [texts[-1][: shortest + extra] for extra in range(24)]
+    engine, long = stack.engines[0], [texts[-1][: shortest + extra] for extra in range(48)]
     assert not any(what.startswith("engine 0") for what in problems(stack, long, engines=(0,)))
     send(engine, torch.zeros_like(flat), specs)
     stack.next_token(engine, long[-1])

@@ -1,11 +1,12 @@
 """What the comparison of engines and trainer computes and finds, on log-probs with known faults."""
 
 import json
+import math
 
 import pytest
 import torch
 
-from grpo.metrics.parity import Comparison
+from grpo.metrics.parity import Cell, Comparison
 from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare
 from grpo.run.progress import parity_lines
 
@@ -69,14 +70,17 @@ def test_a_few_tokens_with_other_experts_are_no_fault():
 
 
 def alike(prompts: int, length: int, each: int = 8) -> list[Rollout]:
-    """Rollouts that differ by 0.2 nat everywhere, `each` of a prompt."""
-    scored = -torch.randn(length, generator=torch.Generator().manual_seed(1)).exp()
-    tokens = torch.arange(length), scored + 0.2, scored, scored
-    return [Rollout(0, 0, prompt, *tokens) for prompt in range(prompts) for _ in range(each)]
+    """Rollouts that differ by about 0.2 nat, `each` of a prompt, all of them the same."""
+    generator, made = torch.Generator().manual_seed(1), []
+    for prompt in range(prompts):
+        scored = -torch.randn(length, generator=generator).exp()
+        sampled = scored + 0.2 + 0.1 * torch.randn(length, generator=generator)
+        made += [Rollout(0, 0, prompt, torch.arange(length), sampled, scored, scored)] * each
+    return made
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "is_judged"), [(alike(2, 100), False), (alike(4, 100), True), (alike(1, 4 * STRETCH, each=1), True)]
+    ("rollouts", "is_judged"), [(alike(2, 100), False), (alike(8, 100), True), (alike(1, 8 * STRETCH, each=1), True)]
 )
 def test_rollouts_of_a_prompt_say_much_the_same(rollouts, is_judged):
     """So a few prompts are not judged, however many rollouts they have; but one of many tokens is."""
@@ -91,6 +95,18 @@ def test_one_token_says_nothing_of_the_scale():
     comparison = compare(certain)
     assert comparison.rows[0].scale.value == pytest.approx(0.9)
     assert list(comparison.problems(limit=0.05)) == []
+
+
+@pytest.mark.parametrize(("parts", "beyond"), [(8, 8.47), (12, 6.24), (24, 4.88), (1e6, 4.0)])
+def test_chance_is_as_rare_for_a_few_parts(parts, beyond):
+    """Quantiles of Student's distribution at 1 - 3.17e-5, beyond which lie 4 errors of a normal one."""
+    assert not Cell(0.05 + 0.97 * beyond, 1.0, parts).exceeds(0.05)
+    assert Cell(0.05 + 1.03 * beyond, 1.0, parts).exceeds(0.05)
+    # Welch: a difference has the freedom of both if they are alike, and of one if the other's error is small
+    both = Cell(3.0, 1.0, parts).minus(Cell(1.0, 1.0, parts))
+    assert both == Cell(2.0, pytest.approx(2**0.5), pytest.approx(2 * parts - 1))
+    assert Cell(3.0, 1.0, parts).minus(Cell(1.0, 1e-9, 3)).parts == pytest.approx(parts)
+    assert not Cell(math.nan, 1.0, parts).exceeds(0.0) and not Cell(1.0, math.nan, parts).exceeds(0.0)
 
 
 def test_numbers_are_those_of_their_definition():
@@ -119,5 +135,5 @@ def test_a_comparison_survives_a_json_file():
     assert Comparison.from_dict(row).table() == comparison.table()
     head, legend, *table = parity_lines(row | {"step": 1, "limit": 0.07, "problems": [], "routing": ""})
     assert head == "step 1: engines and actor agree (the adapter is still zero)"
-    assert "in nat ±standard error" in legend and "4 errors above 0.07" in legend
+    assert "in nat ±standard error" in legend and "above 0.07 by more than chance" in legend
     assert table == [f"  {line}" for line in comparison.table()]

@@ -198,7 +198,7 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
     assert (result.numbers["model"], result.numbers["gpu"]) == ("gpt-oss-120b", "NVIDIA H100")
 
 
-def rollouts(difference: float, adapter: float, count: int = 8) -> list:
+def rollouts(difference: float, adapter: float, count: int = 12) -> list:
     from grpo.metrics.scored_rollouts import Rollout
 
     torch.manual_seed(0)
