@@ -32,7 +32,7 @@ def begin_stage(generator: SamplesGenerator, name: str, greedy_sample: int | Non
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
-        greedy_sample: the number of each prompt's sample that is drawn at temperature 0; None if none is.
+        greedy_sample: the number of each prompt's sample that is greedy; None if none is.
     """
     generator.greedy_sample = greedy_sample
     if getattr(generator, "stage", None) != name:  # a step that continues in the next episode keeps its stage

@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
-from vllm import SamplingParams
 
 from grpo.batch import rewards
-from grpo.rollout import greedy, seeds
+from grpo.rollout import seeds
 from grpo.run import run_log
 from grpo.stack.problem import UserError
 
@@ -190,17 +189,6 @@ def test_seeds_follow_from_run_stage_and_prompt():
     ]
     assert all(other["a"][0] != once["a"][0] for other in others)
     assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
-
-
-def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
-    def temperatures(greedy_sample: int | None) -> list[float]:
-        generator = SimpleNamespace(args=SimpleNamespace(seed=1))
-        seeds.begin_stage(generator, "eval 0", greedy_sample)
-        params = seeds.seeded(generator, SamplingParams(temperature=0.7, top_p=0.9), "p")
-        return [greedy.for_sample(params, number).temperature for number in range(3)]
-
-    assert temperatures(2) == [0.7, 0.7, 0.0]
-    assert temperatures(None) == [0.7] * 3
 
 
 def test_the_order_of_the_prompts_follows_from_the_seed():

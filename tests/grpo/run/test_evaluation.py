@@ -8,9 +8,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
+from vllm.sampling_params import SamplingType
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from eval.chat import Chat
 from eval.engine import Sample as EvalSample
+from grpo.rollout import greedy, seeds
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.rollout.thinking import Budget, delimiter
@@ -234,6 +237,33 @@ def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenize
         assert [(record["id"], record["correct"]) for record in files["greedy_3"]] == [("a", 1.0), ("b", 0.0)]
     else:
         assert drawn == [(2, None)] and "greedy" not in row and "greedy_3" not in files
+
+
+def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
+    def choices(greedy_sample: int | None) -> list[int]:
+        generator = SimpleNamespace(args=SimpleNamespace(seed=1))
+        seeds.begin_stage(generator, "eval 0", greedy_sample)
+        params = seeds.seeded(generator, SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
+        samples = [greedy.for_sample(params, number) for number in range(3)]
+        assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}
+        return [sample.top_k for sample in samples]
+
+    assert choices(2) == [50, 50, 1]
+    assert choices(None) == [50] * 3
+
+
+def test_beside_a_greedy_answer_samples_are_drawn_with_their_seeds():
+    """vLLM's sampler on a CPU ignores all seeds if one request of the batch has none, as at temperature 0."""
+    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+
+    def draw(rows: int) -> list[int]:
+        sampler = TopKTopPSampler("processed_logprobs")
+        generators = {row: torch.Generator().manual_seed(5 + row) for row in range(rows)}
+        limits = torch.tensor([64, 1])[:rows]
+        return [int(sampler.forward_cpu(logits[:rows].clone(), dict(generators), limits, None)[0][0]) for _ in range(9)]
+
+    alone = draw(1)
+    assert len(set(alone)) > 1 and draw(2) == alone
 
 
 def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):
