@@ -144,7 +144,8 @@ def _row(values: Mapping[str, Any]) -> Row:
 
 
 def _cell(values: Mapping[str, float | None]) -> Cell:
-    return Cell(*(math.nan if values[name] is None else values[name] for name in ("value", "error", "parts")))
+    numbers = (values[name] for name in ("value", "error", "parts"))
+    return Cell(*(math.nan if number is None else number for number in numbers))
 
 
 def _problems(row: Row, limit: float) -> Iterator[Problem]:
