@@ -3,7 +3,7 @@
 Training makes answers more likely that were already the likeliest, which raises the exact match of samples but not that
 of greedy answers. The two together tell this sharpening from learning. The greedy answer is one more sample of the
 prompt, so that the engines decode it together with the others. It is drawn by `top_k=1`, not at temperature 0: beside a
-request at temperature 0, vLLM on a CPU draws all others without their seeds.
+request at temperature 0, vLLM on a CPU draws all others without their seeds. Of equally likely tokens, one is drawn.
 """
 
 from copy import copy
