@@ -197,8 +197,8 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality. A judge scores the quality; the weights must add
-# up to 1. With JUDGE=0, no model, or QUALITY_WEIGHT=0 the reward is correctness alone, and no model is called. If every
-# model fails on a sample, JUDGE_FALLBACK decides its reward:
+# up to 1. With JUDGE=0, no model, or QUALITY_WEIGHT=0 and CORRECTNESS_WEIGHT=1, the reward is correctness alone, and no
+# model is called. If every model fails on a sample, JUDGE_FALLBACK decides its reward:
 #   correctness    correctness alone, which favours correct samples
 #   mean_quality   the running mean quality of correct or of wrong samples replaces its own
 #   group          correctness alone for all samples of its prompt
@@ -215,7 +215,7 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) per minute, and concurrent calls, over all engines.
 # The local server of --tiny has no quota and ignores RPM and TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
-# What --plan multiplies: USD for a million prompt tokens and for a million tokens of replies, such as "2 12"
+# Prices for --plan, in USD: of a million prompt tokens and of a million tokens of replies, such as "2 12"
 : "${JUDGE_PRICE:=}"
 # Where key and prompts are sent. Variables of google-genai have no effect, and redirects are not followed.
 # JUDGE_PROXY=1 uses the proxy in HTTPS_PROXY or ALL_PROXY; 0 uses no proxy

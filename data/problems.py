@@ -38,8 +38,9 @@ _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
 _TEXT = re.compile(r"\\text ?\{([^{}]+)\}\Z")
 # What a table has where an answer is missing. As letters these are products, as are the words of up to three letters;
 # the grader reads no longer word so.
-_MISSING = {"n/a", "nan", "nil", "null", "tbd", "<na>"}
-_WORDS = {"yes", "no", "one", "two", "six", "ten", "inf", "dne"}
+_MISSING = re.compile(r"n ?/ ?a\.?|n\. ?a\.?|(?:np\.)?nan\.?|nil|null|tb[ad]|<na>")
+_WRAPPED = re.compile(r"\$(.+)\$|\\(?:text|mathrm) ?\{([^{}]+)\}")
+_WORDS = {"yes", "no", "one", "two", "six", "ten", "inf", "dne", "see", "all", "any"}
 _EXACT = 2**53  # up to here a float is the integer that was written
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
 
@@ -210,8 +211,9 @@ def _answer(row: dict[str, Any]) -> str:
 
 def is_missing(answer: str) -> bool:
     """Say whether an answer only says that there is none: N/A, nan."""
-    text = match[1].strip() if (match := _TEXT.match(answer)) else answer
-    return text == "NA" or text.lower() in _MISSING
+    while match := _WRAPPED.fullmatch(answer := answer.strip()):
+        answer = match[1] or match[2]
+    return answer == "NA" or bool(_MISSING.fullmatch(answer.lower()))
 
 
 def is_gold(answer: str) -> bool:

@@ -64,9 +64,10 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
-    if args.generate_max_len < SHORTEST:
+    if min(limits) < SHORTEST:
+        name = "--generate_max_len is" if args.generate_max_len < SHORTEST else "--length_schedule has"
         yield Problem(
-            f"--generate_max_len is {args.generate_max_len}: an answer in the model's format does not fit",
+            f"{name} {min(limits)}: an answer in the model's format does not fit",
             f"give {SHORTEST} or more; 3072 is usual",
         )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:

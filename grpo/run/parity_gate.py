@@ -124,8 +124,8 @@ def routing_as_cause(trainer: LoggedTrainer, batches: Sequence[Batch], samples: 
     left = next(replayed.problems(limit), None)
     if left is None:
         mean = replayed.rows[0].mean
-        return f"it is the engines' choice of experts: with it, the mean is {mean} nat; set ROUTING_REPLAY=1"
-    return f"it is not the engines' choice of experts: with it, {left.what}"
+        return f"it is the choice of experts: with the engines' replayed, the mean is {mean} nat; set ROUTING_REPLAY=1"
+    return f"it is not the choice of experts: with the engines' replayed, {left.what}"
 
 
 def actor_id(engine: EngineActor) -> str:

@@ -195,7 +195,9 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
         f"position in the sequence; scale: 1 if equal; a mean above {row['limit']:g} by more than chance "
         "stops the run"
     )
-    lines = [legend, *comparison.table(), *problems]
+    few = [one.name for one in comparison.rows if math.isnan(one.mean.error)]
+    unjudged = [f"  too few tokens to judge {', '.join(few)}"] if few else []
+    lines = [legend, *comparison.table(), *unjudged, *problems]
     return [f"step {row['step']}: {verdict} ({adapter})", *(f"  {line}" for line in lines)]
 
 

@@ -110,8 +110,12 @@ def fall_of_training(run: RunHistory) -> Fall | str:
 
 
 def _fall_of_held_out(run: RunHistory) -> Fall | str:
-    """Return the same of the evaluations, on which one value is enough: each has many problems."""
-    counts = [row["n"] for row in run.evals if isinstance(row.get("n"), int | float) and row["n"] > 0]
+    """Return the same of the evaluations, on which one value is enough: each has many samples.
+
+    All evaluations have the same problems, so samples of a problem are independent, unless they are greedy.
+    """
+    name = "n" if run.setting_number("EVAL_TEMPERATURE") == 0 else "samples"
+    counts = [count for row in run.evals if isinstance(count := row.get(name, row.get("n")), int | float) and count > 0]
     fall = _largest_fall(run.held_out, float(np.median(counts)) if counts else UNKNOWN_PROBLEMS, least=1)
     if isinstance(fall, str):
         return fall

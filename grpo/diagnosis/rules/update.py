@@ -73,7 +73,7 @@ def _without_gradient(run: RunHistory, name: str, first: int) -> Finding:
 def instability(run: RunHistory) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
     fall = fall_of_correctness(run)
-    fallen = [fall.evidence] if fall else []
+    fallen = [fall.evidence] if fall and fall.is_likely else []
     # Far beyond a range, the policy differs from the sampling policy, whatever learning rate and correctness do.
     for name, times in FAR.items():
         if far := _out_of_range(run, name, times):
@@ -153,10 +153,10 @@ def spikes(run: RunHistory) -> list[Finding] | str:
 
 
 def _limit(run: RunHistory, column: Series) -> np.ndarray:
-    """Return the size above which each value is a spike, by the values before it; [N]. The first ones cannot be spikes.
+    """Return the size above which each value is a spike; [N]. Those before it tell, of the first ones those after it.
 
-    Steps whose groups all agree have zero loss, so a ratio can be large for no reason. A ratio near 1 keeps the loss of
-    a token below its advantage, and a gradient within its healthy range does no harm.
+    Steps whose groups all agree have zero loss and no advantages, so they do not tell what is usual. A ratio near 1
+    keeps the loss of a token below its advantage, and a gradient within its healthy range does no harm.
     """
     size = np.abs(column.values)
     # The mean over micro-batches is near zero, so its ratio to the usual says less.
@@ -165,11 +165,15 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
         least = edge(column.name)
     else:
         advantages = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
-        least = 2 * max((float(np.median(values)) for values in advantages if len(values)), default=0.0)
+        least = 2 * max((float(np.median(values[values > 0])) for values in advantages if values.any()), default=0.0)
     limits = np.full(len(size), np.inf)
-    for index in USUAL + np.flatnonzero(size[USUAL:] > least):
-        before = size[:index]
-        limits[index] = max(SPIKE * float(np.median(before)), beyond * float(np.quantile(before, 0.8)), least)
+    for index in np.flatnonzero(size > least):
+        others = size[:index][size[:index] > 0]
+        if len(others) < USUAL:
+            after = size[index + 1 :]
+            others = np.concatenate([others, after[after > 0]])
+        if len(others) >= USUAL:
+            limits[index] = max(SPIKE * float(np.median(others)), beyond * float(np.quantile(others, 0.8)), least)
     return limits
 
 

@@ -55,6 +55,12 @@ def test_held_out_alone_collapses() -> None:
     assert fall.actions[0].setting == "--resume"
 
 
+def test_held_out_alone_collapses_on_few_problems() -> None:
+    scores = (0.45, 0.50, 0.43, 0.52, 0.19, 0.13, 0.16, 0.22)
+    evals = [one | {"n": 18, "samples": 144} for one in evaluations(dict(zip(range(0, 80, 10), scores, strict=True)))]
+    assert named(rows_of(correct=noisy(np.full(71, 0.5))), evals)["correctness_fall"] <= 50
+
+
 def test_one_bad_evaluation_among_good_ones_is_no_fall() -> None:
     evals = evaluations({0: 0.45, 5: 0.5, 10: 0.43, 15: 0.5, 20: 0.36, 25: 0.46, 30: 0.44})
     assert not named(rows_of(correct=noisy(np.full(31, 0.5))), evals)
@@ -147,3 +153,22 @@ def test_a_small_fall_is_watched() -> None:
     result = diagnosed(rows_of(correct=values))
     assert not result.findings and [one.name for one in result.watched] == ["correctness_fall"]
     assert any(line.startswith("WATCH: correctness fall, steps 22 to 23") for line in result.lines())
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize(("name", "size"), [("grad_norm_max", 500.0), ("policy_loss_max", 40.0)])
+def test_a_spike_in_one_of_the_first_steps_is_reported_once_others_tell_what_is_usual(at, name, size) -> None:
+    values = np.full(12, 0.3)
+    values[at] = size
+    assert "spikes" in named(rows_of(**{name: values}))
+
+
+@pytest.mark.parametrize("spread", [[3, 9, 17, 26, 34], [10, 38]])
+def test_steps_without_spread_do_not_make_the_others_spikes(spread) -> None:
+    has_spread = np.isin(np.arange(40), spread)
+    rows = rows_of(
+        policy_loss_max=np.where(has_spread, 0.3, 0.0), grad_norm=np.where(has_spread, 0.2, 0.0),
+        grad_norm_max=np.where(has_spread, 0.3, 0.0), advantage_max=np.where(has_spread, 0.4, 0.0),
+        advantage_min=np.where(has_spread, -0.4, 0.0),
+    )  # fmt: skip
+    assert "spikes" not in named(rows)

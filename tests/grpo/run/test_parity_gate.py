@@ -89,7 +89,7 @@ def test_a_difference_stops_the_run_and_is_written():
 
 @pytest.mark.parametrize(
     ("replayed", "said"),
-    [(0.2, "it is the engines' choice of experts: with it, the mean is 0.0000"), (0.0, "it is not")],
+    [(0.2, "it is the choice of experts: with the engines' replayed, the mean is 0.0000"), (0.0, "it is not")],
 )
 def test_a_failure_says_whether_it_is_the_routing(replayed, said):
     """By a replay of what the engine recorded; the verdict is on the trainer's own choice."""

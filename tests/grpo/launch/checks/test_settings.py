@@ -39,6 +39,7 @@ import pytest
             "GENERATE_MAX_LEN is 8",
             "give 16 or more",
         ),
+        ({"length_schedule": "8,3072@50"}, "LENGTH_SCHEDULE has 8", "give 16 or more"),
         ({"template_date": "tomorrow"}, "TEMPLATE_DATE is 'tomorrow'", "give a date such as 2030-01-02"),
         ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin is not supported", "use one of constant"),
         ({"init_kl_coef": -0.1}, "KL_COEF -0.1 would reward", "0 or more"),
