@@ -20,6 +20,11 @@ RENDER = rendering.render
         ('{"prompt": "1 + 1?"}', "line 2: 'label' is missing or empty"),
         ('{"prompt": "", "label": "2"}', "line 2: 'prompt' is missing or empty"),
         ('{"prompt": "1 + 1?", "label": null}', "line 2: 'label' is missing or empty"),
+        ('{"prompt": [{"content": "1 + 1?"}], "label": "2"}', "line 2: 'prompt' is neither text nor messages"),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}], "label": "2"}',
+            "line 2: 'prompt' is neither text nor messages",
+        ),
         ("{not json", "line 2 is not JSON"),
         ("[1, 2]", "line 2 is not a JSON object"),
     ],
