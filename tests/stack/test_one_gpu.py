@@ -17,6 +17,7 @@ SAVED, LAST, STEPS = 2, 4, 5
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
     "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64",
+    "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine takes for the interpreters of an evaluation
 }  # fmt: skip
 
 

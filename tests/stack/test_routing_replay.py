@@ -136,7 +136,7 @@ def check(model, responses: list[dict]) -> None:
         assert is_clear.float().mean() > 0.5, "nearly all are near ties: the comparison would prove nothing"
         assert torch.equal(recorded[is_clear], own[is_clear])
         for shifted in (recorded.roll(1, dims=0), recorded.roll(-1, dims=0)):
-            assert (shifted != own)[is_clear].any(-1).float().mean() > 0.2
+            assert (shifted != own)[is_clear].any(-1).float().mean() > 0.1
 
 
 @pytest.mark.timeout(900)
@@ -158,7 +158,7 @@ def test_answers_after_a_cut_thought(engine, reference, monkeypatch):
 
 @pytest.mark.timeout(900)
 def test_turns_and_branches_of_a_conversation(engine, reference):
-    responses = engine.responses(Conversation(), min_tokens=1)
+    responses = engine.responses(Conversation(), min_tokens=1, max_tokens=120)
     assert any(len(sample["action_ranges"]) > 1 or sample["branches"] for sample in responses)
     check(reference, responses)
 
