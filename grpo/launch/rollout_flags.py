@@ -64,10 +64,12 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
-    if min(limits) < SHORTEST:
+    # What a thinking budget leaves of a schedule's limits is checked with the budget.
+    shortest = min(limits) if args.thinking_budget is None else args.generate_max_len
+    if shortest < SHORTEST:
         name = "--generate_max_len is" if args.generate_max_len < SHORTEST else "--length_schedule has"
         yield Problem(
-            f"{name} {min(limits)}: an answer in the model's format does not fit",
+            f"{name} {shortest}: an answer in the model's format does not fit",
             f"give {SHORTEST} or more; 3072 is usual",
         )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:

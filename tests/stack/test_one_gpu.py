@@ -1,5 +1,6 @@
 """The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.soak.proof import differences, same_tensors
+from scripts.tiny_model import tools
 
 from .recorded import Agreement, Sample, of_the_next_token, read_samples
 from .rounding import reference_model
 from .runs import ROOT, kill, lines, train
 
 SAVED, LAST, STEPS = 2, 4, 5
+EVALUATED = 24
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
     "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64",
-    "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine takes for the interpreters of an evaluation
+    "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 
 
@@ -32,16 +35,18 @@ class Parts:
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Parts:
     folder = tmp_path_factory.mktemp("runs")
-    run = folder / "run"
+    run, held_out = folder / "run", folder / "eval.jsonl"
+    held_out.write_text("\n".join(map(json.dumps, tools.rows("python", "eval")[:EVALUATED])))
+    settings = SETTINGS | {"EVAL_DATA": str(held_out)}
     metrics, box = run / "metrics.jsonl", ("--gpus", 1, "--steps", STEPS)
 
     def is_evaluated() -> bool:  # the last that is done in a step
         rows = metrics.read_bytes().splitlines() if metrics.exists() else []
         return any(f'"step": {LAST},'.encode() in row and b'"exact_match"' in row for row in rows)
 
-    kill(run, is_evaluated, *box, "--run-dir", run, **SETTINGS)
+    kill(run, is_evaluated, *box, "--run-dir", run, **settings)
     shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
-    output = train(*box, "--resume", run, "--from-step", SAVED, **SETTINGS)
+    output = train(*box, "--resume", run, "--from-step", SAVED, **settings)
     assert "starting Ray (1 GPU" in output and f"continuing after step {SAVED}" in output
     return Parts(folder / "before", run)
 
