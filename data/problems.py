@@ -36,8 +36,7 @@ _PLACE = ("year", "contest", "number")
 # Answers that the grader compares as written: infinity, a ratio or time of day.
 _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
 _TEXT = re.compile(r"\\text ?\{([^{}]+)\}\Z")
-# What a table has where an answer is missing. As letters these are products, as are the words of up to three letters;
-# the grader reads no longer word so.
+# Placeholders for a missing answer. The grader would read these, and words of up to three letters, as products.
 _MISSING = re.compile(r"n ?/ ?a\.?|n\. ?a\.?|(?:np\.)?nan\.?|nil|null|tb[ad]|<na>")
 _WRAPPED = re.compile(r"\$(.+)\$|\\(?:text|mathrm) ?\{([^{}]+)\}")
 _WORDS = {"yes", "no", "one", "two", "six", "ten", "inf", "dne", "see", "all", "any"}
@@ -210,7 +209,7 @@ def _answer(row: dict[str, Any]) -> str:
 
 
 def is_missing(answer: str) -> bool:
-    """Say whether an answer only says that there is none: N/A, nan."""
+    """Say whether a placeholder such as N/A or nan stands where the answer should be."""
     while match := _WRAPPED.fullmatch(answer := answer.strip()):
         answer = match[1] or match[2]
     return answer == "NA" or bool(_MISSING.fullmatch(answer.lower()))

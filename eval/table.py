@@ -81,7 +81,7 @@ def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the labelled results of a run's evaluations, or of the one in an evaluation's folder.
 
     Raises:
-        UserError: if there is none.
+        UserError: if the folder has no result.
     """
     files = RunFiles(folder)
     rows = read_rows(files.evals)

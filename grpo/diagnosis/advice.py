@@ -94,3 +94,6 @@ DEADLINE = Advice("JUDGE_DEADLINE", "twice as long", "leaves more time for tries
 WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all samples of a group are rewarded by the same measure")
 CHECK = Advice("--check", "before the next start", "it tests the key and each model")
 TAIL = Advice("TOP_P", "1.0", "engine and trainer then use the same distribution", enough=lambda now: now >= 1)
+
+# What may bring trainer and engine to the same log-probs, in the order to try it.
+SAME_POLICY = (ROUTING, EAGER_ENGINE, RESTART, SAME_TEMPERATURE, SAME_WEIGHTS, EAGER_ATTENTION)

@@ -9,14 +9,7 @@ _FAR = Remedy(
 )
 _DIFFERENCE = Remedy(
     "trainer and engine compute different log-probs: check sync, temperature, precision and kernels",
-    (
-        advice.ROUTING,
-        advice.EAGER_ENGINE,
-        advice.RESTART,
-        advice.SAME_TEMPERATURE,
-        advice.SAME_WEIGHTS,
-        advice.EAGER_ATTENTION,
-    ),
+    advice.SAME_POLICY,
 )
 _CORRELATION = Remedy(
     "the reward does not follow correctness: check its sign, its weights, and what the judge rewards",

@@ -90,14 +90,7 @@ REMEDIES = {
     "mismatch": Remedy(
         "trainer and engine do not compute the same policy. If the difference starts at some step, a sync failed. If "
         "it is there from the first step, the routing of experts, temperature, precision, kernel or base model differs",
-        (
-            advice.ROUTING,
-            advice.EAGER_ENGINE,
-            advice.RESTART,
-            advice.SAME_TEMPERATURE,
-            advice.SAME_WEIGHTS,
-            advice.EAGER_ATTENTION,
-        ),
+        advice.SAME_POLICY,
     ),
     "passes_differ": Remedy(
         "two forward passes with the same weights differ: attention, precision, order of experts, or dropout",

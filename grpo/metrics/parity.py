@@ -35,7 +35,7 @@ class Cell:
     """A number over tokens.
 
     Attributes:
-        value: NaN if there is none.
+        value: NaN without tokens.
         error: its standard error; NaN if there are too few tokens to know it.
         parts: how many independent parts of equal weight the error comes from.
     """

@@ -85,7 +85,7 @@ def _error(influence: torch.Tensor, shares: torch.Tensor, stretches: torch.Tenso
     """Return the standard error of a number, and how many stretches of equal weight it comes from (Kish 1965).
 
     It is the jackknife's error, which leaves out one stretch after the other. Tokens of a stretch are not independent:
-    rollouts of a prompt say much the same, and what an expert did to one token, those after it read.
+    rollouts of a prompt say much the same, and later tokens read what an expert did to an earlier one.
 
     Args:
         influence: what each token adds to the number, ``[T]``; together 0.

@@ -37,7 +37,7 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
 
 
 def last_before(steps: Sequence[int], fall: int) -> int | None:
-    """Return the newest of these checkpoints from before a fall; None if there is none.
+    """Return the newest of these checkpoints from before a fall, or None.
 
     Args:
         steps: ascending.

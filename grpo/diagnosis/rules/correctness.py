@@ -13,7 +13,7 @@ from grpo.diagnosis.series import Series, neighbours
 BEYOND_NOISE = 4.5  # standard errors: every split is tested, after every step
 EXPECTED = 3.0  # standard errors, where another symptom, or the peak of the learning rate, tells the step beforehand
 NOTABLE = 2.0  # standard errors: worth a look
-LEAST, SHARE = 0.1, 0.6  # of correctness, and of the former level: a smaller fall is none
+LEAST, SHARE = 0.1, 0.6  # of correctness, or of the former level: smaller falls do not count
 PRIOR = 8  # values' worth of weight for the expected sampling noise, beside the observed scatter
 WINDOWS = (8, 30)  # values before a fall that give the former level: the shorter one finds a fall after a fast rise
 RECENT = 10  # values that give the present level

@@ -89,13 +89,12 @@ def instability(run: RunHistory) -> list[Finding] | str:
     have = [name for name in ("ppo_kl", "ppo_clip_ratio", "grad_norm") if len(run.column(name))]
     if not have:
         raise NotJudged("metrics.jsonl lacks ppo_kl, ppo_clip_ratio and grad_norm")
-    return f"{', '.join(have)}: {len(symptoms)} out of range for several steps" + (
-        ", before no fall" if symptoms else ""
-    )
+    alone = "; correctness did not fall with them" if symptoms else ""
+    return f"{', '.join(have)}: {len(symptoms)} out of range for several steps{alone}"
 
 
 def _explains(symptom: Evidence, fall: Fall) -> bool:
-    """Say whether a fall that is certain, or beyond one noise for a known step, goes with a symptom."""
+    """Say whether a fall goes with a symptom: it is certain, or it is likely and near the symptom."""
     return fall.is_certain or (fall.is_likely and abs(symptom.first - fall.onset) <= NEAR)
 
 
@@ -153,7 +152,9 @@ def spikes(run: RunHistory) -> list[Finding] | str:
 
 
 def _limit(run: RunHistory, column: Series) -> np.ndarray:
-    """Return the size above which each value is a spike; [N]. Those before it tell, of the first ones those after it.
+    """Return the size above which each value is a spike; [N].
+
+    The values before it show what is usual. For the first values, the later ones do.
 
     Steps whose groups all agree have zero loss and no advantages, so they do not tell what is usual. A ratio near 1
     keeps the loss of a token below its advantage, and a gradient within its healthy range does no harm.

@@ -110,7 +110,7 @@ def _repeats(keys: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
 
 
 def check_lengths(file: str, records: Sequence[Record], rendered: Sequence[Rendered], limit: int) -> Iterator[Problem]:
-    """Find prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF silently cuts off their beginning."""
+    """Find prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF cuts off their beginning, and only logs it."""
     too_long = [record.line for record, each in zip(records, rendered, strict=True) if each.tokens > limit]
     if too_long:
         yield Problem(
