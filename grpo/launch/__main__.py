@@ -6,6 +6,7 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 """
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -85,6 +86,10 @@ def main() -> int:
     try:
         signals.raise_them()
         return _main(options, rest)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return refuse(options, UserError(f"{error.filename} is too long for the file system", "give a shorter name"))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:

@@ -43,6 +43,8 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
             records.append(Record(number, record[input_key], str(record.get("id") or "")))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist", _NAME) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})", _NAME) from None
     if not records:
         raise UserError(f"{path} is empty", _NAME)
     return records

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,9 @@ from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
+
+LEAST_OPEN_FILES = 1024  # the usual soft limit
+LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 
 
 def check_nodes(config: Config) -> Iterator[Problem]:
@@ -120,6 +124,21 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             f"/dev/shm has {size(shared)} free, but Ray's object store needs {size(plan.object_store_bytes)}",
             "enlarge it (docker run --shm-size=16g; mount -o remount,size=16G /dev/shm)",
+        )
+
+
+def check_limits() -> Iterator[Problem]:
+    """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
+    files, space = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
+        yield Problem(
+            f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
+            f"run ulimit -n {LEAST_OPEN_FILES}; where that is forbidden, an administrator raises the hard limit",
+        )
+    if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
+        yield Problem(
+            f"a process may have {size(space)} of address space, but a run needs {size(LEAST_ADDRESS_SPACE)}",
+            "run ulimit -v unlimited",
         )
 
 

@@ -1,6 +1,5 @@
 """The checkpoints that actor and engines load: headers of all shards, shapes, tokenizer."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def has_tokenizer(folder: Path) -> bool:
 def has_chat_template(folder: Path) -> bool:
     """Return whether a tokenizer can format a chat."""
     config = folder / "tokenizer_config.json"
-    inside = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    inside = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
     return inside or (folder / "chat_template.jinja").is_file()
 
 

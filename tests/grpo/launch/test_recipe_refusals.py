@@ -29,6 +29,7 @@ from .recipe import call
         (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last'; give a number"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
+        (["--check", "--run-dir", "a" * 300], "is too long for the file system"),
     ],
 )
 def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:

@@ -1,6 +1,7 @@
 """Faults of prompts and labels are reported with their line and the remedy."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from data import checks as data_checks
 from grpo.launch import rendering
 from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 RENDER = rendering.render
@@ -103,6 +105,11 @@ def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
     assert "is empty" in setting.problems(eval_dataset=tmp_path / "empty.jsonl")[0]
 
 
+def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "pipe.jsonl cannot be read (not a regular file)" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+
+
 def write_rows(path: Path, *rows: dict[str, object]) -> Path:
     path.write_text("".join(json.dumps({"label": "1"} | row) + "\n\n" for row in rows))
     return path
@@ -174,6 +181,13 @@ def _rendered(folder, prompts, variables) -> list[Rendered]:
 def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "render", RENDER)  # of a tokenizer.json that is an empty object
     assert any("cannot render prompts" in problem for problem in setting.problems())
+
+
+def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("START_SECONDS", "PROMPT_SECONDS"):
+        monkeypatch.setattr(rendering, name, 0.0)
+    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct its endless loop"):
+        RENDER(str(tmp_path), ["How many?"], {})
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Missing resources of the machine are reported with the remedy."""
 
 import os
+import resource
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -127,3 +128,18 @@ def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatc
         assert setting.problems() == []
     [problem] = setting.problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "message"),
+    [
+        (resource.RLIMIT_NOFILE, 64, "may open 64 files"),
+        (resource.RLIMIT_NOFILE, 1024, None),
+        (resource.RLIMIT_AS, 2 * GB, "may have 2.0 GB of address space"),
+        (resource.RLIMIT_AS, 400 * GB, None),
+    ],
+)
+def test_limits_of_the_shell_that_no_run_survives_are_refused(setting, monkeypatch, kind, limit, message) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == kind else resource.RLIM_INFINITY,) * 2)
+    problems = setting.problems()
+    assert problems == [] if message is None else len(problems) == 1 and message in problems[0]
