@@ -138,7 +138,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _where(config) if options.resume else []
+        begin = _where(config, folder) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
@@ -198,10 +198,11 @@ def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
-def _where(config: Config) -> list[str]:
-    """Return where a resumed run would continue, and which steps it would set aside."""
+def _where(config: Config, folder: Path) -> list[str]:
+    """Return where a resumed run would continue, which steps it would set aside, and which settings have changed."""
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
-    return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
+    moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
+    return [*resume.describe(config), *moved, *resume.describe_changes(resume.changed(config, folder))]
 
 
 def run(
