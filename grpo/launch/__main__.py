@@ -8,6 +8,7 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 import argparse
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +87,12 @@ def main() -> int:
     try:
         signals.raise_them()
         return _main(options, rest)
+    except BrokenPipeError:
+        if options.mode == "run":
+            raise
+        # The reader, such as head, wants no more. Nor does it want what is in the buffer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -56,7 +56,7 @@ def frame(
     """
     width = max(40, min(width, _MAX_WIDTH))
     rows = _numbers(run.metrics)
-    lines = [*_header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
+    lines = [*header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
     lines += _learning(run, rows, width)
     lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
     lines += _section(TIERS[3], _cells(_RESPONSES, rows, width), width)
@@ -72,7 +72,8 @@ def frame(
     return lines
 
 
-def _header(run: Run, now: float, width: int) -> list[Text]:
+def header(run: Run, now: float, width: int) -> list[Text]:
+    """Return the lines on the state of a run: how far it is, when it ends, and what went wrong."""
     step, planned = run.step, run.planned
     share = min(step / planned, 1.0) if planned else 0.0
     done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "

@@ -123,6 +123,7 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     run.let_go(code)
     text = printed(capsys, str(run.folder))
     assert f"{state}  step 5/40" in text and reason in text
+    assert text.startswith("step 5/40  reward") and "── " not in text, "a file gets lines, and no view"
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
     assert ("command.sh" in text) == (code == 0), "what starts anew is no advice for a run that has not finished"
 

@@ -94,7 +94,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     model, count = config.args.pretrain, plan.model_bf16_bytes
     if model not in RELEASED and (count or 0) <= LARGEST_ON_CPU:
         return
-    large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
+    large = f"MODEL {model}" + (f", {size(plan.model_actor_bytes)} in the actor," if count else "")
     gpus = machine.gpus()
     if gpus:
         yield Problem(

@@ -37,6 +37,12 @@ def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message
     assert message in setting.problems(prompt_data=data)[0]
 
 
+def test_all_lines_with_a_fault_are_named_at_once(setting, tmp_path: Path) -> None:
+    lines = ["{}"] + [json.dumps({"prompt": f"{n}?", "label": "1"}) for n in range(7)] + ["["] * 2
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines))
+    assert "; 2 other lines with a fault: 9, 10\n" in setting.problems(prompt_data=tmp_path / "bad.jsonl")[0]
+
+
 def label(split: str, answer: str = "7") -> str:
     return json.dumps({"answer": answer, "split": split})
 

@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(setting) -> No
     [
         ("openai/gpt-oss-120b", None, [], "8 GPUs, but this machine has none", "./train_grpo.sh --tiny"),
         ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv has the CPU stack", "setup.sh --gpu"),
-        ("/copy/of/it", 234 * GB, [], "/copy/of/it, 234.0 GB in bf16, needs 8 GPUs", "--tiny"),
+        ("/copy/of/it", 234 * GB, [], " in the actor, needs 8 GPUs", "--tiny"),
         ("/of/a/test", 10**7, [], None, ""),
         ("org/absent", None, [], None, ""),
     ],
