@@ -16,6 +16,7 @@ venv="$root/.venv"
 
 main() {
     parse_arguments "$@"
+    refuse_path
     # Two set-ups at once would install into the same folder.
     exec 9>>"$root/.setup.lock"
     if ! flock --nonblock 9; then
@@ -64,6 +65,14 @@ parse_arguments() {
         exit 0
     fi
     select_lock
+}
+
+# Ray starts each worker with the unquoted path of .venv's Python in a line for bash. A colon separates paths.
+refuse_path() {
+    if [[ $root == *[[:space:]\'\"\`\$\\\;\&\|\<\>\(\)\*\?\[:]* ]]; then
+        fail "the checkout lies in $root, where Ray can start no worker: move it to a path without blanks, quotes, \$, \
+and other signs that mean something to a shell" 2
+    fi
 }
 
 # Sets `version` and `lock`. The locks of the default version lie in requirements, those of another one in its folder.

@@ -27,7 +27,7 @@ def default_version(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     """The real scripts with a small lock, a bare .venv that has the stand-in uv, and stand-in patches."""
-    root = tmp_path / "check out"  # a path with a space
+    root = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "grpo", root / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "requirements").mkdir()

@@ -209,6 +209,14 @@ def test_errors_name_the_remedy(checkout: Path) -> None:
     assert "--quiet" in setup(checkout, "--help").stdout
 
 
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$b", "a:b", "a\\b", "a(b", "a[b", "a`b"])
+def test_a_path_in_which_ray_starts_no_worker_is_refused_at_once(checkout: Path, name: str) -> None:
+    moved = checkout.rename(checkout.with_name(name))
+    refused = setup(moved, "--cpu")
+    assert refused.returncode == 2 and f"the checkout lies in {moved}, where Ray" in refused.stderr
+    assert uv_calls(moved) == 0
+
+
 def test_an_unknown_argument_is_a_bad_call(checkout: Path) -> None:
     refused = setup(checkout, "--cuda")
     assert refused.returncode == 2 and "unknown argument --cuda; usage:" in refused.stderr
