@@ -26,6 +26,7 @@ from typing import Any
 
 from grpo.run.run_state import Run
 from grpo.stack.checkout import GPU_REPORT, git_revision
+from grpo.stack.command import print_plainly
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret, redact, secrets
 
@@ -159,4 +160,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    print_plainly()
     sys.exit(main())

@@ -48,7 +48,7 @@ from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack import machine, seats
+from grpo.stack import command, machine, seats
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
@@ -312,4 +312,5 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

@@ -139,7 +139,8 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
     if os.geteuid() == 0:
         os.chown(setting.run_dir, 1001, -1)
     else:
-        monkeypatch.setattr(os, "geteuid", lambda mine=os.geteuid(): mine + 1)
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
     assert any("belongs to another user" in problem for problem in setting.problems())
     for use in (lambda: resume.find_run(str(setting.run_dir), "run"), files.hold):
         with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
