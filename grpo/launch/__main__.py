@@ -137,6 +137,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
+    machine.raise_open_files()
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
