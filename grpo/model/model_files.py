@@ -148,7 +148,8 @@ def read(folder: Path) -> Model:
 
 def _keys(content: Any) -> set[str]:
     """Return the names in a JSON value, at all depths."""
-    found, rest = set(), [content]
+    found: set[str] = set()
+    rest = [content]
     while rest:
         value = rest.pop()
         if isinstance(value, dict):
