@@ -41,7 +41,7 @@ PHASES = {
             "actor.is_gpt_oss",
             "actor.load_gpt_oss",
         ),
-        *("ppo_actor.allocated_rows", "deepspeed_utils.with_parameters", "deepspeed.restore_rope"),
+        *("ppo_actor.allocated_rows", "deepspeed.optimizer", "deepspeed.restore_rope"),
         *("ppo_actor.load_step", "ppo_actor.recorder", "ppo_actor.PolicyLoss", "ppo_actor.needs_nccl_group"),
     ),
     "Before the first step": (

@@ -1,10 +1,7 @@
 """The machine's resources: GPUs, memory, disk, writable places, Ray."""
 
 import os
-import re
-import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,27 +59,6 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
         if gpu.used > machine.GB:
             yield Problem(f"{size(gpu.used)} of GPU {gpu.index} are in use", "see nvidia-smi; wait, or use other GPUs")
     yield from gpu_limits.problems(config)
-    yield from check_toolkit(config)
-
-
-def check_toolkit(config: Config) -> Iterator[Problem]:
-    """Check the nvcc with which DeepSpeed compiles its fused Adam when the actor starts; its CPU Adam needs none."""
-    if config.args.adam_offload:
-        return
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    on_path = shutil.which("nvcc")
-    home = home or (str(Path(on_path).parents[1]) if on_path else "/usr/local/cuda")  # as PyTorch looks for it
-    try:
-        output = subprocess.run([f"{home}/bin/nvcc", "-V"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        output = ""
-    release = re.search(r"release ([\d.]+)", output)
-    if release is None or not release[1].startswith("12."):
-        yield Problem(
-            "with ADAM_OFFLOAD=0 DeepSpeed compiles its fused Adam with nvcc of CUDA 12, but "
-            + (f"{home} has CUDA {release[1]}" if release else f"{home} has none"),
-            "leave ADAM_OFFLOAD at 1, or set CUDA_HOME to a toolkit of CUDA 12",
-        )
 
 
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:

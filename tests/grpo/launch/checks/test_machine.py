@@ -35,25 +35,6 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     assert problems == [] if message is None else message in problems[0]
 
 
-@pytest.mark.parametrize(
-    ("release", "wrong"), [("12.8", None), ("13.0", "has CUDA 13.0"), (None, "has none"), ("12.9", None)]
-)
-def test_the_fused_adam_needs_a_toolkit(
-    setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str | None, wrong: str | None
-) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    if release:
-        nvcc = tmp_path / "cuda" / "bin" / "nvcc"
-        nvcc.parent.mkdir(parents=True)
-        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.93'\n")
-        nvcc.chmod(0o755)
-    assert setting.problems(adam_offload=True) == []
-    problems = setting.problems(adam_offload=None)
-    assert problems == [] if wrong is None else (wrong in problems[0] and "ADAM_OFFLOAD" in problems[0])
-
-
 def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
