@@ -28,8 +28,8 @@
 # If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
-# Exit code: 0 done, 2 refused: nothing was started or restarted, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise
-# that of the driver.
+# Exit code: 0 done, 1 done, but metrics or samples could not be written, 2 refused: nothing was started or restarted,
+# 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the driver.
 set -euo pipefail
 
 # The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.

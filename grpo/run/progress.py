@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
+from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import NAMES, is_whole, of_row, value_of
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps, step_name
@@ -105,6 +106,7 @@ class Progress:
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
+        self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
 
     def skip(self) -> None:
@@ -117,11 +119,15 @@ class Progress:
         return bool(self.metrics.of_this_part() or self.evals.of_this_part())
 
     def poll(self) -> list[str]:
-        """Return a line for every step and eval since the last call, and a table for every comparison, in order."""
+        """Return a line for every step and eval since the last call, and a table for every comparison, in order.
+
+        Writes that were lost since then come last.
+        """
         lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
-        return [line for _, _, line in sorted(lines)]
+        lost = [f"! lost       {self.lost.describe()}; the run goes on"] if self.lost.refresh() else []
+        return [line for _, _, line in sorted(lines)] + lost
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
@@ -151,6 +157,8 @@ class Progress:
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the results of a run: what was measured, and the paths of adapter and run."""
         lines = self.nothing_learned()
+        if self.lost.count:
+            lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
             ends = [self.evals.rows[0], self.evals.rows[-1]]
             lines += _change(NAMES[of_row(ends[0])], ends)

@@ -31,6 +31,7 @@ class RunFiles:
         config, environment, patches, command: written by the launcher before the run.
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
+        lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
         replaced: a line for each engine that died and was replaced.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
@@ -47,6 +48,7 @@ class RunFiles:
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
+        self.lost_writes = self.logs / "lost-writes.json"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"
@@ -139,7 +141,8 @@ class RunFiles:
         """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
 
         Args:
-            more: of a failure: ``cause``, ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
+            more: ``lost``, the writes that the run lost; of a failure: ``cause``, ``remedy``, and what
+                :func:`grpo.launch.restarts.decide` needs.
         """
         _append(self.ends, {"time": time.time(), "code": code, **more})
 

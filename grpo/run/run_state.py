@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.run.lost_writes import LOSSY
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, by_step, is_number
 from grpo.run.run_files import RunFiles
@@ -77,7 +78,8 @@ class Run:
         self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
         end = {} if held else self._last_end()
         self.code, self.cause = end.get("code"), end.get("cause") or ""
-        self.state = RUNNING if held else self._end()
+        is_lossy = self.code == LOSSY and not self.cause and "lost" in end
+        self.state = RUNNING if held else FINISHED if is_lossy else self._end()
         return lines
 
     def _last_end(self) -> dict[str, Any]:
