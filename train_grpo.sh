@@ -314,8 +314,9 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 # A run hangs if a phase (generate, train, sync, ...) lasts HANG_MINUTES and 5 times as long as usual; 4 x HANG_MINUTES if
 # the run has not completed this phase before (0: never). Its stacks go to logs/, and it is ended or restarted
 : "${HANG_MINUTES:=30}"
-# On SIGTERM (a spot machine's notice) the run saves its last completed step, and ends after at most SIGTERM_SECONDS and
-# 10 seconds more (0: it ends at once, as on Ctrl-C). A step in training is completed first, if it takes no longer
+# On SIGTERM (a spot machine's notice) or Ctrl-C the run saves its last completed step, and ends after at most
+# SIGTERM_SECONDS and 10 seconds more; a second one ends it at once (0: so does the first). A step in training is
+# completed first, if it takes no longer
 : "${SIGTERM_SECONDS:=90}"
 # Rules that save and end the run with exit code 3, off by default (empty, or 0): held-out exact match STOP_FALL below its
 # best, such as 0.1; STOP_NON_FINITE=1, a loss that is not finite (not saved); STOP_DISK_GB left on a disk;

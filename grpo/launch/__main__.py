@@ -126,6 +126,9 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
         return refuse_all(options, wrong) if wrong else 0
+    if options.mode == "run" and options.resume and (finished := resume.finished(config, plan)):
+        print("\n".join(finished))
+        return 0
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
@@ -305,7 +308,9 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
     """Record how a part of the run ended, and decide whether the run goes on by itself."""
     verdict = Verdict(None, [])
-    more: dict[str, Any] = {"lost": progress.lost.describe()} if progress.lost.count else {}
+    more: dict[str, Any] = {"seconds": progress.seconds()}
+    if progress.lost.count:
+        more["lost"] = progress.lost.describe()
     if end.cause:
         saved = saved_steps(config.args.ckpt_path)
         more |= {"cause": end.cause.what, "remedy": end.cause.remedy}

@@ -12,6 +12,7 @@ from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles
+from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
@@ -232,6 +233,16 @@ def complete(config: Config, plan: Plan) -> list[str]:
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
     limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
     return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to go on"]
+
+
+def finished(config: Config, plan: Plan) -> list[str]:
+    """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
+    done, ends = complete(config, plan), read_rows(RunFiles(Path(config.args.run_dir)).ends)
+    has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
+    if not (done and ends and has_finished(ends[-1]) and has_adapter):
+        return []
+    lost = [f"lost         {ends[-1]['lost']}"] if "lost" in ends[-1] else []
+    return ["finished: nothing was started", *done, *lost, f"adapter      {config.args.save_path}"]
 
 
 def newer_steps(config: Config) -> list[int]:

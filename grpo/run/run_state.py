@@ -25,6 +25,11 @@ _STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT
 RECENT = 20
 
 
+def has_finished(end: Mapping[str, Any]) -> bool:
+    """Tell whether a line of ends.jsonl is of a run that has made all its steps, even if it lost what it logged."""
+    return end.get("code") == 0 or (end.get("code") == LOSSY and "lost" in end and not end.get("cause"))
+
+
 class Run:
     """One run, as its directory was at the last :meth:`refresh`.
 
@@ -78,8 +83,7 @@ class Run:
         self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
         end = {} if held else self._last_end()
         self.code, self.cause = end.get("code"), end.get("cause") or ""
-        is_lossy = self.code == LOSSY and not self.cause and "lost" in end
-        self.state = RUNNING if held else FINISHED if is_lossy else self._end()
+        self.state = RUNNING if held else FINISHED if has_finished(end) else self._end()
         return lines
 
     def _last_end(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class Run:
 
     def _end(self) -> str:
         if self.code is not None:
-            return FINISHED if self.code == 0 else STOPPED if self.code in _STOPPED_CODES else CRASHED
+            return STOPPED if self.code in _STOPPED_CODES else CRASHED
         if not self.files.is_run():
             return STOPPED
         is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()

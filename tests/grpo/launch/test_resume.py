@@ -304,6 +304,23 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert (run.state, run.code) == ("finished", LOSSY)
 
 
+def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, run_with, capsys) -> None:
+    start(setting, max_steps=4)
+    save(4)
+    resumed = lambda: run_with(lambda *_, **__: End(0), "--resume", str(setting.run_dir), max_steps=4)  # noqa: E731
+    assert resumed() == 0
+    assert "complete: all 4 steps are done" in capsys.readouterr().out
+    files = RunFiles(setting.run_dir)
+    assert files.resumes.exists(), "its final adapter was missing"
+    files.final.mkdir()
+    (files.final / adapter_files.CONFIG).touch()
+    before = files.ends.read_text(), files.resumes.read_text()
+    assert resumed() == 0
+    assert (files.ends.read_text(), files.resumes.read_text()) == before
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
+    assert run_state.Run(setting.run_dir).state == "finished"
+
+
 @pytest.fixture
 def run_with(setting, monkeypatch) -> Callable[..., int]:
     """Run the launcher around a stand-in for the supervisor; options of the launcher and other flags may follow."""
