@@ -229,13 +229,12 @@ def run(
         environment |= {seats.VARIABLE: places.dump()} | (
             {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
         )
-    code, is_finished = None, False
+    is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-        is_finished = end.code == 0
+        code, is_finished = end.code, end.code == 0
         if is_finished and progress.lost.count:
-            end = End(LOSSY)
-        code = end.code
+            code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
         judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)

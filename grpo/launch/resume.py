@@ -259,6 +259,8 @@ def take_back(config: Config, folder: Path) -> list[str]:
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     files.rewind(step)
+    if moved:  # the run takes another way from here on, and gets another page
+        files.wandb.unlink(missing_ok=True)
     files.note_resume(
         step,
         changed={name.removeprefix("--"): values for name, values in changed.items()},
