@@ -106,10 +106,18 @@ if ((TINY)); then
         case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
     fi
 fi
-if [[ -z $GPUS ]]; then GPUS=8; fi
 
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 
+# Engines and actor that share GPUs have the whole box each
+if [[ ${COLOCATE-} == 1 ]]; then
+    case "${GPUS:-$((TINY ? 0 : 8))}" in
+        8) : "${NUM_ENGINES:=4}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=8}" ;;
+        4) : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" ;;
+        2) : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}" ;;
+    esac
+fi
+if [[ -z $GPUS ]]; then GPUS=8; fi
 case "$GPUS" in
     8) ;; # the defaults below
     4) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=2}" ;;
