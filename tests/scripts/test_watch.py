@@ -2,8 +2,8 @@
 
 import io
 import json
-import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from rich.cells import cell_len
@@ -257,24 +257,21 @@ def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, m
     assert samples.step == 9 and samples.shown[0].response == "nine"
 
 
-def test_a_run_that_writes_while_it_is_watched(make_run, capsys) -> None:
+def test_a_run_that_writes_while_it_is_watched(make_run, capsys, monkeypatch) -> None:
     run = make_run()
     run.hold()
 
-    def train() -> None:
+    def train() -> Iterator[None]:
         for step in range(1, 6):
-            time.sleep(0.05)
-            run.step(step)
+            yield run.step(step)
         run.resume_after(3)  # held all the time, since the view ends when the run's lock is released
         for step in range(4, 7):
-            time.sleep(0.05)
-            run.step(step, reward=0.75)
-        run.let_go(0)
+            yield run.step(step, reward=0.75)
+        yield run.let_go(0)
 
-    writer = threading.Thread(target=train)
-    writer.start()
+    training = train()
+    monkeypatch.setattr(time, "sleep", lambda _: next(training))  # something is written between any two looks
     text = printed(capsys, str(run.folder), "--every", "0.1")
-    writer.join()
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert lines.count(lines[0]) == 1
     steps = [int(line.split()[1].partition("/")[0]) for line in lines]

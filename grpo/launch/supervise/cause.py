@@ -63,6 +63,8 @@ def find(evidence: Evidence) -> Problem | None:
         return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
         return _of_death(death, evidence)
+    if words and words.what.startswith(last_words.NO_ENGINE) and (why := last_words.why_no_engine(evidence.log)):
+        return Problem(f"an engine did not start: {why}", _memory_remedy(evidence))
     if words:
         return Problem(f"{words.kind}: {words.what}", words.remedy or _rays_memory_remedy(words))
     return driver

@@ -244,6 +244,19 @@ def test_a_run_is_not_restarted_before_its_first_step_or_without_restarts() -> N
     assert restarts.decide([end()], 3, has_progressed=True).wait == restarts.FIRST_WAIT
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "an engine did not start: RuntimeError: two groups of ranks chose port 20001 as their name: start again",
+        "OSError: [Errno 98] Address already in use",
+    ],
+)
+def test_a_start_that_failed_by_chance_is_tried_again_once(cause: str) -> None:
+    first = restarts.decide([end(cause, step=0, saved=0)], 3, has_progressed=False)
+    second = restarts.decide([end(cause, step=0, saved=0)] * 2, 3, has_progressed=False)
+    assert first.wait == restarts.FIRST_WAIT and second.wait is None
+
+
 def test_the_waits_grow_until_the_restarts_are_used_up() -> None:
     ends = [end(step=step) for step in range(4, 8)]
     waits = [restarts.decide(ends[: count + 1], 3, has_progressed=True).wait for count in range(4)]

@@ -169,6 +169,26 @@ def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
     )
 
 
+# As vLLM 0.15 and Ray 2.48 write them, with their colours.
+_RAY, _CORE, _WORKER = (
+    "\x1b[36m(LLMRayActor pid=6)\x1b[0m ",
+    "\x1b[0;36m(EngineCore_DP0 pid=8)\x1b[0;0m ",
+    "(Worker_TP1 pid=9) ",
+)
+NO_ENGINE = f"""{_RAY}RuntimeError: Engine core initialization failed. See root cause above.
+{_RAY}{_WORKER}ERROR 11-26 23:34:52 [multiproc_executor.py:772]     raise RuntimeError("the message of a line: no")
+{_RAY}{_WORKER}ERROR 11-26 23:34:52 [multiproc_executor.py:772] RuntimeError: port 7 is a name already: start again
+{_RAY}{_CORE}ERROR 11-26 23:34:53 [core.py:946] Exception: WorkerProc initialization failed due to an exception
+"""
+
+
+def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "driver.log").write_text(NO_ENGINE)
+    told = words("RuntimeError", "Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    found = cause.find(evidence(tmp_path, words=told))
+    assert found and found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
+
+
 def test_memory_that_ran_out_is_the_remedy(tmp_path: Path) -> None:
     found = cause.find(evidence(tmp_path, deaths=[KILLED], out_of_memory=1))
     assert found and "lack of memory" in found.remedy
