@@ -127,6 +127,8 @@ def _notes(run: Run, now: float) -> list[str]:
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
+    if run.progress.lost.count:
+        notes.append(f"lost: {run.progress.lost.describe()}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes

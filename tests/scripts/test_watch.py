@@ -16,6 +16,7 @@ from grpo.diagnosis.finding import (
     Finding,
 )
 from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.lost_writes import LostWrites
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from scripts.watch import __main__ as watch
@@ -162,8 +163,10 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     run.step(1)
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
+    LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
     text = printed(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
+    assert "lost: 1 write since step 2, the last one: samples/step_2.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
