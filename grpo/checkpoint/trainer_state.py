@@ -1,13 +1,12 @@
 """The trainer's own state: what a run needs besides the adapter to continue as if it had not stopped.
 
-`trainer/state.pt` holds counters, data position and learning-rate schedule. `trainer/rank_R.pt` holds rank R's ZeRO-3
-ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters are stored: 12
-bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any number of ranks
-can read the files of any other number.
+`trainer/state.safetensors` holds counters, data position and learning-rate schedule. `trainer/rank_R.safetensors` holds
+rank R's ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters
+are stored: 12 bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any
+number of ranks can read the files of any other number.
 """
 
 import math
-import pickle
 import random
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
+from grpo.checkpoint import state_files
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
 
+STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _OTHER = "resume from another step: --resume DIR --from-step N"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -93,7 +94,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
         "random": random_state(),
     }
-    torch.save(mine, directory / f"rank_{dist.get_rank()}.pt")
+    state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
     if dist.get_rank() == 0:
         state = {
             "ranks": dist.get_world_size(),
@@ -102,7 +103,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
             "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
         }
-        torch.save(state, directory / "state.pt")
+        state_files.write(directory / STATE, state)
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
@@ -148,16 +149,16 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
 
 
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the contents of ``state.pt`` and of each rank's file. Tensors stay on disk until they are used.
+    """Return the contents of STATE and of each rank's file. Tensors stay on disk until they are used.
 
     Raises:
         CheckpointError: if a file is missing, truncated or of another kind.
     """
-    state = _read(directory / "state.pt", _STATE_KEYS)
-    files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
+    state = _read(directory / STATE, _STATE_KEYS)
+    files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
     for rank, file in enumerate(files):
         if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
-            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete", _OTHER)
+            raise CheckpointError(f"{directory / f'rank_{rank}.safetensors'} is incomplete", _OTHER)
     return state, files
 
 
@@ -203,14 +204,11 @@ def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str
         group["lr"] = rate  # the scheduler sets it only after the next optimizer step
 
 
-def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
+def _read(file: Path, keys: set[str]) -> dict[str, Any]:
     try:
-        content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = (
-            error if isinstance(error, OSError) else "it is truncated or not a checkpoint"
-        )  # torch's advice does not apply
-        raise CheckpointError(f"{file} cannot be read ({reason})", _OTHER) from error
+        content = state_files.read(file)
+    except (OSError, state_files.StateFileError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error})", _OTHER) from error
     if not isinstance(content, dict) or not keys <= content.keys():
         raise CheckpointError(f"{file} is not a trainer state", _OTHER)
     return content

@@ -49,7 +49,7 @@ from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack import machine, seats
+from grpo.stack import command, machine, seats
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
@@ -141,6 +141,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
+    machine.raise_open_files()
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
@@ -321,4 +322,5 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

@@ -35,8 +35,14 @@ def find_run(which: str, name: str) -> Path:
         which: a run directory, or "latest": the newest under runs/ of this name.
 
     Raises:
-        UserError: if there is no such run.
+        UserError: if there is no such run, or it belongs to another user.
     """
+    folder = _named_run(which, name)
+    RunFiles(folder).refuse_another_owner()
+    return folder
+
+
+def _named_run(which: str, name: str) -> Path:
     if which != "latest":
         folder = Path(which).absolute()
         if not RunFiles(folder).config.is_file():

@@ -16,6 +16,7 @@ from grpo.stack.problem import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+_MAY_NAME_CODE = ("config.json", "tokenizer_config.json")
 _MAX_HEADER = 100_000_000
 _AGAIN = "download or copy this file again"
 
@@ -119,7 +120,11 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults: list[FileFault] = []
+    faults = [
+        FileFault(name, "names Python files that would run (auto_map)", "remove auto_map: gpt-oss needs none of them")
+        for name in _MAY_NAME_CODE
+        if (folder / name).exists() and "auto_map" in read_json(folder / name)
+    ]
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():

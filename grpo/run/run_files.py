@@ -106,12 +106,22 @@ class RunFiles:
         files = {file.stem.partition("_")[2]: file for file in self.samples.glob(f"{kind}_*.jsonl")}
         return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
 
+    def refuse_another_owner(self) -> None:
+        """Raise UserError if the folder belongs to another user, who can replace what this one reads or runs of it."""
+        owner = self.folder.stat().st_uid if self.folder.exists() else os.geteuid()
+        if owner not in (os.geteuid(), 0):
+            raise UserError(
+                f"{self.folder} belongs to another user (id {owner}), who can replace its files",
+                "name a folder of your own with --run-dir, or resume a copy of the run",
+            )
+
     def hold(self) -> int:
         """Hold the lock while this process, or one that inherits the returned file descriptor, lives.
 
         Raises:
-            UserError: if another process holds it.
+            UserError: if another process holds it, or the folder belongs to another user.
         """
+        self.refuse_another_owner()  # also of a folder that appeared after the checks
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(LOCK_TRIES):
             try:

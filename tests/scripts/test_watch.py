@@ -181,12 +181,14 @@ NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \ud8
 
 
 def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
-    run = make_run("tiny-[red]1")
+    run = make_run("tiny-[red]1\x1b[31m")
     run.step(1, **{f"new{NASTY}": 1.0})
+    (run.folder / "ends.jsonl").write_text(json.dumps({"time": time.time(), "code": 1, "cause": NASTY}) + "\n")
     sample = SAMPLE | {"prompt": HARMONY.format(NASTY), "response": NASTY, "correct": 0.0, "label": NASTY}
     (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     text = printed(capsys, str(run.folder), "--once")
-    assert "tiny-[red]1" in text and "asked [bold]x[/] [/nope] [link=file:///] :smile: [2J" in text
+    assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
+    assert "asked [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
     coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
     watch.print_frame(Run(run.folder), coloured)
     assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()

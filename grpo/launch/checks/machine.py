@@ -17,7 +17,7 @@ from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
 
 def check_nodes(config: Config) -> Iterator[Problem]:
@@ -100,7 +100,11 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 
 
 def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
-    """Refuse a new run if its folders hold results of another run."""
+    """Refuse a new run if its folders hold results of another run, or its own belongs to another user."""
+    try:
+        RunFiles(run_dir).refuse_another_owner()
+    except UserError as error:
+        yield error.problem
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(
             f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or resume it with --resume"

@@ -94,7 +94,7 @@ def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["rank_1.pt", "state.pt"])
+@pytest.mark.parametrize("name", ["rank_1.safetensors", "state.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "other"])
 def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
     shutil.copytree(trained / "step_2" / "trainer", tmp_path / "trainer")

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_files
+from grpo.checkpoint import adapter_files, state_files
+from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
 from grpo.launch import config, resume
 from grpo.launch.plan import describe, make_plan
@@ -46,14 +47,14 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
     start(setting)
     save(10, 20)
     newest = setting.run_dir / "checkpoints" / "step_20"
-    file = newest / "trainer" / ("state.pt" if damage == "foreign" else "rank_1.pt")
-    partial = torch.load(file) | {"master": [torch.zeros(3)]}
+    file = newest / "trainer" / ("state.safetensors" if damage == "foreign" else "rank_1.safetensors")
+    partial = {"layout": state_files.read(file).get("layout"), "random": {}, **{key: [torch.zeros(3)] for key in KINDS}}
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "missing":
         file.unlink()
     else:
-        torch.save({"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage], file)
+        state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
     with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
@@ -63,10 +64,10 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     """Resuming a run of PIPELINE=1 with the default loss."""
     start(setting)
     save(10, 20)
-    file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.pt"
-    state = torch.load(file)
+    file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.safetensors"
+    state = state_files.read(file)
     state["client_states"]["ahead"] = {"step": 21}
-    torch.save(state, file)
+    state_files.write(file, state)
     with pytest.raises(UserError, match="set OLD_LOG_PROBS=engine"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch import resume
 from grpo.launch.checks.machine import check_gpus
 from grpo.launch.plan import make_plan
+from grpo.run.run_files import RunFiles
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
+from grpo.stack.problem import UserError
 
 GB = 10**9
 
@@ -108,3 +111,19 @@ def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatc
         assert setting.problems() == []
     [problem] = setting.problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RunFiles(setting.run_dir)
+    setting.run_dir.mkdir()
+    files.config.write_text("{}")
+    if os.geteuid() == 0:
+        os.chown(setting.run_dir, 1001, -1)
+    else:
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert any("belongs to another user" in problem for problem in setting.problems())
+    for use in (lambda: resume.find_run(str(setting.run_dir), "run"), files.hold):
+        with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
+            use()
+    assert not files.lock.exists()

@@ -48,9 +48,21 @@ def set_config(**values: object) -> Callable[[Path], None]:
     return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
 
 
+def name_code(file: str) -> Callable[[Path], None]:
+    content = {"auto_map": {"AutoConfig": "code.Config"}}
+
+    def damage(model: Path) -> None:
+        (model / file).exists() or (model / file).write_text("{}")
+        edit_json(model / file, lambda config: config.update(content))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (name_code("config.json"), "config.json names Python files that would run (auto_map)"),
+        (name_code("tokenizer_config.json"), "tokenizer_config.json names Python files that would run (auto_map)"),
         (remove_shard, "model-00002-of-00002.safetensors is missing"),
         (cut_shard, "a broken download"),
         (point_to_shard, "not a safetensors file"),
