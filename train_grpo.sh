@@ -302,8 +302,10 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each, and a greedy
-# answer. EVAL_TEMPERATURE=0 makes the samples greedy, so that 1 is enough
-: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
+# answer. EVAL_TEMPERATURE=0 makes the samples greedy, and all equal, so there is 1
+: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}"
+if [[ $EVAL_TEMPERATURE =~ ^0(\.0*)?$ ]]; then : "${EVAL_N_SAMPLES_PER_PROMPT:=1}"; fi
+: "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
 
 # Checkpoints contain the adapter and its optimizer. The newest are kept, and always the best by held-out exact match
 # and the last one before a fall of correctness. CKPT_DIR and METRICS_DIR may be on other disks

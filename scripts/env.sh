@@ -10,6 +10,8 @@ case ":$PATH:" in
 esac
 # A run starts a dozen processes; each would compile all of torch, vLLM and DeepSpeed anew, 5 to 20 seconds of CPU time.
 unset PYTHONDONTWRITEBYTECODE
+# Documentation and checks in the code are needed: -O and -OO would remove them.
+unset PYTHONOPTIMIZE
 # $PYTHON chose what .venv was made from; from here on Python is that of .venv.
 unset PYTHON
 # The code is imported from the checkout, also by Ray's workers; it is not installed.

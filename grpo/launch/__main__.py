@@ -6,7 +6,9 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 """
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +88,16 @@ def main() -> int:
     try:
         signals.raise_them()
         return _main(options, rest)
+    except BrokenPipeError:
+        if options.mode == "run":
+            raise
+        # The reader, such as head, wants no more. Nor does it want what is in the buffer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return refuse(options, UserError(f"{error.filename} is too long for the file system", "give a shorter name"))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
@@ -137,7 +149,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _where(config) if options.resume else []
+        begin = _where(config, folder) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
@@ -198,10 +210,11 @@ def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
-def _where(config: Config) -> list[str]:
-    """Return where a resumed run would continue, and which steps it would set aside."""
+def _where(config: Config, folder: Path) -> list[str]:
+    """Return where a resumed run would continue, which steps it would set aside, and which settings have changed."""
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
-    return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
+    moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
+    return [*resume.describe(config), *moved, *resume.describe_changes(resume.changed(config, folder))]
 
 
 def run(

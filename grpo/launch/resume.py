@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,16 @@ def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
+def changed(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return all settings that differ from the run so far: flag or variable -> (old, new)."""
+    return {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
+
+
+def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return changed settings in lines for people."""
+    return [in_variables(f"  {name} was {old}, now {new}") for name, (old, new) in differing.items()]
+
+
 def resumed_step(config: Config) -> int:
     """Return the step after which a run continues; 0 for a new run."""
     source = config.args.resume_from
@@ -259,8 +270,7 @@ def newer_steps(config: Config) -> list[int]:
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
-    changed = {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
-    begin = describe(config)
+    differing, begin = changed(config, folder), describe(config)
     # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
@@ -269,13 +279,13 @@ def take_back(config: Config, folder: Path) -> list[str]:
         files.wandb.unlink(missing_ok=True)
     files.note_resume(
         step,
-        changed={name.removeprefix("--"): values for name, values in changed.items()},
+        changed={name.removeprefix("--"): values for name, values in differing.items()},
         set_aside={name: str(path) for name, path in moved.items()},
     )
     return [
         *begin,
         *(f"  {name} was newer and was moved to {path}" for name, path in moved.items()),
-        *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items()),
+        *describe_changes(differing),
     ]
 
 

@@ -1,6 +1,7 @@
 """The machine's resources: GPUs, memory, disk, writable places, Ray."""
 
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
+
+LEAST_OPEN_FILES = 1024  # the usual soft limit
+LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 
 
 def check_nodes(config: Config) -> Iterator[Problem]:
@@ -66,7 +70,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     model, count = config.args.pretrain, plan.model_bf16_bytes
     if model not in RELEASED and (count or 0) <= LARGEST_ON_CPU:
         return
-    large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
+    large = f"MODEL {model}" + (f", {size(plan.model_actor_bytes)} in the actor," if count else "")
     gpus = machine.gpus()
     if gpus:
         yield Problem(
@@ -96,6 +100,21 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             f"/dev/shm has {size(shared)} free, but Ray's object store needs {size(plan.object_store_bytes)}",
             "enlarge it (docker run --shm-size=16g; mount -o remount,size=16G /dev/shm)",
+        )
+
+
+def check_limits() -> Iterator[Problem]:
+    """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
+    files, space = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
+        yield Problem(
+            f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
+            f"run ulimit -n {LEAST_OPEN_FILES}; where that is forbidden, an administrator raises the hard limit",
+        )
+    if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
+        yield Problem(
+            f"a process may have {size(space)} of address space, but a run needs {size(LEAST_ADDRESS_SPACE)}",
+            "run ulimit -v unlimited",
         )
 
 

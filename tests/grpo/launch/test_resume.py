@@ -382,8 +382,10 @@ def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, ca
     assert launch.main() == 0
     assert "has no checkpoint" in capsys.readouterr().out
     save(10)
+    sys.argv += ["--actor_learning_rate", "0.5"]
     assert launch.main() == 0
-    assert "continuing after step 10" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "continuing after step 10" in said and "  LEARNING_RATE was " in said and ", now 0.5" in said
 
 
 @pytest.mark.parametrize(
