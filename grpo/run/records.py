@@ -31,13 +31,14 @@ from grpo.rollout.multi_turn.mixture import FIELD
 from grpo.run.estimators import interval, mean_interval, pass_at_k
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
+from reward.judge import problem_of
 
 logger = logging.getLogger(__name__)
 
 
 Record = dict[str, Any]
 
-TEXTS = ("response", "messages", "conversation")  # of a sample, which its grade leaves out
+TEXTS = ("prompt", "response", "messages", "conversation")  # of a sample, which its grade leaves out
 
 
 def graded(sample: Record) -> Record:
@@ -67,7 +68,7 @@ def read_answer(sample: Record) -> Record:
 
 def _grade(sample: Record, gold: str) -> Grade | Exception:
     try:
-        return grade(sample["response"], gold, sample.get("prompt"))
+        return grade(sample["response"], gold, problem_of(sample.get("prompt") or ""))
     except Exception as error:  # a sample that crashes the grader must not take down the others or a run
         logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
         return error
