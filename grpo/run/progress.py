@@ -214,15 +214,15 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     problems += [f"  {row['routing']}"] if row["routing"] else []
     verdict = "engines and actor differ" if problems else "engines and actor agree"
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
+    steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
     legend = (
         "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
         f"position in the sequence; scale: 1 if equal; a mean above {row['limit']:g} by more than chance "
         "stops the run"
     )
-    few = [one.name for one in comparison.rows if math.isnan(one.mean.error)]
-    unjudged = [f"  too few tokens to judge {', '.join(few)}"] if few else []
-    lines = [legend, *comparison.table(), *unjudged, *problems]
-    return [f"step {row['step']}: {verdict} ({adapter})", *(f"  {line}" for line in lines)]
+    waits = [f"  {row['waits']}"] if row["waits"] else []
+    lines = [legend, *comparison.table(), *waits, *problems]
+    return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
 
 def eval_line(row: dict[str, Any]) -> str:

@@ -113,6 +113,7 @@ def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
 def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     today = datetime.date(2029, 12, 31)
     monkeypatch.setattr(config, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: today)))
+    assert setting.config().args.template_date is None, "this template has no date"
     (setting.folder / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }}")
     start(setting)
     save(10)
