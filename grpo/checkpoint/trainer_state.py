@@ -77,7 +77,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
     """Write this rank's part. Every rank calls it; it makes no collective call and copies no tensor.
 
     Args:
-        engine: DeepSpeed's engine, with ZeRO-3 and its own Adam.
+        engine: DeepSpeed's engine, with ZeRO-3 around PyTorch's fused AdamW.
         directory: must exist.
         client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
     """
@@ -98,7 +98,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
     if dist.get_rank() == 0:
         state = {
             "ranks": dist.get_world_size(),
-            "optimizer_step": moments[0]["step"],
+            "optimizer_step": int(moments[0]["step"]),
             "counters": {name: getattr(engine, name) for name in _COUNTERS},
             "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
@@ -124,10 +124,10 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
             "use the same model, LORA_RANK and TARGET_MODULES",
         )
     optimizer = engine.optimizer
-    catch_up(optimizer.optimizer, state["optimizer_step"], len(optimizer.fp32_partitioned_groups_flat))
     for flat in optimizer.fp32_partitioned_groups_flat:
+        step = torch.tensor(float(state["optimizer_step"]), device=flat.device)  # as PyTorch's fused Adam keeps it
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
-        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
+        optimizer.optimizer.state[flat] = {"step": step, **zeros}
     for name, parameter in _parameters(engine):
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
         flat = optimizer.fp32_partitioned_groups_flat[group]
@@ -146,27 +146,6 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
         set_random_state(files[dist.get_rank()]["random"])
     return state["client_states"]
-
-
-def catch_up(adam: torch.optim.Optimizer, steps: int, parameters: int) -> None:
-    """Let a new ``DeepSpeedCPUAdam`` step on as one that has made `steps` steps; does nothing to another optimizer.
-
-    The operator keeps float32 powers of the betas outside Adam's state, and multiplies them at each step. A new one
-    computes them anew, which rounds differently: the bias corrections of a resumed run would differ in their last bits.
-    Steps on an element of their own bring the powers to where `steps` steps leave them.
-
-    Args:
-        parameters: on how many tensors each step works. Each of them moves the powers.
-    """
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    if not isinstance(adam, DeepSpeedCPUAdam):
-        return
-    group, zeros = adam.param_groups[0], [torch.zeros(1) for _ in range(4)]
-    settings = (*group["betas"], group["eps"], group["weight_decay"], group["bias_correction"])
-    for step in range(1, steps + 1):
-        for _ in range(parameters):
-            adam.ds_opt_adam.adam_update(adam.opt_id, step, group["lr"], *settings, *zeros)
 
 
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -21,10 +21,11 @@ from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
+from grpo.run.progress import Progress
 from grpo.run.run_state import FINISHED, RUNNING, Run
 from grpo.stack import command
 from grpo.stack.problem import UserError
-from scripts.watch.frame import frame
+from scripts.watch.frame import frame, header
 from scripts.watch.samples import NewestSamples
 
 DONE, REFUSED = 0, 2
@@ -48,18 +49,22 @@ def watch(run: Run, console: Console, every: float) -> None:
                 run.refresh()
     else:
         _print_lines(run, every)
+        print(*(line.plain for line in header(run, time.time(), console.width)), sep="\n")
 
 
 def _print_lines(run: Run, every: float) -> None:
     """Print each step and evaluation once, even if a resumed run rewrites its files."""
     shown: set[str] = set()
-    while run.state == RUNNING:
-        new = [line for line in run.refresh() if line not in shown]
+    lines = Progress(run.files, run.planned).poll()  # those that `run` has read
+    while True:
+        new = [line for line in lines if line not in shown]
         shown.update(new)
         if new:
             print(*map(command.printable, new), sep="\n", flush=True)
-        if run.state == RUNNING:
-            time.sleep(every)
+        if run.state != RUNNING:
+            return
+        time.sleep(every)
+        lines = run.refresh()
 
 
 def print_frame(run: Run, console: Console) -> None:
@@ -100,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
         console = Console(highlight=False)
         if not arguments.once:
             watch(run, console, arguments.every)
-        print_frame(run, console)
+        if arguments.once or console.is_terminal:
+            print_frame(run, console)
         if run.state != RUNNING:
             print(*map(command.printable, run.progress.results(run.folder, run.save_path, run.ckpt_path)), sep="\n")
         if run.state == FINISHED:

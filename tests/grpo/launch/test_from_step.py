@@ -10,6 +10,7 @@ import pytest
 from grpo.checkpoint import digests, saving
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
+from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.problem import UserError
 
@@ -84,6 +85,7 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
         (samples / f"{name}.jsonl").write_text("{}\n")
     (folder / "final").mkdir()
     (folder / "final" / "adapter_config.json").write_text("{}")
+    RunFiles(folder).wandb.write_text("{}")
     given_up = (checkpoints / "step_20" / "trainer" / "rank_0.safetensors").read_bytes()
 
     news = resume.take_back(resume.resolve_resumed(setting.words(), folder, 10), folder)
@@ -93,6 +95,7 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
     (aside,) = checkpoints.glob("set-aside-*")
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
     assert (aside / "step_20" / "trainer" / "rank_0.safetensors").read_bytes() == given_up
+    assert not RunFiles(folder).wandb.exists(), "the steps that come are on a page of their own"
     assert not (folder / "final").exists() and (folder / f"final-{aside.name}" / "adapter_config.json").is_file()
     assert all(any(f"{name} was newer and was moved to {folder}" in line for line in news)
                for name in ("step_20", "step_30", "final"))  # fmt: skip

@@ -98,6 +98,21 @@ def test_one_damage_is_one_problem(setting, tmp_path: Path, damage: Callable[[Pa
     assert len(setting.problems()) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "what", "variable"),
+    [
+        ({"reasoning_effort": "low"}, "reasoning_effort", "REASONING_EFFORT"),
+        ({"template_variables": '{"model_identity": "You add."}'}, "model_identity", "TEMPLATE_VARIABLES"),
+        ({"template_date": "2030-01-02"}, "the date", "TEMPLATE_DATE"),
+    ],
+)
+def test_what_the_chat_template_would_ignore_is_refused(
+    setting, flags: dict[str, str], what: str, variable: str
+) -> None:
+    [problem] = setting.problems(**flags)
+    assert f"does not read {what}" in problem and problem.endswith(f"remove it from {variable}")
+
+
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
     packed = make_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.problems(pretrain=packed)
