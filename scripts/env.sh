@@ -20,7 +20,7 @@ case ":${PYTHONPATH:-}:" in
     *) export PYTHONPATH="$_checkout${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
 
-# DeepSpeed's compiled operators live and die with the environment they were compiled against.
+# Compiled code lives and dies with the environment it was compiled for.
 export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
 # Compiled engines keep their kernels from run to run. By default these go to TMPDIR, and each run has its own.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$VIRTUAL_ENV/torchinductor}"

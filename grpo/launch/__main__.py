@@ -46,11 +46,12 @@ from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
 from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.watch import End, Saving
+from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack import machine, seats
+from grpo.stack import command, machine, seats
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
@@ -137,6 +138,9 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
         return refuse_all(options, wrong) if wrong else 0
+    if options.mode == "run" and options.resume and (finished := resume.finished(config, plan)):
+        print("\n".join(finished))
+        return 0
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
@@ -149,6 +153,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
+    machine.raise_open_files()
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
@@ -231,16 +236,19 @@ def run(
     run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, changes, again)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
+    progress.lost.begin(resume.resumed_step(config))
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if places:
         environment |= {seats.VARIABLE: places.dump()} | (
             {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
         )
-    code = None
+    is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-        code = end.code
+        code, is_finished = end.code, end.code == 0
+        if is_finished and progress.lost.count:
+            code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
         judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
@@ -248,10 +256,10 @@ def run(
             time.sleep(verdict.wait)
             restarts.go_on(options, folder, held)
     except Signalled as came:
-        if code != 0:  # what is finished stays finished
+        if not is_finished:  # what is finished stays finished
             code = came.code
             note(files, code)
-    if code:
+    if not is_finished:
         print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
     return code
 
@@ -313,10 +321,12 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
     """Record how a part of the run ended, and decide whether the run goes on by itself."""
     verdict = Verdict(None, [])
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"seconds": progress.seconds()}
+    if progress.lost.count:
+        more["lost"] = progress.lost.describe()
     if end.cause:
         saved = saved_steps(config.args.ckpt_path)
-        more = {"cause": end.cause.what, "remedy": end.cause.remedy}
+        more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
         if end.code not in (REFUSED, STOPPED):
             verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
@@ -325,4 +335,5 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

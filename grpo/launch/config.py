@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo.rollout import chat_template
 from grpo.run.run_files import RunFiles
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
@@ -181,7 +182,8 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     # W&B's own variables; Trackio gets the same names.
     given.setdefault("wandb_run_name", os.environ.get("WANDB_NAME") or run_dir.name)
     given.setdefault("wandb_project", os.environ.get("WANDB_PROJECT") or "gptoss-grpo")
-    given.setdefault("template_date", datetime.date.today().isoformat())
+    if chat_template.reads_date(Path(given["pretrain"])):
+        given.setdefault("template_date", datetime.date.today().isoformat())
     if given.get("use_tensorboard") == "1":
         given["use_tensorboard"] = str(run_dir / "tensorboard")
     argv = command_line(parser, given)

@@ -15,7 +15,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.model import released
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
-from grpo.rollout import chat_template, greedy
+from grpo.rollout import greedy
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -163,8 +163,7 @@ def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
 
 
 def _date(args: argparse.Namespace) -> list[str]:
-    folder = Path(args.pretrain)
-    if folder.is_dir() and list(chat_template.unread(folder, [chat_template.DATE])):
+    if args.template_date is None:
         return []
     return [f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)"]
 

@@ -13,6 +13,7 @@ from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles
+from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
@@ -35,8 +36,14 @@ def find_run(which: str, name: str) -> Path:
         which: a run directory, or "latest": the newest under runs/ of this name.
 
     Raises:
-        UserError: if there is no such run.
+        UserError: if there is no such run, or it belongs to another user.
     """
+    folder = _named_run(which, name)
+    RunFiles(folder).refuse_another_owner()
+    return folder
+
+
+def _named_run(which: str, name: str) -> Path:
     if which != "latest":
         folder = Path(which).absolute()
         if not RunFiles(folder).config.is_file():
@@ -245,6 +252,16 @@ def complete(config: Config, plan: Plan) -> list[str]:
     return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to go on"]
 
 
+def finished(config: Config, plan: Plan) -> list[str]:
+    """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
+    done, ends = complete(config, plan), read_rows(RunFiles(Path(config.args.run_dir)).ends)
+    has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
+    if not (done and ends and has_finished(ends[-1]) and has_adapter):
+        return []
+    lost = [f"lost         {ends[-1]['lost']}"] if "lost" in ends[-1] else []
+    return ["finished: nothing was started", *done, *lost, f"adapter      {config.args.save_path}"]
+
+
 def newer_steps(config: Config) -> list[int]:
     """Return the saved steps after the one that a run continues from; the run gives them up."""
     return [step for step in saved_steps(config.args.ckpt_path) if step > resumed_step(config)]
@@ -258,6 +275,8 @@ def take_back(config: Config, folder: Path) -> list[str]:
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     files.rewind(step)
+    if moved:  # the run takes another way from here on, and gets another page
+        files.wandb.unlink(missing_ok=True)
     files.note_resume(
         step,
         changed={name.removeprefix("--"): values for name, values in differing.items()},

@@ -17,6 +17,10 @@ from grpo.stack.problem import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+# With these a model's configuration makes transformers or vLLM run code of others, even if that is switched off: the
+# implementation of attention may be a repository on the hub (CVE-2026-4372).
+_NAMES_OF_CODE = {"auto_map", "trust_remote_code", "_attn_implementation_internal", "attn_implementation"}
+_NAMES_OF_CODE |= {"_attn_implementation", "custom_pipelines"}
 _MAX_HEADER = 100_000_000
 _AGAIN = "download or copy this file again"
 
@@ -120,7 +124,11 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults: list[FileFault] = []
+    faults = [
+        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
+        for file in sorted(folder.glob("*config.json"))
+        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
+    ]
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():
@@ -137,6 +145,18 @@ def read(folder: Path) -> Model:
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
     return Model(folder, config, tensors, tuple(folder / shard for shard in promised), tuple(faults))
+
+
+def _keys(content: Any) -> set[str]:
+    """Return the names in a JSON value, at all depths."""
+    found: set[str] = set()
+    rest = [content]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            found |= value.keys()
+        rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return found
 
 
 def read_whole(folder: Path) -> Model:

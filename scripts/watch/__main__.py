@@ -60,7 +60,7 @@ def _print_lines(run: Run, every: float) -> None:
         new = [line for line in lines if line not in shown]
         shown.update(new)
         if new:
-            print(*new, sep="\n", flush=True)
+            print(*map(command.printable, new), sep="\n", flush=True)
         if run.state != RUNNING:
             return
         time.sleep(every)
@@ -108,9 +108,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.once or console.is_terminal:
             print_frame(run, console)
         if run.state != RUNNING:
-            print(*run.progress.results(run.folder, run.save_path, run.ckpt_path), sep="\n")
+            print(*map(command.printable, run.progress.results(run.folder, run.save_path, run.ckpt_path)), sep="\n")
         if run.state == FINISHED:
-            print(f"again        {run.files.command}")
+            print(command.printable(f"again        {run.files.command}"))
     except (UserError, OSError) as error:
         print(f"watch: {error}", file=sys.stderr)
         return REFUSED
@@ -122,4 +122,4 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     # Restores the terminal before the process ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    command.run(main)
+    command.run(main, draws=True)

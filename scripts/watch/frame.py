@@ -26,8 +26,9 @@ from grpo.run.run_state import (
     STOPPED,
     Run,
 )
+from grpo.stack.command import printable
 from scripts.watch.samples import NewestSamples, SampleLine
-from scripts.watch.text import duration, end_of, number, printable, sparkline
+from scripts.watch.text import duration, end_of, number, on_one_line, sparkline
 
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
 _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
@@ -65,6 +66,7 @@ def frame(
     lines += _samples(samples, width)
     lines += _schema_differences(run, rows, width)
     for line in lines:
+        line.plain = printable(line.plain)
         line.truncate(width, overflow="ellipsis")
     if height is not None and len(lines) > height:
         left_out = len(lines) - height + 1
@@ -77,7 +79,7 @@ def header(run: Run, now: float, width: int) -> list[Text]:
     step, planned = run.step, run.planned
     share = min(step / planned, 1.0) if planned else 0.0
     done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "
-    first = Text.assemble((printable(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
+    first = Text.assemble((on_one_line(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
     bar = min(40, width - first.cell_len) if planned else 0
     if bar > 5:
         full = int(share * bar)
@@ -128,6 +130,8 @@ def _notes(run: Run, now: float) -> list[str]:
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
+    if run.progress.lost.count:
+        notes.append(f"lost: {run.progress.lost.describe()}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes
@@ -139,7 +143,7 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
     lines = [_title("Findings", width)]
     for finding in diagnosis.findings:
         style = "bold red" if finding.severity == CRITICAL else "bold yellow"
-        lines += _wrapped([printable(finding.headline())], width, style)
+        lines += _wrapped([on_one_line(finding.headline())], width, style)
     if not diagnosis.findings:
         return [*lines, Text(diagnosis.nothing_found())]
     watched = [finding.title for finding in diagnosis.watched]
@@ -195,7 +199,7 @@ def _cells(
 
 def _label(name: str) -> str:
     """Return a column's name without what its section already says."""
-    return printable(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))
+    return on_one_line(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))
 
 
 def _combine(name: str) -> Callable:
@@ -272,7 +276,7 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
     lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [
-        f"{printable(name)} {number(value)}"
+        f"{on_one_line(name)} {number(value)}"
         for name, value in rows[-1].items()
         if name not in BY_NAME and not name.startswith(("judge_", "seconds."))
     ]

@@ -16,6 +16,7 @@ from grpo.diagnosis.finding import (
     Finding,
 )
 from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.lost_writes import LostWrites
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from scripts.watch import __main__ as watch
@@ -171,8 +172,10 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     run.step(1)
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
+    LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
     text = printed(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
+    assert "lost: 1 write since step 2, the last one: samples/step_2.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
@@ -187,12 +190,14 @@ NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \ud8
 
 
 def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
-    run = make_run("tiny-[red]1")
+    run = make_run("tiny-[red]1\x1b[31m")
     run.step(1, **{f"new{NASTY}": 1.0})
+    (run.folder / "ends.jsonl").write_text(json.dumps({"time": time.time(), "code": 1, "cause": NASTY}) + "\n")
     sample = SAMPLE | {"prompt": HARMONY.format(NASTY), "response": NASTY, "correct": 0.0, "label": NASTY}
     (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     text = printed(capsys, str(run.folder), "--once")
-    assert "tiny-[red]1" in text and "asked [bold]x[/] [/nope] [link=file:///] :smile: [2J" in text
+    assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
+    assert "asked [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
     coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
     watch.print_frame(Run(run.folder), coloured)
     assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()

@@ -1,11 +1,8 @@
 """The machine's resources: GPUs, memory, disk, writable places, Ray."""
 
 import os
-import re
 import resource
-import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,7 @@ from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
 LEAST_OPEN_FILES = 1024  # the usual soft limit
 LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
@@ -66,27 +63,6 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
         if gpu.used > machine.GB:
             yield Problem(f"{size(gpu.used)} of GPU {gpu.index} are in use", "see nvidia-smi; wait, or use other GPUs")
     yield from gpu_limits.problems(config)
-    yield from check_toolkit(config)
-
-
-def check_toolkit(config: Config) -> Iterator[Problem]:
-    """Check the nvcc with which DeepSpeed compiles its fused Adam when the actor starts; its CPU Adam needs none."""
-    if config.args.adam_offload:
-        return
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    on_path = shutil.which("nvcc")
-    home = home or (str(Path(on_path).parents[1]) if on_path else "/usr/local/cuda")  # as PyTorch looks for it
-    try:
-        output = subprocess.run([f"{home}/bin/nvcc", "-V"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        output = ""
-    release = re.search(r"release ([\d.]+)", output)
-    if release is None or not release[1].startswith("12."):
-        yield Problem(
-            "with ADAM_OFFLOAD=0 DeepSpeed compiles its fused Adam with nvcc of CUDA 12, but "
-            + (f"{home} has CUDA {release[1]}" if release else f"{home} has none"),
-            "leave ADAM_OFFLOAD at 1, or set CUDA_HOME to a toolkit of CUDA 12",
-        )
 
 
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -143,7 +119,11 @@ def check_limits() -> Iterator[Problem]:
 
 
 def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
-    """Refuse a new run if its folders hold results of another run."""
+    """Refuse a new run if its folders hold results of another run, or its own belongs to another user."""
+    try:
+        RunFiles(run_dir).refuse_another_owner()
+    except UserError as error:
+        yield error.problem
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(
             f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or resume it with --resume"

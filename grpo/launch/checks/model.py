@@ -72,12 +72,16 @@ def _check_variables(config: Config, folder: Path) -> Iterator[Problem]:
     """Refuse variables that the chat template would ignore."""
     args = config.args
     try:
-        names = chat_template.variables(args.reasoning_effort, args.template_variables)
+        names = chat_template.variables(args.reasoning_effort, args.template_variables, args.template_date)
     except UserError:
         return  # check_flags explains it
+    settings = {"reasoning_effort": "REASONING_EFFORT", chat_template.DATE: "TEMPLATE_DATE"}
     for name in chat_template.unread(folder, names):
-        source = "REASONING_EFFORT" if name == "reasoning_effort" else "TEMPLATE_VARIABLES"
-        yield Problem(f"the chat template of {folder} does not read {name}", f"remove it from {source}")
+        what = "the date" if name == chat_template.DATE else name
+        yield Problem(
+            f"the chat template of {folder} does not read {what}",
+            f"remove it from {settings.get(name, 'TEMPLATE_VARIABLES')}",
+        )
 
 
 def can_format_chats(folder: Path) -> bool:

@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.batch import filtering
+from grpo.checkpoint import state_files
 
 from .drawn_steps import Run, difficulty
 
@@ -130,7 +130,7 @@ def test_as_many_problems_as_a_batch_stay_in_play(monkeypatch):
 
 def test_a_checkpoint_holds_plain_values(monkeypatch, tmp_path):
     run = Run(monkeypatch, order=1, retire_after=1).until(4)
-    torch.save(run.states[-1], tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)["groups"]
+    state_files.write(tmp_path / "state.safetensors", run.states[-1])
+    saved = state_files.read(tmp_path / "state.safetensors")["groups"]
     assert saved == run.states[-1]["groups"] and saved["back"]
     assert not any(" of " in name for name in saved["back"]), "and no prompt"

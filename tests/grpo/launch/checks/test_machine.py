@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch import resume
 from grpo.launch.checks.machine import check_gpus
 from grpo.launch.plan import make_plan
+from grpo.run.run_files import RunFiles
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
+from grpo.stack.problem import UserError
 
 GB = 10**9
 
@@ -34,25 +37,6 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     problems = setting.problems(**changes)
     assert problems == [] if message is None else message in problems[0]
-
-
-@pytest.mark.parametrize(
-    ("release", "wrong"), [("12.8", None), ("13.0", "has CUDA 13.0"), (None, "has none"), ("12.9", None)]
-)
-def test_the_fused_adam_needs_a_toolkit(
-    setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str | None, wrong: str | None
-) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    if release:
-        nvcc = tmp_path / "cuda" / "bin" / "nvcc"
-        nvcc.parent.mkdir(parents=True)
-        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.93'\n")
-        nvcc.chmod(0o755)
-    assert setting.problems(adam_offload=True) == []
-    problems = setting.problems(adam_offload=None)
-    assert problems == [] if wrong is None else (wrong in problems[0] and "ADAM_OFFLOAD" in problems[0])
 
 
 def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +112,22 @@ def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatc
         assert setting.problems() == []
     [problem] = setting.problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RunFiles(setting.run_dir)
+    setting.run_dir.mkdir()
+    files.config.write_text("{}")
+    if os.geteuid() == 0:
+        os.chown(setting.run_dir, 1001, -1)
+    else:
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert any("belongs to another user" in problem for problem in setting.problems())
+    for use in (lambda: resume.find_run(str(setting.run_dir), "run"), files.hold):
+        with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
+            use()
+    assert not files.lock.exists()
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,19 @@ def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full:
     assert found and found.what.startswith("a disk is full: ")
 
 
+def test_too_many_open_files_are_told(tmp_path: Path) -> None:
+    aborted = Death("an actor rank", 77, -signal.SIGABRT)
+    known = evidence(tmp_path, deaths=[aborted], words=words("ActorDiedError", "died"))
+    known.log.write_text("(Judge pid=777) OSError: [Errno 24] Too many open files\n(Actor pid=77) terminate called\n")
+    found = cause.find(known)
+    assert found and "SIGABRT" in found.what, "another process had too many, and lives"
+    with known.log.open("a") as log:
+        log.write("(Actor pid=77, ip=127.0.0.1)   what():  [gloo/tcp/pair.cc:80] accept: Too many open files\n")
+    for seen in (known, evidence(tmp_path, words=words("OSError", "[Errno 24] Too many open files: 'x'"))):
+        found = cause.find(seen)
+        assert found and "too many open files" in found.what and "ulimit -Hn" in found.remedy
+
+
 def test_the_driver_keeps_the_exception_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_API_KEY", "a-secret-value")
     first = UserError("the adapter a-secret-value is not finite", "lower LEARNING_RATE")
