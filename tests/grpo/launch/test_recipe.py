@@ -53,6 +53,11 @@ def test_rollouts_of_several_calls_have_a_prefix_cache(checkout: Path, variables
     assert "--enable_prefix_caching" in flags(checkout, **variables)
 
 
+@pytest.mark.parametrize(("given", "count"), [("0", "1"), ("0.0", "1"), ("0.5", "8")])
+def test_of_greedy_samples_which_are_equal_there_is_one(checkout: Path, given: str, count: str) -> None:
+    assert flags(checkout, EVAL_TEMPERATURE=given)["--eval_n_samples_per_prompt"] == count
+
+
 def test_the_table_has_every_variable_of_the_script() -> None:
     names = set(re.findall(r': "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
     names |= set(re.findall(r'" "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))

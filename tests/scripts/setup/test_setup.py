@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from scripts import check_env
 
 from .sandbox import setup, uv_calls, write_program
