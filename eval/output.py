@@ -91,7 +91,7 @@ class Output:
             generated: `response` and the other generated fields of :mod:`grpo.run.records`.
         """
         about = {"id": problem.id, "sample": number, "datasource": problem.datasource, "label": problem.label}
-        record = about | generated
+        record = about | {"prompt": problem.prompt} | generated
         self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         self.samples[problem.id, number] = record

@@ -1,8 +1,8 @@
 r"""Finds the answer in a message: in its last box that is not empty, or else after the last phrase (`phrases`).
 
-A box commits the model to its content, so that no text outside of it is read but a unit directly beside it. Boxes with
-nothing but commas, "and" or "or" between them are one list. A box inside a box means nothing. String work in linear
-time.
+A box commits the model to its content, so that no text outside of it is read but a minus sign or a unit directly beside
+it. Boxes with nothing but commas, "and" or "or" between them are one list. A box inside a box means nothing.
+String work in linear time.
 """
 
 import re
@@ -16,11 +16,11 @@ from reward.units import split_unit
 NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
 
-# A box may have digits without braces.
-_NUMBER = r"[+-]?[0-9]+(?:[.,][0-9]+)*"
+# A box may have digits or a fraction without braces.
+_BARE = r"[+-]?[0-9]+(?:[.,][0-9]+)*|\\[dt]?frac(?: ?(?:[0-9]|\{[^{}]{0,99}\})){2}"
 # Escaped braces and line breaks are skipped as pairs, but "\\boxed" (a doubled backslash) still opens a box.
 _BRACE = re.compile(
-    rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
+    rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_BARE})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
 # What may stand between the boxes of one list: signs, "and" or "or", labels of items, and a name:
@@ -37,6 +37,8 @@ _UNIT = re.compile(
     r"|\\(?:text|mbox|textrm|mathrm) ?\{[^{}]{1,40}\}(?:\^\{?[23]\}?)?)"
 )
 _CURRENCY = re.compile(r"\\\$ ?\Z")
+# The sign of a box: no difference, and no item of a list.
+_MINUS = re.compile(r"(?:(?:=|\\[(\[]) ?- ?|(?:\$|\n|\A)-)\Z")
 MAX_BOXES = 64
 MAX_SEPARATOR_CHARS = 80
 
@@ -102,12 +104,15 @@ def _listed(text: str, boxes: Sequence[_Box]) -> tuple[str, ...]:
     for box in reversed(boxes):
         if box.end > begin:
             continue  # inside one of these
-        answer, end = _answer(text, box)
+        start, (answer, end) = box.begin, _answer(text, box)
+        if _MINUS.search(text, max(0, start - 6), start):
+            start = text.rindex("-", 0, start)
+            answer = f"-({answer})" if re.search("[-+]", answer) else f"-{answer}"
         is_listed = begin - end <= MAX_SEPARATOR_CHARS and _SEPARATOR.match(text[end:begin])
         if answers and (len(answers) == MAX_BOXES or not is_listed):
             break
         answers.append(answer)
-        begin = box.begin
+        begin = start
     return tuple(answers[::-1])
 
 

@@ -105,6 +105,12 @@ _WRAPPER = re.compile(
 )
 _WORDS = re.compile(r"\\text ?\{ ?([(]?[A-Za-z][A-Za-z()., '-]*)\}\Z")
 _EMPTY = re.compile(r"\\text ?\{ *\}")
+# Words that are more than a name or a product: "no solution".
+_PLAIN_WORDS = re.compile(r"(?=.*[a-z]{4})[A-Za-z]{2,}(?: [A-Za-z]{2,})+\Z")
+_NONE = re.compile(r"(?:there (?:is|are) )?(no [a-z ]+?)s?\Z")
+_LABEL = re.compile(
+    r"(\\text ?\{ ?)?(?:the )?(?:final |correct )?answer(?![A-Za-z])(?: is)? ?:? ?(?(1)\} ?)(?=[^ ])", re.IGNORECASE
+)
 # The letter of a choice before its content.
 _CHOICE = re.compile(r"\\text ?\{ ?\([A-E]\)[ .:]*\}[ .:]*(?=[^ ])")
 
@@ -173,7 +179,10 @@ def _unwrapped(text: str) -> str:
         if not wrapped or _WORDS.match(text):
             break
         text = next((inner for inner in wrapped.groups() if inner is not None), "")
-    return _CHOICE.sub("", text.strip(), count=1) if text.startswith("\\text") else text.strip()
+    text = text.strip()
+    if "nswer" in text and (label := _LABEL.match(text)):
+        return text[label.end() :]
+    return _CHOICE.sub("", text, count=1) if text.startswith("\\text") else text
 
 
 def squeeze(text: str) -> str:
@@ -182,9 +191,9 @@ def squeeze(text: str) -> str:
 
 
 def words(text: str) -> str | None:
-    r"""The words of a spelled `\text{...}` as they are compared, None for anything else."""
+    r"""The words of a spelled `\text{...}`, or of several plain words, as they are compared; None for anything else."""
     match = _WORDS.match(text)
     if not match:
-        return None
+        return _NONE.sub(r"\1", text.lower()) if _PLAIN_WORDS.match(text) else None
     plain = " ".join(match[1].strip("()., ").split())
-    return plain if len(plain) == 1 else plain.lower()
+    return plain if len(plain) == 1 else _NONE.sub(r"\1", plain.lower())

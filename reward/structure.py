@@ -23,6 +23,9 @@ _NAME = re.compile(
     r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
     rf"|{_POINTS}[:/]{_POINTS}\Z|\\frac\{{{_POINTS}\}}\{{{_POINTS}\}}\Z"
 )
+# Intervals in brackets alone, where one that is turned around is open: [0, 1[.
+_INTERVAL = r"([\[\]])([^\[\]()]*,[^\[\]()]*)([\[\]])"
+_INTERVALS = re.compile(rf"(?:{_INTERVAL} ?(?:\\cup ?|\Z))+\Z")
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
 _CASES = re.compile(
@@ -62,6 +65,8 @@ _REALS = Node("bracket", "()", (_MINUS_INFINITY, _INFINITY))
 def read(text: str, depth: int = 0) -> Node:
     """The structure of a spelled answer. Raises Unreadable beyond MAX_PARTS or MAX_DEPTH."""
     text = _LISTED.sub(r"\1", text.strip())
+    if text.startswith(("[", "]")) and _INTERVALS.match(text):
+        text = re.sub(_INTERVAL, lambda ends: "[("[ends[1] == "]"] + ends[2] + "])"[ends[3] == "["], text)
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deep")
     if depth == 0 and "," in text:

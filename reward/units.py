@@ -1,4 +1,4 @@
-r"""Units after a value: a name, a percent or degree sign, a currency sign.
+r"""Units after a value: a name, a percent or degree sign, a currency sign, and a modulus.
 
 A unit of the table may follow any value, with or without `\text`. Other words may follow a number only. These are up to
 three words, the last of them a plural ("ordered pairs", "such triangles"). Words that change the number ("hundredths")
@@ -32,6 +32,7 @@ _CURRENCIES = {"\\$": "$", "€": "€", "£": "£"}
 _TAIL_CHARS = 80
 _UNIT = re.compile(
     r"(?:(?P<sign>°(?: ?[CF](?![A-Za-z])| ?\\text ?\{ ?[CF] ?\})?|%|\\\$|[€£])|\\text ?\{(?P<text>[^{}]*)\}"
+    r"|(?P<modulus>\\pmod ?(?:\{[^{}]*\}|[0-9A-Za-z]))"
     r"|(?<=[0-9}] )(?P<letters>[msghl]/[a-z]+)|(?<![A-Za-z\\])(?P<bare>[A-Za-z]{2,}(?:(?:\.? |/)[A-Za-z]+){0,4})\.?)"
     r"(?: ?\^\{(?P<power>[23])\})?\Z"
 )
@@ -83,6 +84,8 @@ def split_unit(text: str) -> tuple[str, str]:
         value = text[: match.start()].rstrip()
         is_angle = sign == "°" and _ANGLE_FUNCTION.search(value)
         return (text, "") if is_angle else (value, _CURRENCIES.get(sign) or re.sub(r"[^°%€£CF]", "", sign))
+    if match["modulus"]:
+        return text[: match.start()].rstrip(), re.sub("[ {}]", "", match["modulus"])
     power = f"^{match['power']}" if match["power"] else ""
     for start, phrase in _phrases(match):
         value = text[:start].rstrip()

@@ -15,7 +15,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.model import released
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
-from grpo.rollout import chat_template, greedy
+from grpo.rollout import greedy
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -163,8 +163,7 @@ def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
 
 
 def _date(args: argparse.Namespace) -> list[str]:
-    folder = Path(args.pretrain)
-    if folder.is_dir() and list(chat_template.unread(folder, [chat_template.DATE])):
+    if args.template_date is None:
         return []
     return [f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)"]
 
@@ -260,8 +259,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     if config.args.nodes > 1:
         hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
     return [
-        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor "
-        f"({size(plan.model_bf16_bytes)} in bf16); "
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor; "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),

@@ -24,6 +24,7 @@ from grpo.stack.problem import Problem, UserError
 ERRORS = 4.0  # beyond a limit: one in 30,000
 SCALE_LIMIT = 0.05
 DRIFT_LIMIT = 2.0  # last quarter by first
+FEWEST = 15  # independent parts from which an engine is judged: it is then found if it lacks its adapter
 
 
 class PolicyMismatch(UserError):

@@ -77,3 +77,8 @@ def unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
     files = (folder / "chat_template.jinja", folder / "tokenizer_config.json")
     template = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
     yield from (name for name in names if name not in template)
+
+
+def reads_date(folder: Path) -> bool:
+    """Return whether the chat template in a model's folder reads the date; True if there is no folder yet."""
+    return not folder.is_dir() or not any(unread(folder, [DATE]))

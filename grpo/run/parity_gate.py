@@ -5,13 +5,14 @@ score the same tokens, with and without the adapter. See :mod:`grpo.metrics.pari
 """
 
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from grpo.lora import adapter
-from grpo.metrics.parity import PolicyMismatch
+from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
 from grpo.run.run_log import LoggedTrainer
 from grpo.stack.upstream.arguments import Arguments
@@ -20,17 +21,23 @@ from grpo.stack.upstream.experience import Batch, Sample
 from grpo.update import passes
 
 ROWS = 64  # rollouts that are scored: seconds of a step of the 120b
+MOST = 8  # comparisons with the adapter, for an engine that hardly samples
 
 
 class ParityGate:
-    """Compares engines and trainer until one comparison has included an adapter that is not zero."""
+    """Compares engines and trainer until each engine could be judged with an adapter that is not zero.
+
+    From the first such step on, the rollouts of all steps are compared together: a step of few tokens judges no engine.
+    """
 
     def __init__(self) -> None:
-        self._is_open = False
+        self._earlier: list[Rollout] = []
+        self._since: int | None = None
+        self._left = MOST
 
     def is_due(self, args: Arguments) -> bool:
         """Return whether the next step is compared."""
-        return not self._is_open and is_compared(args)
+        return self._left > 0 and is_compared(args)
 
     def check(self, trainer: LoggedTrainer, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
@@ -49,19 +56,33 @@ class ParityGate:
         rollouts = score(trainer, chosen, samples, passes.of_batches(chosen))
         if not rollouts:
             return
-        comparison = compare(rollouts)
-        self._is_open = comparison.has_adapter
+        comparison = compare([*self._earlier, *rollouts])
+        since, waits = self._since or step, ""
+        if comparison.has_adapter:
+            self._earlier, self._since = [*self._earlier, *rollouts], since
+            waits = self._wait(comparison, len(trainer.vllm_engines))
         problems = list(comparison.problems(limit))
-        cause = routing_as_cause(trainer, chosen, samples, limit) if problems else ""
+        cause = routing_as_cause(trainer, chosen, samples, compare(rollouts)) if problems else ""
         shown = [{"what": problem.what, "remedy": problem.remedy} for problem in problems]
-        row = {"step": step, "time": time.time(), "limit": limit, **comparison.as_dict(), "problems": shown}
-        trainer.run_log.write_parity(row | {"routing": cause})
+        row = {"step": step, "since": since, "time": time.time(), "limit": limit, **comparison.as_dict()}
+        trainer.run_log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits})
         if problems:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
                 f"samples: {problems[0].what}; {cause}",
                 f"{problems[0].remedy}; see docs/parity.md. PARITY_LIMIT=0 trains without this check",
             )
+
+    def _wait(self, comparison: Comparison, engines: int) -> str:
+        """Count a comparison with the adapter; name the engines that it could not judge, and say what follows."""
+        names = [f"engine {number}" for number in range(engines)]
+        judged = {row.name for row in comparison.rows if row.mean.parts >= FEWEST}
+        waiting = [name for name in names if name not in judged]
+        self._left = self._left - 1 if waiting else 0
+        if not waiting:
+            return ""
+        then = "the next step is compared too" if self._left else f"no other step is compared after {MOST}"
+        return f"too few tokens to judge {', '.join(waiting)}: {then}"
 
 
 def is_compared(args: Arguments) -> bool:
@@ -98,7 +119,6 @@ def score(
     )
     engines = {actor_id(engine): number for number, engine in enumerate(trainer.vllm_engines)}
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    prompts: dict[str, int] = {}
     rollouts = []
     for number, batch in enumerate(batches):
         for row, index in enumerate(batch.index):
@@ -108,18 +128,27 @@ def score(
                 continue
             sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
             positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
-            prompt = prompts.setdefault(samples[index].prompts[0], len(prompts))
+            prompt = zlib.crc32(samples[index].prompts[0].encode())  # the same in each step
             rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), prompt, positions, *sides))
     return rollouts
 
 
-def routing_as_cause(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], limit: float) -> str:
-    """Say whether the engines' choice of experts explains the difference: replay it, and compare again."""
+def routing_as_cause(
+    trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], comparison: Comparison
+) -> str:
+    """Say whether the engines' choice of experts explains the difference: replay it, and compare again.
+
+    Args:
+        comparison: on the rollouts of these micro-batches alone.
+    """
+    limit = trainer.args.parity_limit
     if trainer.args.routing_replay:
         return "the engines' choice of experts was replayed, so it is not the cause"
     routings = [[getattr(samples[index], "engine_routing", None) for index in batch.index] for batch in batches]
     if any(routing is None for of_batch in routings for routing in of_batch):
         return "the engines' choice of experts was not recorded, so it may be the cause"
+    if not any(comparison.problems(limit)):
+        return "this step has too few tokens to say whether the choice of experts is the cause"
     replayed = compare(score(trainer, batches, samples, {"routing": routings}))
     left = next(replayed.problems(limit), None)
     if left is None:

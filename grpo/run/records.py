@@ -1,7 +1,8 @@
 """One record per sample, in samples.jsonl and grades.jsonl of an evaluation and samples/eval_N.jsonl of a run.
 
 What was generated:
-- `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
+- `id`, `datasource`, `label`, `prompt`: of the problem; `sample`: number of the sample, from 0; `seed`: of its
+  generation.
 - `response`: the text with special tokens; `response_length`: its tokens. `answer_length`: the tokens after the header
   of the last final message, None without one. `truncated`: 1.0 if the token limit cut it.
 - Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md). A
@@ -16,8 +17,8 @@ What the grader says about it:
 A conversation's record has its `ending`, `messages`, `score`, `reward`, and the logs of the environment, which gave
 them.
 
-A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes. With a reward
-of the user's own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead of `correct`.
+A run's records also have the logs of the reward function, from which their `correct` comes. With a reward of the user's
+own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead of `correct`.
 """
 
 import logging
@@ -31,13 +32,14 @@ from grpo.rollout.multi_turn.mixture import FIELD
 from grpo.run.estimators import interval, mean_interval, pass_at_k
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
+from reward.judge import problem_of
 
 logger = logging.getLogger(__name__)
 
 
 Record = dict[str, Any]
 
-TEXTS = ("response", "messages", "conversation")  # of a sample, which its grade leaves out
+TEXTS = ("prompt", "response", "messages", "conversation")  # of a sample, which its grade leaves out
 
 
 def graded(sample: Record) -> Record:
@@ -67,7 +69,7 @@ def read_answer(sample: Record) -> Record:
 
 def _grade(sample: Record, gold: str) -> Grade | Exception:
     try:
-        return grade(sample["response"], gold, sample.get("prompt"))
+        return grade(sample["response"], gold, problem_of(sample.get("prompt") or ""))
     except Exception as error:  # a sample that crashes the grader must not take down the others or a run
         logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
         return error

@@ -27,6 +27,13 @@ def test_record_has_the_verdict_of_the_grader():
     assert thinking["reason"]
 
 
+@pytest.mark.parametrize("prompt", ["What is 4 + 6?", "<|start|>user<|message|>What is 4 + 6?<|end|>"])
+def test_a_formula_of_the_problem_is_no_answer_as_in_training(prompt):
+    assert records.graded(raw("a", 0, "\\boxed{4+6}", prompt=prompt))["correct"] == 0.0
+    assert records.graded(raw("a", 0, "\\boxed{4+6}"))["correct"] == 1.0
+    assert "prompt" not in records.graded(raw("a", 0, "\\boxed{10}", prompt=prompt))
+
+
 def test_a_sample_that_the_grader_fails_on_is_not_graded(caplog):
     broken = records.graded(raw("a", 3, None))
     assert broken["correct"] is None

@@ -30,6 +30,12 @@ from reward.extraction import CUT_IN_BOX, NO_ANSWER, boxed
         ("\\boxed 7.5", "7.5", None),
         ("\\boxed 7, 8", "7", None),
         ("\\boxed x", None, NO_ANSWER),
+        ("$\\boxed\\frac72$", "\\frac{7}{2}", None),
+        ("$\\boxed \\dfrac{7}{2}$", "\\frac{7}{2}", None),
+        ("\\boxed{\\text{Answer: }7}", "7", None),
+        ("\\boxed{\\text{The final answer is }7}", "7", None),
+        ("\\boxed{Answer: 7}", "7", None),
+        ("\\boxed{\\text{answer}}", "\\text{answer}", None),
         ("\\boxed{7", None, CUT_IN_BOX),
         ("The answer is 7. So \\boxed{7", None, CUT_IN_BOX),
         ("\\boxed{7} so \\boxed{12", None, CUT_IN_BOX),
@@ -98,6 +104,19 @@ BESIDE = [
 @pytest.mark.parametrize(("response", "answer"), BESIDE)
 def test_text_beside_the_box_is_not_read(response: str, answer: str) -> None:
     assert grade(response, answer).correct
+
+
+@pytest.mark.parametrize("before", ["$", "$x = ", "\\[x=", "\\(", "", "It is\n", "$x=\\boxed{7}$ or $x="])
+def test_a_minus_sign_before_the_box_is_read(before: str) -> None:
+    is_list = "or" in before
+    for content, gold in (("5", "-5"), ("\\frac12", "-1/2"), ("x-1", "1-x"), ("-5", "5"), ("5\\%", "-5\\%")):
+        assert grade(f"{before}-\\boxed{{{content}}}", f"7, {gold}" if is_list else gold).correct
+    assert not grade(f"{before}-\\boxed{{5}}", "7, 5" if is_list else "5").correct
+
+
+@pytest.mark.parametrize("before", ["$10-", "$10 - ", "- ", "It is\n- ", "the answer -", "the answer - ", "$f(2)-"])
+def test_a_difference_or_a_dash_before_the_box_is_not_read(before: str) -> None:
+    assert grade(f"{before}\\boxed{{5}}", "5").correct
 
 
 ANY = st.text(st.characters(exclude_characters="\\%{}$°^"), max_size=60).filter(lambda text: "box" not in text)

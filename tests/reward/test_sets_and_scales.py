@@ -118,3 +118,34 @@ def test_a_quotient_of_units_may_be_bare(value: str, unit: str) -> None:
 
 def test_quotient_of_variables_is_not_a_unit() -> None:
     assert not both("5m/s", "5") and not both(r"\frac{m}{s}", "1") and both("5m/s", r"\frac{5m}{s}")
+
+
+@pytest.mark.parametrize(
+    ("turned", "usual"),
+    [
+        ("[0,\\infty[", "[0,\\infty)"), ("]0,1[", "(0,1)"), ("]0,1]", "(0,1]"), ("\\left]0,1\\right[", "(0,1)"),
+        ("[0,1[ \\cup ]2,3]", "[0,1)\\cup(2,3]"), ("x\\in\\ ]0,1[", "0<x<1"),
+    ],
+)  # fmt: skip
+def test_a_bracket_that_is_turned_around_is_open(turned: str, usual: str) -> None:
+    assert both(turned, usual) and not both(turned, "[0,1]")
+
+
+@pytest.mark.parametrize("intervals", ["[1,2],[3,4]", "[[1,2],[3,4]]"])
+def test_closing_and_opening_brackets_of_a_list_are_no_interval(intervals: str) -> None:
+    assert both(intervals, intervals.replace(",", ", ")) and not both(intervals, intervals.replace("[", "("))
+
+
+@pytest.mark.parametrize(
+    ("listed", "value"),
+    [("x+11, 11+x", "11+x"), ("5, 5.0", "5"), ("\\pm 0", "0"), ("\\{5,5\\}", "5")],
+)
+def test_a_list_of_one_value_is_the_value(listed: str, value: str) -> None:
+    assert both(listed, value) and not both(listed, f"{value}+1")
+
+
+@pytest.mark.parametrize(
+    ("listed", "value"), [("x+11, 12+x", "x+11"), ("5, 6", "5"), ("(5, 5)", "5"), ("x=5, y=5", "5"), ("\\{\\}", "5")]
+)
+def test_other_lists_are_not(listed: str, value: str) -> None:
+    assert not both(listed, value)

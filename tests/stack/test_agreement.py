@@ -8,6 +8,7 @@ test_end_to_end.py and test_evaluate.py.
 import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -15,13 +16,17 @@ import torch
 from transformers import AutoTokenizer
 
 from grpo.lora.engine_actor import shared_file
+from grpo.metrics.parity import PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.run.parity_gate import ParityGate
 
 from . import ray_on_cpu
 from .rounding import Rounding, distributions, most_apart, of_text, reference_model, simulate
 from .trainer_and_engines import (
     LONGEST,
     Stack,
+    choose_other_experts,
+    choose_own_experts,
     on_engine,
     restore_frequencies,
     round_frequencies,
@@ -244,14 +249,16 @@ def test_the_gate_lets_agreement_pass(stack, prompts):
     assert problems(stack, prompts) == []
 
 
+def divide_by(stack, temperature: float) -> None:
+    """Change the trainer's temperature."""
+    stack.every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
+
+
 @pytest.mark.timeout(900)
 def test_the_gate_notices_another_temperature(stack, prompts):
-    def divide_by(temperature: float) -> None:
-        stack.every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
-
-    divide_by(0.9)
+    divide_by(stack, 0.9)
     noticed = problems(stack, prompts)
-    divide_by(1.0)
+    divide_by(stack, 1.0)
     assert any("times the trainer's" in what for what in noticed)
 
 
@@ -305,6 +312,30 @@ def test_the_gate_notices_other_sinks(stack, prompts):
     noticed = problems(stack, prompts)
     stack.add_to_sinks(-4.0)
     assert any(what.startswith("all: ") for what in noticed)
+
+
+@pytest.mark.timeout(900)
+def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts, tiny_model):
+    """From what an engine's workers record to the message; faults are in the trainer's routers and temperature."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    step = stack.recorded([tokenizer.decode(prompt) for prompt in prompts], tokenizer)
+    written = []
+    trainer = SimpleNamespace(
+        args=stack.args,
+        actor_model_group=stack.trainer,
+        vllm_engines=stack.engines[:1],
+        run_log=SimpleNamespace(write_parity=written.append),
+    )
+    ParityGate().check(trainer, 1, *step)
+    assert not written[0]["problems"] and written[0]["has_adapter"]
+    stack.every_rank(choose_other_experts)
+    with pytest.raises(PolicyMismatch, match=r"it is the choice of experts: .* set ROUTING_REPLAY=1"):
+        ParityGate().check(trainer, 1, *step)
+    stack.every_rank(choose_own_experts)
+    divide_by(stack, 0.7)
+    with pytest.raises(PolicyMismatch, match="it is not the choice of experts: with the engines' replayed"):
+        ParityGate().check(trainer, 1, *step)
+    divide_by(stack, 1.0)
 
 
 @pytest.mark.timeout(900)

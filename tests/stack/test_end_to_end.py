@@ -17,7 +17,7 @@ from grpo.metrics import metric_schema
 from grpo.model import loading
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
-from .rounding import reference_model
+from .rounding import distributions, reference_model
 from .runs import lines, processes_of
 
 COMPARED = 24  # samples of a step: enough to tell a fault, and half a minute of simulated passes
@@ -111,6 +111,27 @@ def test_evaluations_before_and_after(finished):
         assert len({sample["id"] for sample in samples}) == evaluation["n"]
         assert all(sample["id"].startswith("synthetic-") for sample in samples)
         assert evaluation["exact_match"] == pytest.approx(sum(s["correct"] for s in samples) / len(samples))
+
+
+@pytest.mark.timeout(900)
+def test_each_token_of_a_greedy_answer_is_the_likeliest(finished, tiny_model):
+    """Up to ties, while samples of the same policy, the base model, differ from it."""
+    model, tokenizer = reference_model(tiny_model / "mxfp4"), AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+
+    def unlikely(name: str) -> int:
+        """How many tokens of 24 answers are not the likeliest by 0.1 nat."""
+        found = 0
+        for record in lines(finished / "samples" / f"{name}_0.jsonl")[:24]:
+            prompt, answer = (
+                tokenizer.encode(record[part], add_special_tokens=False) for part in ("prompt", "response")
+            )
+            assert len(answer) == record["response_length"]
+            [after] = distributions(model, [prompt + answer])
+            values = after[len(prompt) - 1 : -1]
+            found += int((values.max(-1).values - values[torch.arange(len(answer)), answer] > 0.1).sum())
+        return found
+
+    assert unlikely("greedy") <= 2 and unlikely("eval") > 6
 
 
 @pytest.mark.timeout(900)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -16,6 +17,7 @@ import torch
 from grpo.lora import adapter
 from grpo.lora.engine_actor import check_receipts
 from grpo.metrics.scored_rollouts import Rollout
+from grpo.rollout import routing
 from grpo.stack import cluster
 
 from .rounding import batches
@@ -103,6 +105,29 @@ def compiling() -> dict[str, str]:
     }
 
 
+def choose_other_experts(actor) -> None:
+    """Let the routers take the least likely experts, unless a routing is replayed. Runs in every trainer rank."""
+    from torch.nn.functional import linear
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+
+    from grpo.model import routing
+
+    def forward(router, hidden):
+        logits = linear(hidden.reshape(-1, router.hidden_dim), router.weight, router.bias)
+        values, indices = logits.topk(router.top_k, largest=False)
+        weights = routing.as_returned(values.softmax(1), indices, router.num_experts)
+        return (logits, weights, indices) if routing.WEIGHS_CHOSEN else (weights, indices)
+
+    GptOssTopKRouter.right, GptOssTopKRouter.forward = GptOssTopKRouter.forward, forward
+
+
+def choose_own_experts(actor) -> None:
+    """Undo :func:`choose_other_experts`."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+
+    GptOssTopKRouter.forward = GptOssTopKRouter.right
+
+
 class Stack:
     """A started trainer and engines: TP=2, and one that torch.compile compiles.
 
@@ -128,7 +153,8 @@ class Stack:
                     patch.setattr(LLMRayActor, "options", options)
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,
-                    gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
+                    gpu_memory_utilization=0.5,
+                    adapter_config=adapter.engine_config(argparse.Namespace(**vars(args) | {"enforce_eager": eager})),
                 )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, PolicyModelActor)
         refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
@@ -195,6 +221,43 @@ class Stack:
                 now, without = scored[row][positions - 1], base[row][positions - 1]
                 rollouts.append(Rollout(number, 0, row, positions, sampled, now, without))
         return rollouts
+
+    def recorded(self, prompts: list[str], tokenizer) -> tuple[list[SimpleNamespace], list[SimpleNamespace]]:
+        """Micro-batches and samples of what the first engine samples after these prompts, with its choice of experts.
+
+        As a step in which the parity gate compares has them.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, logprobs=0)
+        asked = [(prompt, "", routing.recorded(params), LONGEST, tokenizer) for prompt in prompts]
+        responses = ray.get([self.engines[0].generate_responses.remote(*each) for each in asked])
+        samples, made = [], []
+        for [response] in responses:
+            sample = SimpleNamespace(prompts=[response["prompt"]], sampled_by=response["sampled_by"])
+            sample.engine_routing = torch.tensor(response[routing.KEY])
+            samples.append(sample)
+        for indices in torch.arange(len(samples)).chunk(4):
+            rows = [responses[index][0] for index in indices]
+            tokens, values = (
+                [torch.tensor(row[name]) for row in rows] for name in ("observation_tokens", "rollout_log_probs")
+            )
+            sequences, log_probs = (
+                torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in (tokens, values)
+            )
+            places = torch.arange(sequences.shape[1])
+            ends = torch.tensor([row["action_ranges"] for row in rows])[:, 0]
+            attention, action = places < ends[:, 1:], (places >= ends[:, :1]) & (places < ends[:, 1:])
+            made.append(
+                SimpleNamespace(
+                    index=indices.tolist(),
+                    sequences=sequences,
+                    action_mask=action[:, 1:].long(),
+                    attention_mask=attention.long(),
+                    rollout_log_probs=log_probs[:, 1:],
+                )
+            )
+        return made, samples
 
     def _scored(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:
         scored: list[tuple[int, torch.Tensor]] = []

@@ -133,7 +133,11 @@ def test_a_comparison_survives_a_json_file():
     comparison = compare(rollouts(effect=0.0))
     row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
     assert Comparison.from_dict(row).table() == comparison.table()
-    head, legend, *table = parity_lines(row | {"step": 1, "limit": 0.07, "problems": [], "routing": ""})
-    assert head == "step 1: engines and actor agree (the adapter is still zero)"
+    row |= {"step": 3, "since": 3, "limit": 0.07, "problems": [], "routing": "", "waits": ""}
+    head, legend, *table = parity_lines(row)
+    assert head == "step 3: engines and actor agree (the adapter is still zero)"
     assert "in nat ±standard error" in legend and "above 0.07 by more than chance" in legend
     assert table == [f"  {line}" for line in comparison.table()]
+    head, *_, last = parity_lines(row | {"since": 2, "has_adapter": True, "waits": "too few tokens"})
+    assert head == "step 3: engines and actor agree (with the adapter, rollouts since step 2)"
+    assert last == "    too few tokens"

@@ -8,6 +8,7 @@ import torch
 
 from grpo.hooks import ppo_trainer as hooks
 from grpo.metrics.parity import PolicyMismatch
+from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
@@ -32,8 +33,8 @@ class Group:
         return [[values + moved * (values + 2) for values in base]]
 
 
-def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
-    """A trainer, its micro-batches and samples; engine "bb" is off by `shift`."""
+def run(ranks=2, adapter=0.0, shift=0.0, batches=4, rows=ROWS, step=1, lacks_adapter=False, **flags):
+    """A trainer, its micro-batches and samples of a step; engine "bb" is off by `shift`, and may lack the adapter."""
     args = SimpleNamespace(
         **{"parity_limit": 0.05, "top_p": 1.0, "lora_rank": 8, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
         | {"partial_rollouts": 0, "routing_replay": False}
@@ -43,20 +44,21 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
     engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda name=name: name)) for name in ENGINES]
     log = SimpleNamespace(write_parity=written.append)
     trainer = SimpleNamespace(args=args, actor_model_group=group, vllm_engines=engines, run_log=log, written=written)
-    generator, made, samples = torch.Generator().manual_seed(1), [], []
+    generator, made, samples = torch.Generator().manual_seed(step), [], []
     for _ in range(batches):
-        sequences = torch.randint(100, (ROWS, LENGTH), generator=generator)
-        index = list(range(len(samples), len(samples) + ROWS))
-        samples += [SimpleNamespace(sampled_by=ENGINES[number % 2], prompts=[str(number)]) for number in index]
+        sequences = torch.randint(100, (rows, LENGTH), generator=generator)
+        index = list(range(len(samples), len(samples) + rows))
+        samples += [SimpleNamespace(sampled_by=ENGINES[number % 2], prompts=[f"{step} {number}"]) for number in index]
         base = -(sequences[:, 1:] % 7) / 2
-        off = torch.tensor([shift * (number % 2) for number in index])[:, None]
-        mask = torch.ones(ROWS, LENGTH - 1, dtype=torch.long)
+        is_second = torch.tensor([number % 2 for number in index])[:, None]
+        off, moved = shift * is_second, adapter * (1 - is_second * lacks_adapter)
+        mask = torch.ones(rows, LENGTH - 1, dtype=torch.long)
         made.append(
             SimpleNamespace(
                 sequences=sequences,
                 action_mask=mask,
                 attention_mask=torch.ones_like(sequences),
-                rollout_log_probs=base + adapter * (base + 2) + off,
+                rollout_log_probs=base + moved * (base + 2) + off,
                 index=index,
                 info={},
             )
@@ -75,6 +77,45 @@ def test_it_compares_until_the_adapter_has_an_effect():
         trainer, batches, samples = run(adapter=adapter)
         gate.check(trainer, step, batches, samples)
         assert [row["step"] for row in trainer.written] == ([step] if step <= 3 else [])
+
+
+def waits_of(gate, step, **options):
+    """What a step of few rollouts writes: three prompts for each engine."""
+    trainer, batches, samples = run(ranks=1, batches=1, rows=6, step=step, **options)
+    gate.check(trainer, step, batches, samples)
+    return [(row["since"], row["rows"][0]["tokens"] // (6 * (LENGTH - 1)), row["waits"]) for row in trainer.written]
+
+
+def test_steps_of_few_rollouts_are_compared_together_until_each_engine_is_judged():
+    gate = ParityGate()
+    waits = "too few tokens to judge engine 0, engine 1: the next step is compared too"
+    assert waits_of(gate, 1) == [(1, 1, "")], "without an adapter, the gate stays closed anyway"
+    for step in range(2, 6):
+        assert waits_of(gate, step, adapter=0.1) == [(2, step - 1, waits)]
+    assert waits_of(gate, 6, adapter=0.1) == [(2, 5, "")] and waits_of(gate, 7, adapter=0.1) == []
+
+
+def test_an_engine_that_hardly_samples_does_not_keep_the_gate_closed(monkeypatch):
+    monkeypatch.setattr(parity_gate, "MOST", 3)
+    gate = ParityGate()
+    said = [waits for step in (1, 2, 3, 4) for _, _, waits in waits_of(gate, step, adapter=0.1)]
+    assert said[1:] == [f"too few tokens to judge engine 0, engine 1: {then}" for then in (
+        "the next step is compared too", "no other step is compared after 3"
+    )]  # fmt: skip
+
+
+def test_an_engine_of_few_tokens_that_lacks_the_adapter_is_found():
+    """No step by itself shows it, so it cannot show either whether it is the routing."""
+    gate, steps = ParityGate(), []
+    for step in (1, 2):
+        trainer, batches, samples = run(1, batches=1, rows=6, step=step, adapter=0.03, lacks_adapter=True)
+        for sample in samples:
+            sample.engine_routing = torch.tensor(0.0)
+        steps.append((trainer, step, batches, samples))
+        ParityGate().check(*steps[-1])
+    gate.check(*steps[0])
+    with pytest.raises(PolicyMismatch, match=r"engine 1: nearer to the model without its adapter.* too few tokens to"):
+        gate.check(*steps[1])
 
 
 def test_a_difference_stops_the_run_and_is_written():

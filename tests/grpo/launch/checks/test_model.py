@@ -48,9 +48,21 @@ def set_config(**values: object) -> Callable[[Path], None]:
     return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
 
 
+def name_code(file: str) -> Callable[[Path], None]:
+    content = {"auto_map": {"AutoConfig": "code.Config"}}
+
+    def damage(model: Path) -> None:
+        (model / file).exists() or (model / file).write_text("{}")
+        edit_json(model / file, lambda config: config.update(content))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (name_code("config.json"), "config.json names Python files that would run (auto_map)"),
+        (name_code("tokenizer_config.json"), "tokenizer_config.json names Python files that would run (auto_map)"),
         (remove_shard, "model-00002-of-00002.safetensors is missing"),
         (cut_shard, "a broken download"),
         (point_to_shard, "not a safetensors file"),
@@ -81,6 +93,21 @@ def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable
 def test_one_damage_is_one_problem(setting, tmp_path: Path, damage: Callable[[Path], object]) -> None:
     damage(tmp_path / "model")
     assert len(setting.problems()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "what", "variable"),
+    [
+        ({"reasoning_effort": "low"}, "reasoning_effort", "REASONING_EFFORT"),
+        ({"template_variables": '{"model_identity": "You add."}'}, "model_identity", "TEMPLATE_VARIABLES"),
+        ({"template_date": "2030-01-02"}, "the date", "TEMPLATE_DATE"),
+    ],
+)
+def test_what_the_chat_template_would_ignore_is_refused(
+    setting, flags: dict[str, str], what: str, variable: str
+) -> None:
+    [problem] = setting.problems(**flags)
+    assert f"does not read {what}" in problem and problem.endswith(f"remove it from {variable}")
 
 
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
