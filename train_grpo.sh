@@ -28,8 +28,8 @@
 # If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
-# Exit code: 0 done, 2 refused: nothing was started or restarted, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise
-# that of the driver.
+# Exit code: 0 done, 1 done, but metrics or samples could not be written, 2 refused: nothing was started or restarted,
+# 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the driver.
 set -euo pipefail
 
 # The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.
@@ -106,10 +106,18 @@ if ((TINY)); then
         case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
     fi
 fi
-if [[ -z $GPUS ]]; then GPUS=8; fi
 
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 
+# Engines and actor that share GPUs have the whole box each
+if [[ ${COLOCATE-} == 1 ]]; then
+    case "${GPUS:-$((TINY ? 0 : 8))}" in
+        8) : "${NUM_ENGINES:=4}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=8}" ;;
+        4) : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" ;;
+        2) : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}" ;;
+    esac
+fi
+if [[ -z $GPUS ]]; then GPUS=8; fi
 case "$GPUS" in
     8) ;; # the defaults below
     4) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=2}" ;;
@@ -294,8 +302,10 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each, and a greedy
-# answer. EVAL_TEMPERATURE=0 makes the samples greedy, so that 1 is enough
-: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
+# answer. EVAL_TEMPERATURE=0 makes the samples greedy, and all equal, so there is 1
+: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}"
+if [[ $EVAL_TEMPERATURE =~ ^0(\.0*)?$ ]]; then : "${EVAL_N_SAMPLES_PER_PROMPT:=1}"; fi
+: "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
 
 # Checkpoints contain the adapter and its optimizer. The newest are kept, and always the best by held-out exact match
 # and the last one before a fall of correctness. CKPT_DIR and METRICS_DIR may be on other disks
@@ -314,8 +324,9 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 # A run hangs if a phase (generate, train, sync, ...) lasts HANG_MINUTES and 5 times as long as usual; 4 x HANG_MINUTES if
 # the run has not completed this phase before (0: never). Its stacks go to logs/, and it is ended or restarted
 : "${HANG_MINUTES:=30}"
-# On SIGTERM (a spot machine's notice) the run saves its last completed step, and ends after at most SIGTERM_SECONDS and
-# 10 seconds more (0: it ends at once, as on Ctrl-C). A step in training is completed first, if it takes no longer
+# On SIGTERM (a spot machine's notice) or Ctrl-C the run saves its last completed step, and ends after at most
+# SIGTERM_SECONDS and 10 seconds more; a second one ends it at once (0: so does the first). A step in training is
+# completed first, if it takes no longer
 : "${SIGTERM_SECONDS:=90}"
 # Rules that save and end the run with exit code 3, off by default (empty, or 0): held-out exact match STOP_FALL below its
 # best, such as 0.1; STOP_NON_FINITE=1, a loss that is not finite (not saved); STOP_DISK_GB left on a disk;

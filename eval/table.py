@@ -83,6 +83,8 @@ def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         UserError: if the folder has no result.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder", "name a run's folder or an evaluation's")
     files = RunFiles(folder)
     rows = read_rows(files.evals)
     if rows:
@@ -104,10 +106,12 @@ def several(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{f} {label}" if f in named else label, row) for f, part in rows.items() for label, row in part]
 
 
-def problems_of(folder: Path) -> set[str]:
-    """Return the ids of the problems that a run or an evaluation is graded on."""
-    files = list(RunFiles(folder).sample_files("eval").values())
-    return {row["id"] for row in read_rows(files[-1])} if files else set(read_config(folder)["problems"])
+def problems_of(folder: Path) -> set[str] | None:
+    """Return the ids of the problems that a run or an evaluation is graded on; None for a run without its samples."""
+    files = RunFiles(folder)
+    if samples := list(files.sample_files("eval").values()):
+        return {row["id"] for row in read_rows(samples[-1])}
+    return None if read_rows(files.evals) else set(read_config(folder)["problems"])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -123,8 +127,9 @@ def main(argv: list[str] | None = None) -> int:
     folders = parser.parse_args(argv).folders
     try:
         lines = table(several(folders))
+        first = problems_of(folders[0])
         for folder in folders[1:]:
-            if problems_of(folder) != problems_of(folders[0]):
+            if None not in (first, other := problems_of(folder)) and other != first:
                 print(f"eval.table: warning: {folder} has other problems than {folders[0]}", file=sys.stderr)
     except UserError as error:
         print(f"eval.table: {error}", file=sys.stderr)

@@ -220,6 +220,6 @@ def _pins(old: Wheel, new: Wheel) -> list[str]:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else [], 1):
             match = re.match(r'\s*"?([\w.-]+?)(?:-cpu)?(?:\[.*\])?\s*(?:==|@|>)', line)
             if match and match[1].lower() in wanted:
-                pin = line.strip().rstrip(",")
+                pin = line.partition(" --hash=")[0].strip().rstrip(",")
                 lines.append(f"  {file.relative_to(root)}:{number}: {pin}  ({wanted[match[1].lower()]})")
     return lines

@@ -163,8 +163,8 @@ class Client:
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Return what `call` returns, in a thread of its own that is abandoned when the time is up.
 
-    httpx2's time-outs apply to each read: a reply that comes byte by byte never meets them. Looking up a name has no
-    time-out at all. An abandoned thread ends with its connection.
+    httpx2's time-outs apply to each read: a reply that comes byte by byte, or after informational ones without end,
+    never meets them. Looking up a name has no time-out at all. An abandoned thread's connection is cut, which ends it.
 
     Raises:
         TimeoutError: after `seconds`.
@@ -177,10 +177,14 @@ def within(seconds: float, call: Callable[[], T]) -> T:
         except Exception as error:
             results.put((None, error))
 
-    threading.Thread(target=run, daemon=True, name="gemini-call").start()
+    thread = threading.Thread(target=run, daemon=True, name="gemini-call")
+    thread.start()
     try:
         result, error = results.get(timeout=seconds)
     except queue.Empty:
+        from reward import transport  # of a client, which has imported it
+
+        transport.cut(thread)
         raise TimeoutError(f"no complete answer after {seconds:.3g} s") from None
     if error is not None:
         raise error
@@ -265,8 +269,9 @@ def _tokens(response: Any) -> Tokens:
     usage = response.usage_metadata
     if usage is None:
         return Tokens()
-    output = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
-    return Tokens(usage.prompt_token_count or 0, output)
+    counts = (usage.prompt_token_count, usage.candidates_token_count, usage.thoughts_token_count)
+    prompt, answer, thoughts = (max(0, count or 0) for count in counts)  # a server may be wrong
+    return Tokens(prompt, answer + thoughts)
 
 
 def _text(response: Any, tokens: Tokens) -> tuple[str, bool]:

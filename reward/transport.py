@@ -3,10 +3,13 @@
 google-genai would follow redirects with the key and the prompt, and read proxies from the environment.
 """
 
+import contextlib
 import re
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import httpx2  # what google-genai and openai use
 
@@ -36,7 +39,12 @@ class HttpClient(httpx2.Client):
     def __init__(self, key: str, proxy: str | None = None) -> None:
         # The context trusts what SSL_CERT_FILE and SSL_CERT_DIR name; nothing else is read from the environment.
         super().__init__(
-            verify=httpx2.create_ssl_context(), timeout=None, trust_env=False, proxy=proxy, follow_redirects=False
+            verify=httpx2.create_ssl_context(),
+            timeout=None,
+            trust_env=False,
+            proxy=proxy,
+            follow_redirects=False,
+            limits=httpx2.Limits(max_keepalive_connections=0),  # each call has a connection of its own, see cut
         )
         self._key = key
 
@@ -90,7 +98,24 @@ def when_sent(on_sent: Callable[[], None]) -> None:
     _thread.on_sent = on_sent
 
 
+_streams: WeakKeyDictionary[threading.Thread, Any] = WeakKeyDictionary()
+_late: WeakSet[threading.Thread] = WeakSet()
+
+
+def cut(thread: threading.Thread) -> None:
+    """End the call of a thread: its connection is shut down, and a later one is not used."""
+    _late.add(thread)
+    if stream := _streams.get(thread):
+        with contextlib.suppress(OSError):  # it is closed
+            stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 def _trace(name: str, info: dict[str, Any]) -> None:
     """Callback of httpcore2's trace extension, in the thread of the call."""
+    thread = threading.current_thread()
+    if name.endswith(("connect_tcp.complete", "start_tls.complete")):
+        _streams[thread] = info["return_value"]
+    if thread in _late and not name.endswith(".failed"):
+        raise TimeoutError("the call was abandoned")
     if name.endswith("send_request_body.complete") and hasattr(_thread, "on_sent"):
         _thread.on_sent()

@@ -7,6 +7,7 @@ the file is only loaded. RESULT gets JSON: `reward`, `score` and `logs`, and `wr
 `error` and `remedy`.
 """
 
+import inspect
 import json
 import math
 import os
@@ -32,6 +33,11 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
         return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
     except (Exception, SystemExit) as error:
         return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
+    signature = inspect.signature(function)
+    try:
+        signature.bind([], [], [])
+    except TypeError:
+        return _error(f"has {user_files.FUNCTION}{signature}, which is not how it is called", _EXAMPLE)
     if sample is None:
         return {"logs": {}}
     called = "the first line of TRAIN_DATA"

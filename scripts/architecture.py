@@ -22,7 +22,7 @@ BEGIN, END = "<!-- hooks: written by python -m scripts.architecture -->\n", "<!-
 # In the order in which a run calls them; a step's phases repeat in every step.
 PHASES = {
     "Start of the driver": (
-        *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
+        *("package.collect_rarely", "package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
         *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_template_variables"),
         *("train_ppo_ray.runtime_env", "train_ppo_ray.settle_nodes"),
         *("train_ppo_ray.engine_model", "train_ppo_ray.adapter_config", "vllm_engine.bundles"),
@@ -41,7 +41,7 @@ PHASES = {
             "actor.is_gpt_oss",
             "actor.load_gpt_oss",
         ),
-        *("ppo_actor.allocated_rows", "deepspeed_utils.with_parameters", "deepspeed.restore_rope"),
+        *("ppo_actor.allocated_rows", "deepspeed.optimizer", "deepspeed.restore_rope"),
         *("ppo_actor.load_step", "ppo_actor.recorder", "ppo_actor.PolicyLoss", "ppo_actor.needs_nccl_group"),
     ),
     "Before the first step": (
@@ -120,9 +120,8 @@ def _patches(version: str) -> Iterator[tuple[str, tuple[str, str]]]:
                 file = line.removeprefix("+++ b/")
             elif line.startswith("+"):
                 module = "package" if file.endswith("__init__.py") else Path(file).stem
-                pattern = r"^\+(check_digest)\(" if module == "package" else r"\bhooks\.(\w+)"
                 where = (patch.stem, file)
-                calls += [(f"{module}.{name}", where) for name in re.findall(pattern, line)]
+                calls += [(f"{module}.{name}", where) for name in re.findall(r"\bhooks\.(\w+)", line)]
     return reversed(calls)
 
 
@@ -137,13 +136,8 @@ def _callers(target: Path, module: str, patch_of: dict[str, tuple[str, str]]) ->
             inside = f"{node.name}."
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inside = f"{inside}{node.name}" if not inside or inside.endswith(".") else inside
-        name = None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hooks":
-            name = node.attr
-        elif isinstance(node, ast.Name) and module == "package":
-            name = node.id
-        if name:
-            callers.setdefault(f"{module}.{name}", []).append(inside.rstrip("."))
+            callers.setdefault(f"{module}.{node.attr}", []).append(inside.rstrip("."))
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 

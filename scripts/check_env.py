@@ -22,12 +22,12 @@ def normalise(name: str) -> str:
 
 
 def read_lock(path: Path) -> dict[str, str]:
-    """Return the `name==version` lines of a lock file. Raises ValueError for any other line except comments."""
+    """Return the versions of a lock file's lines, `name==version` and hashes. Raises ValueError for any other line."""
     locked = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)", line.strip())
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)(?: --hash=sha256:[0-9a-f]{64})*", line.strip())
         if not match:
             raise ValueError(f"{path}:{number}: expected name==version, found {line!r}")
         locked[normalise(match[1])] = match[2]

@@ -10,6 +10,8 @@ case ":$PATH:" in
 esac
 # A run starts a dozen processes; each would compile all of torch, vLLM and DeepSpeed anew, 5 to 20 seconds of CPU time.
 unset PYTHONDONTWRITEBYTECODE
+# Documentation and checks in the code are needed: -O and -OO would remove them.
+unset PYTHONOPTIMIZE
 # $PYTHON chose what .venv was made from; from here on Python is that of .venv.
 unset PYTHON
 # The code is imported from the checkout, also by Ray's workers; it is not installed.
@@ -18,7 +20,7 @@ case ":${PYTHONPATH:-}:" in
     *) export PYTHONPATH="$_checkout${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
 
-# DeepSpeed's compiled operators live and die with the environment they were compiled against.
+# Compiled code lives and dies with the environment it was compiled for.
 export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
 # Compiled engines keep their kernels from run to run. By default these go to TMPDIR, and each run has its own.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$VIRTUAL_ENV/torchinductor}"

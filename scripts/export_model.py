@@ -25,6 +25,7 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
+from grpo.stack.command import print_plainly
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from scripts.checkpoint_writer import (
@@ -147,4 +148,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    print_plainly()
     sys.exit(main())

@@ -162,7 +162,7 @@ def step_number(folder: Path) -> int | None:
 
 def inspect_step(folder: Path) -> Report:
     """Inspect a `step_N` of a run."""
-    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
+    from grpo.checkpoint import state_files, trainer_state  # import torch, which takes seconds
 
     report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
     trainer, trained = folder / "trainer", None
@@ -175,9 +175,10 @@ def inspect_step(folder: Path) -> Report:
     if trainer.is_dir():
         report.facts["trainer_bytes"] = sum(path.stat().st_size for path in trainer.rglob("*") if path.is_file())
         try:
-            state, ranks = trainer_state.read(trainer)
-            report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
-            trained = trainer_state.shapes(ranks[0])
+            if not state_files.is_old(trainer / trainer_state.STATE):  # only a resume unpickles a file
+                state, ranks = trainer_state.read(trainer)
+                report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
+                trained = trainer_state.shapes(ranks[0])
         except CheckpointError as error:
             report.faults.append(FileFault("trainer", f"is incomplete ({error.problem.what})", _other_step(folder)))
     else:
@@ -252,9 +253,7 @@ def _step_lines(facts: dict[str, Any]) -> dict[str, str]:
     there = facts["trainer_bytes"] is not None
     if not there:
         return {"digests": facts["digests"], "trainer": "missing, so a run cannot resume from it"}
-    read = (
-        f"optimizer step {facts['optimizer_step']}, of {facts['ranks']} ranks" if "ranks" in facts else "not readable"
-    )
+    read = f"optimizer step {facts['optimizer_step']}, of {facts['ranks']} ranks" if "ranks" in facts else "not read"
     return {"digests": facts["digests"], "trainer": f"{size(facts['trainer_bytes'])}, {read}"}
 
 

@@ -6,7 +6,8 @@
 # a folder, such as requirements/0.9.6: its pins.txt has the pins that differ, and its locks lie beside it.
 #
 # One lock serves Python 3.11 and 3.12: both are resolved, and a difference is an error to settle in
-# requirements/constraints.txt. No hashes: torch comes as different builds of one version, depending on the index.
+# requirements/constraints.txt. The hashes are those of the files for this platform. Other builds of a version, as some
+# indexes have of torch, are thus refused. Afterwards the lists that are written by hand get hashes, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,6 +18,26 @@ if ! "$uv" --version >/dev/null 2>&1; then
 fi
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
+
+# with_hashes FILE PLATFORM: prints a list of packages with the hashes of their files for a platform.
+with_hashes() {
+    local python
+    for python in 3.11 3.12; do
+        "$uv" pip compile "$1" --no-deps --quiet --python-version "$python" --python-platform "$2" \
+            --format pylock.toml --output-file "$scratch/pylock.${python/./}.toml" >/dev/null
+    done
+    .venv/bin/python - "$1" "$scratch"/pylock.*.toml <<'END'
+import sys, tomllib
+hashes = {}
+for path in sys.argv[2:]:
+    for package in tomllib.load(open(path, "rb"))["packages"]:
+        for file in [*package.get("wheels", []), *filter(None, [package.get("sdist")])]:
+            hashes.setdefault(f"{package['name']}=={package['version']}", set()).add(file["hashes"]["sha256"])
+for line in open(sys.argv[1]):
+    name = line.split()[0]
+    print(line.rstrip() if name == "#" else " --hash=sha256:".join([name, *sorted(hashes[name])]))
+END
+}
 
 # lock STACK FOLDER [PINS]: writes the lock of a stack into a folder.
 lock() {
@@ -42,7 +63,8 @@ lock() {
     {
         echo "# Written by scripts/lock.sh; installed by scripts/setup.sh --$stack with --no-deps."
         grep -v '^#' "$scratch/3.11.txt"
-    } >"$folder/lock-$stack.txt"
+    } >"$scratch/list.txt"
+    with_hashes "$scratch/list.txt" "$platform" >"$folder/lock-$stack.txt"
     rm "$scratch"/*
     echo "lock.sh: $folder/lock-$stack.txt has $(grep -vc '^#' "$folder/lock-$stack.txt") packages"
 }
@@ -51,4 +73,8 @@ extra=("$@")
 for stack in cpu gpu; do
     lock "$stack" requirements
     for pins in requirements/*/pins.txt; do lock "$stack" "${pins%/*}" "$pins"; done
+done
+for list in requirements/{uv,verifiers}.txt requirements/trackio.txt requirements/*/trackio.txt; do
+    with_hashes "$list" x86_64-manylinux_2_28 >"$scratch/list.txt"
+    cp "$scratch/list.txt" "$list"
 done

@@ -61,14 +61,12 @@ def write_model(environment: str, base: Path, folder: Path) -> dict:
     torch.set_num_threads(THREADS)
     say(f"teaching it to use tools in the environment {environment}, {tools.STEPS} steps (about a minute)")
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = tools.chat_template(tokenizer.chat_template)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").train()
     taught = tools.teach(model, tokenizer, environment)
     losses = list(tqdm(taught, "teaching", tools.STEPS, file=sys.stdout, unit="step", leave=False, disable=None))
     leave = shutil.ignore_patterns("*.safetensors", "*.index.json", "build.json", "config.json")
     shutil.copytree(base, folder, ignore=leave, dirs_exist_ok=True)
     shutil.copy(base.parent / "mxfp4" / "config.json", folder)
-    (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
     checkpoint.write_shards(folder, checkpoint.packed_tensors(model), SHARD_BYTES)
     return {"loss": losses[-1]}
 

@@ -82,7 +82,7 @@ def _cells(run: dict[str, Any]) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"])) if run["started"] else "-"
     resumed = f" (resumed {run['resumes']}x)" if run["resumes"] else ""
     return (
-        "".join(c if c.isprintable() else "?" for c in run["name"]),
+        command.printable(run["name"]),
         run["state"] + resumed,
         f"{run['step']}/{run['planned'] or '?'}",
         started,

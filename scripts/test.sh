@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks everything on this machine: scripts/test.sh [--fast | --gpu | --gpu-stack] [pytest arguments]
 #
-# Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
-# that fails. --fast skips the tests that start Ray or vLLM (minutes). Without arguments, the patches and hooks of the
-# other supported OpenRLHF are tested, too, on the installed packages, and the adapter of the verifiers package.
+# Set-up, lint, the installed patches, then the tests, and the types beside them. It stops at the first stage that fails.
+# If all is well, the last line is pytest's. --fast skips the tests that start Ray or vLLM (minutes). Without arguments,
+# the patches and hooks of the other supported OpenRLHF are tested, too, on the installed packages, and the adapter of the
+# verifiers package.
 # --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
@@ -41,20 +42,21 @@ stage() {
     printf '== %s: %d s\n' "$name" $((SECONDS - begin))
 }
 
-# Starts one stage in the background. `wait_for_stages` waits for all of them and prints their output.
+# Starts one stage beside the tests, which often wait. `end_stages_beside` waits for all, and shows those that failed.
 beside=()
 stage_beside() {
     stage "$@" >"$scratch/stage ${#beside[@]}" 2>&1 &
     beside+=($!)
 }
 
-wait_for_stages() {
+end_stages_beside() {
     local index failed=0
     for index in "${!beside[@]}"; do
-        wait "${beside[index]}" || failed=$?
-        cat "$scratch/stage $index"
+        wait "${beside[index]}" && continue
+        failed=$?
+        cat "$scratch/stage $index" >&2
     done
-    if ((failed)); then exit "$failed"; fi
+    return "$failed"
 }
 
 # Every shell script of the checkout, recognised by its first line.
@@ -139,8 +141,6 @@ if (($# == 0)); then
     done
     stage_beside "verifiers" of_verifiers
 fi
-wait_for_stages
-rm -rf "$scratch"
 # Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
 export PYTHONPATH="$PYTHONPATH:$PWD/tests/startup"
 processes=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # one more than cores: many tests wait
@@ -149,4 +149,7 @@ export RAY_worker_niceness=0
 # On busy cores, the threads of a tiny matrix product mostly wait for each other. Tests that need threads set their number.
 export OMP_NUM_THREADS=1
 printf '== tests\n'
-exec pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"
+failed=0
+pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}" || failed=$?
+end_stages_beside || failed=$?
+(exit "$failed")

@@ -162,7 +162,7 @@ def solve_rate(group: Sequence[Sample]) -> float:
 
 
 def end_batch(generator: SamplesGenerator, accepted: list[Sample], exhausted: bool) -> tuple[list[Sample], bool]:
-    """Return the samples of a batch, and whether the episode ran out of prompts before it was full.
+    """Return the samples of a batch, and whether the episode ran out of prompts before the batch was full.
 
     - If the prompts ran out, the accepted groups wait for the first prompts of the next episode. They are still
       on-policy: no training step lies in between.
@@ -183,7 +183,7 @@ def end_batch(generator: SamplesGenerator, accepted: list[Sample], exhausted: bo
     if missing:
         groups.accepted = accepted
         return [], True
-    return accepted, exhausted
+    return accepted, False  # the loop drops the batch of an exhausted loader; the next draw finds that it is
 
 
 def pass_rate(generator: SamplesGenerator) -> float:

@@ -109,8 +109,12 @@ def read(folder: Path) -> Adapter:
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")
-    if (folder / "adapter" / CONFIG).is_file():
-        raise CheckpointError(f"{folder} is a checkpoint of a run", f"name {folder / 'adapter'}")
+    for part, what in (("adapter", "a checkpoint of a run"), ("final", "a run's folder")):
+        if (folder / part / CONFIG).is_file():
+            raise CheckpointError(f"{folder} is {what}", f"name {folder / part}")
+    if (folder / "checkpoints").is_dir():
+        remedy = f"name one of its checkpoints, such as {folder}/checkpoints/step_N/adapter"
+        raise CheckpointError(f"{folder} is a run's folder without a final adapter", remedy)
     if damage := digests.damage(folder):  # damaged files are not parsed
         what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
         raise CheckpointError(f"{folder}: {what}", damage[0].remedy)

@@ -1,4 +1,4 @@
-"""Saves a checkpoint when the launcher asks for it, in the middle of a step if the actor's ranks are idle.
+"""Saves a checkpoint at the end of a run, and when the launcher asks for it, in the middle of a step if ranks are idle.
 
 While the engines sample or evaluate, adapter, optimizer and random states are those of the last completed step. So a
 checkpoint of that step is the one that the end of the step would have saved.
@@ -7,6 +7,7 @@ checkpoint of that step is the one that the end of the step would have saved.
 import copy
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,16 @@ class SaveOnRequest:
         trainer.save_logs_and_checkpoints = self._idle_again(trainer.save_logs_and_checkpoints)
         threading.Thread(target=self._watch, name="save on request", daemon=True).start()
 
+    def save_last(self) -> None:
+        """Save the last step of the run, unless it is a checkpoint already, or the run saves none.
+
+        Raises:
+            ray.exceptions.RayTaskError: if a rank cannot save it.
+        """
+        if math.isfinite(self._trainer.args.save_steps):
+            with self._ranks_idle:
+                self._save()
+
     def _from_here_busy(self, function: Callable) -> Callable:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +101,7 @@ class SaveOnRequest:
     def _save(self) -> None:
         if self._saved == self._step or self._states is None:
             return
-        logger.info("saving step %d, as the launcher asks", self._step)
+        logger.info("saving step %d", self._step)
         ray.get(
             self._trainer.actor_model_group.async_run_method(
                 method_name="save_checkpoint", tag=f"global_step{self._step}", client_states=_complete(self._states)

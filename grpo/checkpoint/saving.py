@@ -1,5 +1,6 @@
 """Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
+import copy
 import functools
 import logging
 import os
@@ -19,6 +20,7 @@ from grpo.diagnosis.falls import read_onsets
 from grpo.lora.adapter import gather, unflatten
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import held_out, saved_steps, step_name
+from grpo.stack import hub
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import TrainerEngine
@@ -113,13 +115,15 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         if dist.get_rank() != 0:
             return
         directory.mkdir(exist_ok=True)
-        config = model.peft_config["default"]
-        base = adapter_files.fingerprint_of(str(config.base_model_name_or_path))
+        config = copy.copy(model.peft_config["default"])
+        folder = str(config.base_model_name_or_path)
+        base = adapter_files.fingerprint_of(folder)
         metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
         save_file(unflatten(flat.cpu(), specs), directory / adapter_files.WEIGHTS, metadata=metadata)
-        training, config.inference_mode = config.inference_mode, True
+        # A folder of this machine would be of no use elsewhere, and its name may be private.
+        config.base_model_name_or_path = hub.id_of(folder) or folder
+        config.inference_mode = True
         config.save_pretrained(str(directory))
-        config.inference_mode = training
 
     return write
 

@@ -1,13 +1,12 @@
 """The trainer's own state: what a run needs besides the adapter to continue as if it had not stopped.
 
-`trainer/state.pt` holds counters, data position and learning-rate schedule. `trainer/rank_R.pt` holds rank R's ZeRO-3
-ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters are stored: 12
-bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any number of ranks
-can read the files of any other number.
+`trainer/state.safetensors` holds counters, data position and learning-rate schedule. `trainer/rank_R.safetensors` holds
+rank R's ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters
+are stored: 12 bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any
+number of ranks can read the files of any other number.
 """
 
 import math
-import pickle
 import random
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
+from grpo.checkpoint import state_files
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
 
+STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _OTHER = "resume from another step: --resume DIR --from-step N"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -76,7 +77,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
     """Write this rank's part. Every rank calls it; it makes no collective call and copies no tensor.
 
     Args:
-        engine: DeepSpeed's engine, with ZeRO-3 and its own Adam.
+        engine: DeepSpeed's engine, with ZeRO-3 around PyTorch's fused AdamW.
         directory: must exist.
         client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
     """
@@ -93,16 +94,16 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
         "random": random_state(),
     }
-    torch.save(mine, directory / f"rank_{dist.get_rank()}.pt")
+    state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
     if dist.get_rank() == 0:
         state = {
             "ranks": dist.get_world_size(),
-            "optimizer_step": moments[0]["step"],
+            "optimizer_step": int(moments[0]["step"]),
             "counters": {name: getattr(engine, name) for name in _COUNTERS},
             "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
         }
-        torch.save(state, directory / "state.pt")
+        state_files.write(directory / STATE, state)
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
@@ -123,10 +124,10 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
             "use the same model, LORA_RANK and TARGET_MODULES",
         )
     optimizer = engine.optimizer
-    catch_up(optimizer.optimizer, state["optimizer_step"], len(optimizer.fp32_partitioned_groups_flat))
     for flat in optimizer.fp32_partitioned_groups_flat:
+        step = torch.tensor(float(state["optimizer_step"]), device=flat.device)  # as PyTorch's fused Adam keeps it
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
-        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
+        optimizer.optimizer.state[flat] = {"step": step, **zeros}
     for name, parameter in _parameters(engine):
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
         flat = optimizer.fp32_partitioned_groups_flat[group]
@@ -147,38 +148,17 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     return state["client_states"]
 
 
-def catch_up(adam: torch.optim.Optimizer, steps: int, parameters: int) -> None:
-    """Let a new ``DeepSpeedCPUAdam`` step on as one that has made `steps` steps; does nothing to another optimizer.
-
-    The operator keeps float32 powers of the betas outside Adam's state, and multiplies them at each step. A new one
-    computes them anew, which rounds differently: the bias corrections of a resumed run would differ in their last bits.
-    Steps on an element of their own bring the powers to where `steps` steps leave them.
-
-    Args:
-        parameters: on how many tensors each step works. Each of them moves the powers.
-    """
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    if not isinstance(adam, DeepSpeedCPUAdam):
-        return
-    group, zeros = adam.param_groups[0], [torch.zeros(1) for _ in range(4)]
-    settings = (*group["betas"], group["eps"], group["weight_decay"], group["bias_correction"])
-    for step in range(1, steps + 1):
-        for _ in range(parameters):
-            adam.ds_opt_adam.adam_update(adam.opt_id, step, group["lr"], *settings, *zeros)
-
-
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the contents of ``state.pt`` and of each rank's file. Tensors stay on disk until they are used.
+    """Return the contents of STATE and of each rank's file. Tensors stay on disk until they are used.
 
     Raises:
         CheckpointError: if a file is missing, truncated or of another kind.
     """
-    state = _read(directory / "state.pt", _STATE_KEYS)
-    files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
+    state = _read(directory / STATE, _STATE_KEYS)
+    files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
     for rank, file in enumerate(files):
         if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
-            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete", _OTHER)
+            raise CheckpointError(f"{directory / f'rank_{rank}.safetensors'} is incomplete", _OTHER)
     return state, files
 
 
@@ -224,14 +204,11 @@ def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str
         group["lr"] = rate  # the scheduler sets it only after the next optimizer step
 
 
-def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
+def _read(file: Path, keys: set[str]) -> dict[str, Any]:
     try:
-        content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = (
-            error if isinstance(error, OSError) else "it is truncated or not a checkpoint"
-        )  # torch's advice does not apply
-        raise CheckpointError(f"{file} cannot be read ({reason})", _OTHER) from error
+        content = state_files.read(file)
+    except (OSError, state_files.StateFileError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error})", _OTHER) from error
     if not isinstance(content, dict) or not keys <= content.keys():
         raise CheckpointError(f"{file} is not a trainer state", _OTHER)
     return content

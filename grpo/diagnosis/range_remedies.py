@@ -89,6 +89,14 @@ RANGES = {
         "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN),
     ),
+    "actor_lr": Remedy(
+        "the learning rate is 0, so the policy no longer changes: its schedule is over, or LEARNING_RATE is too small",
+        (
+            Advice("LR_SCHEDULER", "cosine_with_min_lr", "it does not fall to 0"),
+            Advice("NUM_EPISODES", "twice as many", "the schedule ends with the last episode", 2.0),
+            advice.RATE_UP,
+        ),
+    ),
     "advantage_mean": Remedy(
         "the advantages of a step do not cancel out: samples lack a reward, or advantages are clipped",
         (advice.REWARD, Advice("ADVANTAGE_ESTIMATOR", "dr_grpo", "subtracts the mean of each group")),

@@ -20,6 +20,14 @@ def offload(args: Arguments) -> bool:
     return getattr(args, "offload", False)
 
 
+def optimizer(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.AdamW:
+    """Return PyTorch's fused AdamW, which steps on the host and on a GPU and is not compiled.
+
+    Empty groups are left out: DeepSpeed drops them, and the scheduler of torch 2.10 then raises.
+    """
+    return torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **settings)
+
+
 def tune(ds_config: dict[str, Any], args: Arguments) -> dict[str, Any]:
     """Return DeepSpeed's configuration, tuned for few trained parameters under ZeRO-3."""
     return zero.tune(ds_config, args)

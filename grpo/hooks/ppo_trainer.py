@@ -23,12 +23,14 @@ class Controller(PPOTrainer, Protocol):
         lengths: the limits on response length, from :func:`length_limits`.
         parity_gate: compares engines and trainer, from :func:`start_log`.
         run_log: the run directory, from :func:`start_log`.
+        saver: saves checkpoints that no ``--save_steps`` asks for, from :func:`start_log`.
     """
 
     batches: ahead.Batches
     lengths: length_schedule.Schedule
     parity_gate: parity_gate.ParityGate
     run_log: run_log.RunLog
+    saver: SaveOnRequest
 
 
 # Before the loop
@@ -61,7 +63,7 @@ def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
         _restore_samples(trainer, states, Experience)
     log = run_log.attach(trainer, states)
     batches.timed, batches.note_seconds = log.timed, log.note_seconds
-    SaveOnRequest(trainer, states["global_step"])
+    trainer.saver = SaveOnRequest(trainer, states["global_step"])
     engines = replacement.of(generator)
     engines.phase, engines.note = log.replacing, log.write_replaced
     return log
@@ -197,7 +199,8 @@ def evaluate(trainer: Controller, step: int) -> None:
 
 
 def evaluate_last(trainer: Controller, step: int) -> None:
-    """Evaluate after the last step."""
+    """Save the last step and evaluate it."""
+    trainer.run_log.timed("save", trainer.saver.save_last)()
     evaluation.run_last(trainer, step)
 
 

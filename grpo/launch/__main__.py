@@ -6,7 +6,9 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 """
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -44,11 +46,12 @@ from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
 from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.watch import End, Saving
+from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack import machine, seats
+from grpo.stack import command, machine, seats
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
@@ -85,6 +88,16 @@ def main() -> int:
     try:
         signals.raise_them()
         return _main(options, rest)
+    except BrokenPipeError:
+        if options.mode == "run":
+            raise
+        # The reader, such as head, wants no more. Nor does it want what is in the buffer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return refuse(options, UserError(f"{error.filename} is too long for the file system", "give a shorter name"))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
@@ -125,6 +138,9 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
         return refuse_all(options, wrong) if wrong else 0
+    if options.mode == "run" and options.resume and (finished := resume.finished(config, plan)):
+        print("\n".join(finished))
+        return 0
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
@@ -133,10 +149,11 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _where(config) if options.resume else []
+        begin = _where(config, folder) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
+    machine.raise_open_files()
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
@@ -193,10 +210,11 @@ def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
-def _where(config: Config) -> list[str]:
-    """Return where a resumed run would continue, and which steps it would set aside."""
+def _where(config: Config, folder: Path) -> list[str]:
+    """Return where a resumed run would continue, which steps it would set aside, and which settings have changed."""
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
-    return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
+    moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
+    return [*resume.describe(config), *moved, *resume.describe_changes(resume.changed(config, folder))]
 
 
 def run(
@@ -218,16 +236,19 @@ def run(
     run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, changes, again)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
+    progress.lost.begin(resume.resumed_step(config))
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if places:
         environment |= {seats.VARIABLE: places.dump()} | (
             {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
         )
-    code = None
+    is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-        code = end.code
+        code, is_finished = end.code, end.code == 0
+        if is_finished and progress.lost.count:
+            code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
         judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
@@ -235,10 +256,10 @@ def run(
             time.sleep(verdict.wait)
             restarts.go_on(options, folder, held)
     except Signalled as came:
-        if code != 0:  # what is finished stays finished
+        if not is_finished:  # what is finished stays finished
             code = came.code
             note(files, code)
-    if code:
+    if not is_finished:
         print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
     return code
 
@@ -300,10 +321,12 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
     """Record how a part of the run ended, and decide whether the run goes on by itself."""
     verdict = Verdict(None, [])
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"seconds": progress.seconds()}
+    if progress.lost.count:
+        more["lost"] = progress.lost.describe()
     if end.cause:
         saved = saved_steps(config.args.ckpt_path)
-        more = {"cause": end.cause.what, "remedy": end.cause.remedy}
+        more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
         if end.code not in (REFUSED, STOPPED):
             verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
@@ -312,4 +335,5 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

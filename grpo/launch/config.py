@@ -23,6 +23,7 @@ from grpo.stack.variables import in_variables
 
 # Set from the run directory, not by flags.
 _OWNED_FLAGS = ("run_dir", "save_path")
+_CLOSE = 0.8  # of difflib's ratio: below it, a suggestion is another word
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
 _OUTPUT_PATHS = ("ckpt_path", "metrics_dir")
 _COUNTS = (
@@ -225,9 +226,10 @@ def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> UserE
     names = [word.split("=")[0] for word in unknown if word.startswith("--")]
     if not names:
         return UserError(f"{unknown[0]!r} does not belong to a flag", "remove it, or quote the value")
-    close = [difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5) for name in names]
+    close = [difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=_CLOSE) for name in names]
     known = [match[0] for match in close if match]
-    remedy = f"did you mean {' '.join(known)}?" if known else "remove it"
+    listed = "remove it; python -m openrlhf.cli.train_ppo_ray --help lists all flags"
+    remedy = f"did you mean {' '.join(known)}?" if known else listed
     return UserError(f"OpenRLHF has no flag {' '.join(names)}", remedy)
 
 

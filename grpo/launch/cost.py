@@ -1,6 +1,8 @@
 """What a whole run costs: calls, tokens and price of the judge, and hours with their ranges and assumptions."""
 
+import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from grpo.launch import gpu_limits, gpu_memory
 from grpo.launch.config import Config
@@ -24,7 +26,7 @@ def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
 
 
 def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
-    if judge.settings is None:
+    if judge.settings is None or judge.is_stand_in:
         return []
     calls = steps * plan.samples_per_rollout
     prompts, replies = calls * (INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
@@ -80,12 +82,15 @@ def _step(parts: Sequence[Phase], which: str, is_pipeline: bool) -> float:
 def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[str]:
     args = config.args
 
-    def seconds(**changes: bool) -> str:
+    def seconds(**changes: Any) -> str:
         return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s a step"
 
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
-        yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(pipeline=not args.pipeline)}: {how}"
+        other: dict[str, Any] = {"pipeline": not args.pipeline}
+        if "OLD_LOG_PROBS" not in os.environ:  # train_grpo.sh then lets PIPELINE choose
+            other["old_log_probs"] = "trainer" if args.pipeline else "engine"
+        yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(**other)}: {how}"
     yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(enforce_eager=not args.enforce_eager)}"
 
 

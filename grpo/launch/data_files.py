@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo.stack.counted import counted
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
 from reward.labels import LabelError, parse_label
@@ -13,6 +14,8 @@ LABELS = {
 }
 _NAME = "name a .jsonl file; python -m data.prepare writes one"
 _FIX = "fix the line; python -m data.prepare writes valid files"
+
+_LISTED = 20  # of the lines with a fault
 
 
 class Record(NamedTuple):
@@ -30,19 +33,32 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
         split: "train" or "eval", which every label must match; None if labels belong to another reward function.
 
     Raises:
-        UserError: if the file is missing or empty, or a line is invalid JSON, lacks a field or has a wrong label.
+        UserError: if the file is missing or empty, or a line is invalid JSON, lacks a field or has a wrong label. It
+            describes the first fault, and lists the other lines with one.
     """
     if path.suffix != ".jsonl":
         raise UserError(f"{path} is not a .jsonl file", _NAME)
-    records = []
+    records, wrong = [], dict[int, UserError]()
     try:
         for number, value in numbered_rows(path):
-            record = _checked(value, f"{path}, line {number}", input_key, label_key)
-            if split:
-                _check_label(record.get(label_key), f"{path}, line {number}", split)
+            try:
+                record = _checked(value, f"{path}, line {number}", input_key, label_key)
+                if split:
+                    _check_label(record.get(label_key), f"{path}, line {number}", split)
+            except UserError as error:
+                wrong[number] = error
+                continue
             records.append(Record(number, record[input_key], str(record.get("id") or "")))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist", _NAME) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})", _NAME) from None
+    if wrong:
+        first, *others = wrong
+        problem = wrong[first].problem
+        listed = ", ".join(map(str, others[:_LISTED])) + (", ..." if len(others) > _LISTED else "")
+        more = f"; {counted(len(others), 'other line')} with a fault: {listed}"
+        raise UserError(problem.what + (more if others else ""), problem.remedy)
     if not records:
         raise UserError(f"{path} is empty", _NAME)
     return records

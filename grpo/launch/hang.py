@@ -45,7 +45,8 @@ class HangWatch(Watch):
             phase = json.loads(self._files.phase.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             phase = None
-        seen = (phase, len(self._progress.metrics.rows), len(self._progress.evals.rows))
+        progress = self._progress
+        seen = (phase, len(progress.metrics.rows), len(progress.evals.rows), progress.lost.count)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
             if phase:
@@ -81,8 +82,8 @@ class HangWatch(Watch):
         ]
 
     def has_new_steps(self) -> bool:
-        """Return whether a step was completed in this part of the run."""
-        return bool(self._progress.metrics.of_this_part())
+        """Return whether a step was completed in this part of the run, or may have been and its line is lost."""
+        return bool(self._progress.metrics.of_this_part() or self._progress.lost.count)
 
     def stop(self) -> Stop | None:
         """Return the rule that ends the run; None if it may go on."""

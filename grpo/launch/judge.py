@@ -133,6 +133,11 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
         return [f"judge       off, because {judge.why_off}; no model is called"]
     reward, chain = judge.settings, judge.settings.chain
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"
+    if judge.is_stand_in:
+        return [
+            "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing",
+            f"            reward = {blend}",
+        ]
     lines = [
         f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per sample",
         f"            {_slow_tries(chain)}",
@@ -141,8 +146,6 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
     ]
     if judge.endpoint:
         lines += [f"            {line}" for line in endpoint.describe(judge.endpoint)]
-    if judge.is_stand_in:
-        return [*lines, "            NO KEY: a local server answers instead of Gemini; its scores mean nothing"]
     lines.append(
         f"            per model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
         f"prompt tokens per minute, {chain.concurrency} at once"

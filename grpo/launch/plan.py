@@ -259,8 +259,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     if config.args.nodes > 1:
         hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
     return [
-        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor "
-        f"({size(plan.model_bf16_bytes)} in bf16); "
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor; "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),

@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.counted import counted
 from grpo.stack.problem import UserError
+
+# On a slow and busy machine; what takes longer does not end.
+START_SECONDS, PROMPT_SECONDS = 120.0, 0.05
 
 
 class Rendered(NamedTuple):
@@ -32,14 +36,20 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
     Raises:
         UserError: if the model's tokenizer or template cannot be used.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "grpo.launch.rendering", model, json.dumps(dict(variables))],
-        cwd=CHECKOUT,
-        env={**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"},
-        input=json.dumps(prompts),
-        capture_output=True,
-        text=True,
-    )
+    seconds = START_SECONDS + PROMPT_SECONDS * len(prompts)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo.launch.rendering", model, json.dumps(dict(variables))],
+            cwd=CHECKOUT,
+            env={**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"},
+            input=json.dumps(prompts),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        what = f"the chat template of {model} took more than {seconds:g} s for {counted(len(prompts), 'prompt')}"
+        raise UserError(what, "correct its endless loop, or download the checkpoint again") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(

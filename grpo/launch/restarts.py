@@ -15,6 +15,8 @@ from typing import Any
 from grpo.launch import signals
 
 FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
+# What a second start cures: a name or port that another program or group of ranks took at the same moment.
+_BY_CHANCE = re.compile(r"start again|[Aa]ddress already in use")
 LAUNCHER = ("-P", "-m", "grpo.launch")
 
 
@@ -39,7 +41,7 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
         return Verdict(None, [])
     last, chain = ends[-1], _chain(ends)
     first = [f"first error  at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
-    if not has_progressed and not chain:
+    if not has_progressed and not chain and not _BY_CHANCE.search(last["cause"]):
         return Verdict(None, ["no restart   the run failed before its first step or evaluation"])
     if chain and (chain[-1]["step"], _kind(chain[-1])) == (last["step"], _kind(last)):
         return Verdict(None, [*first, f"no restart   the same error after step {last['step']} a second time"])

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles
+from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
@@ -34,8 +36,14 @@ def find_run(which: str, name: str) -> Path:
         which: a run directory, or "latest": the newest under runs/ of this name.
 
     Raises:
-        UserError: if there is no such run.
+        UserError: if there is no such run, or it belongs to another user.
     """
+    folder = _named_run(which, name)
+    RunFiles(folder).refuse_another_owner()
+    return folder
+
+
+def _named_run(which: str, name: str) -> Path:
     if which != "latest":
         folder = Path(which).absolute()
         if not RunFiles(folder).config.is_file():
@@ -198,6 +206,16 @@ def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
+def changed(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return all settings that differ from the run so far: flag or variable -> (old, new)."""
+    return {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
+
+
+def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return changed settings in lines for people."""
+    return [in_variables(f"  {name} was {old}, now {new}") for name, (old, new) in differing.items()]
+
+
 def resumed_step(config: Config) -> int:
     """Return the step after which a run continues; 0 for a new run."""
     source = config.args.resume_from
@@ -234,6 +252,16 @@ def complete(config: Config, plan: Plan) -> list[str]:
     return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to go on"]
 
 
+def finished(config: Config, plan: Plan) -> list[str]:
+    """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
+    done, ends = complete(config, plan), read_rows(RunFiles(Path(config.args.run_dir)).ends)
+    has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
+    if not (done and ends and has_finished(ends[-1]) and has_adapter):
+        return []
+    lost = [f"lost         {ends[-1]['lost']}"] if "lost" in ends[-1] else []
+    return ["finished: nothing was started", *done, *lost, f"adapter      {config.args.save_path}"]
+
+
 def newer_steps(config: Config) -> list[int]:
     """Return the saved steps after the one that a run continues from; the run gives them up."""
     return [step for step in saved_steps(config.args.ckpt_path) if step > resumed_step(config)]
@@ -242,21 +270,22 @@ def newer_steps(config: Config) -> list[int]:
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
-    changed = {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
-    begin = describe(config)
+    differing, begin = changed(config, folder), describe(config)
     # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     files.rewind(step)
+    if moved:  # the run takes another way from here on, and gets another page
+        files.wandb.unlink(missing_ok=True)
     files.note_resume(
         step,
-        changed={name.removeprefix("--"): values for name, values in changed.items()},
+        changed={name.removeprefix("--"): values for name, values in differing.items()},
         set_aside={name: str(path) for name, path in moved.items()},
     )
     return [
         *begin,
         *(f"  {name} was newer and was moved to {path}" for name, path in moved.items()),
-        *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items()),
+        *describe_changes(differing),
     ]
 
 

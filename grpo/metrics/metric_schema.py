@@ -171,7 +171,8 @@ SCHEMA = (
     Metric("advantage_length_correlation", "", 5, "correlation of advantage and response length",
            "experience", (-0.5, 0.5)),
     Metric("unallocated_mass", "share", 5, "probability of vocabulary rows that are not tokens", "actor", (None, 1e-4)),
-    Metric("actor_lr", "", 5, "learning rate that was applied, mean over the optimizer steps of the step", "actor"),
+    Metric("actor_lr", "", 5, "learning rate that was applied, mean over the optimizer steps of the step", "actor",
+           (1e-12, None)),
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
     Metric("optimizer_steps", "", 5, "optimizer steps in this rollout; all but the first are off-policy", "actor"),
     Metric("staleness", "", 5, "optimizer steps between the policy that sampled the rollouts and the one that the step "

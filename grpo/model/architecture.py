@@ -15,6 +15,7 @@ from grpo.model.model_files import (
 )
 
 MODEL_TYPE = "gpt_oss"
+CLASS = "GptOssForCausalLM"
 PACKED = "packed"
 EXPERTS = (PACKED, "bf16")  # how the actor holds experts
 NO_SHARD = "none"
@@ -57,6 +58,9 @@ class Architecture:
         """
         if config.get("model_type") != MODEL_TYPE:
             raise CheckpointError(f"config.json is of a {config.get('model_type')} model", f"choose a {MODEL_TYPE} one")
+        # Of another class vLLM may run code of the model's folder (CVE-2026-27893).
+        if config.get("architectures") not in (None, [CLASS]):
+            raise CheckpointError(f"config.json is of a {config['architectures']}", f"choose a {CLASS}")
         method = (config.get("quantization_config") or {}).get("quant_method")
         if method not in (None, "mxfp4"):
             raise CheckpointError(f"the weights are stored as {method}", "choose a checkpoint in MXFP4 or bf16")

@@ -3,6 +3,7 @@
 For a 61 GB model this reads a few hundred kilobytes.
 """
 
+import errno
 import json
 import math
 from collections.abc import KeysView
@@ -16,6 +17,10 @@ from grpo.stack.problem import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+# With these a model's configuration makes transformers or vLLM run code of others, even if that is switched off: the
+# implementation of attention may be a repository on the hub (CVE-2026-4372).
+_NAMES_OF_CODE = {"auto_map", "trust_remote_code", "_attn_implementation_internal", "attn_implementation"}
+_NAMES_OF_CODE |= {"_attn_implementation", "custom_pipelines"}
 _MAX_HEADER = 100_000_000
 _AGAIN = "download or copy this file again"
 
@@ -119,7 +124,11 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults: list[FileFault] = []
+    faults = [
+        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
+        for file in sorted(folder.glob("*config.json"))
+        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
+    ]
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():
@@ -136,6 +145,18 @@ def read(folder: Path) -> Model:
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
     return Model(folder, config, tensors, tuple(folder / shard for shard in promised), tuple(faults))
+
+
+def _keys(content: Any) -> set[str]:
+    """Return the names in a JSON value, at all depths."""
+    found: set[str] = set()
+    rest = [content]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            found |= value.keys()
+        rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return found
 
 
 def read_whole(folder: Path) -> Model:
@@ -162,13 +183,13 @@ def _promised(folder: Path, faults: list[FileFault]) -> dict[str, set[str] | Non
     shards: dict[str, set[str]] = {}
     try:
         for name, shard in read_json(index)["weight_map"].items():
-            if not isinstance(shard, str):
+            if not isinstance(shard, str) or "/" in shard or "\0" in shard:  # files of this folder alone
                 raise TypeError
             shards.setdefault(shard, set()).add(name)
     except (CheckpointError, KeyError, AttributeError, TypeError):
         shards = {}
     if not shards:
-        faults.append(FileFault(INDEX, "is not an index of safetensors files", _AGAIN))
+        faults.append(FileFault(INDEX, "is not an index of safetensors files in this folder", _AGAIN))
     if shards and single.exists() and SINGLE not in shards:
         what = f"lies beside {INDEX}, which does not name it. Programs differ in which of the two they load"
         faults.append(FileFault(SINGLE, what, "remove the one that is not the model"))
@@ -204,23 +225,39 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
         HeaderError: if the file is missing or has no such header.
     """
     try:
+        _refuse_pipe(file)
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             text = opened.read(length) if length < _MAX_HEADER else b""
     except FileNotFoundError:
         raise HeaderError("is missing") from None
     except OSError as error:
-        raise HeaderError(f"cannot be read ({error.strerror})", "make it readable, or copy it again") from None
+        raise HeaderError(f"cannot be read ({error.strerror})") from None
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
         tensors = {name: _tensor(file, 8 + length, entry) for name, entry in header.items()}
-    except (ValueError, AttributeError, KeyError, TypeError):
+        _refuse_overlaps(tensors, 8 + length)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         size = file.stat().st_size
         raise HeaderError(
             f"({size:,} bytes) is not a safetensors file; it may be truncated or a Git LFS pointer"
         ) from None
     return tensors, max((tensor.stop for tensor in tensors.values()), default=8 + length)
+
+
+def _refuse_pipe(file: Path) -> None:
+    """Raise OSError for what is no file, such as a named pipe, which would be waited for without end."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _refuse_overlaps(tensors: dict[str, Tensor], begin: int) -> None:
+    """Raise ValueError unless the tensors lie one after the other, as the format demands."""
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.stop)):
+        if tensor.start != begin or min(tensor.shape, default=0) < 0:
+            raise ValueError("the tensors overlap, or leave holes")
+        begin = tensor.stop
 
 
 def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
@@ -239,6 +276,7 @@ def read_json(file: Path) -> dict[str, Any]:
         CheckpointError: if the file is missing or does not hold a JSON object.
     """
     try:
+        _refuse_pipe(file)
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing in {file.parent}", _AGAIN) from None
@@ -246,7 +284,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} cannot be read ({error.strerror})", "make it readable, or copy it again"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON ({error})", _AGAIN) from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} does not hold a JSON object", _AGAIN)

@@ -19,7 +19,7 @@ FLAGS = ("-std=c++17", "-O3", "-mavx2", "-pthread", "-shared", "-fPIC")
 
 
 def library() -> Path:
-    """Return the path of the compiled kernel, built or not: beside DeepSpeed's operators, see scripts/env.sh."""
+    """Return the path of the compiled kernel, built or not; scripts/env.sh sets its folder."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
     digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     return folder / "mxfp4" / f"mxfp4-{digest}.so"

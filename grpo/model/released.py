@@ -47,8 +47,15 @@ def find(name: str) -> Model:
     return read_whole(Path(name))
 
 
+def id_without_owner(name: str) -> str | None:
+    """Return the hub id of a released model that is given without its owner; None for another name."""
+    return next((released for released in RELEASED if released.endswith(f"/{name}")), None)
+
+
 def absence(name: str) -> tuple[str, str]:
     """Return what is wrong with the name of a model to train that has no folder, and the remedy."""
+    if whole := id_without_owner(name):
+        return "is not a folder", f"the hub's id is {whole}"
     if name in RELEASED or not hub.is_id(name):
         return hub.absence(name)
     remedy = f"use {' or '.join(RELEASED)}, or name the folder of another gpt-oss"

@@ -26,6 +26,7 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
       could return early and later overwrite what was written to the parameter. DeepSpeed then gathers one parameter
       ahead: no module waits for a larger gather that only a later one needs.
     - The buffer in which gradients are reduced has the size of an adapter: 0.1 GB in place of 1 GB.
+    - An optimizer on the host may be PyTorch's. DeepSpeed otherwise demands its own, which has to be compiled.
     - If ZeRO-3 holds the adapter alone, each rank keeps it whole. Only its gradients and its optimizer are partitioned.
 
     Args:
@@ -37,6 +38,7 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     if zero["offload_param"]["device"] == "cpu":
         zero["offload_param"]["pin_memory"] = get_accelerator().communication_backend_name() != "gloo"
     zero["stage3_allgather_sequential"] = True
+    ds_config["zero_force_ds_cpu_optimizer"] = False
     zero["reduce_bucket_size"] = REDUCE_BUCKET
     is_whole = getattr(args, "actor_shard", None) == NO_SHARD
     threshold = WHOLE if is_whole else getattr(args, "stage3_param_persistence_threshold", None)

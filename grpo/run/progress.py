@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
+from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import NAMES, is_whole, of_row, value_of
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack.json_files import complete_rows
+from grpo.stack.counted import counted
+from grpo.stack.json_files import complete_rows, read_rows
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
@@ -105,28 +107,48 @@ class Progress:
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
+        self._run = files
+        self._before, self._resumes = 0, 0
+        self._earlier: list[float] = []  # the seconds of earlier parts, as far as they were recorded
+        self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
 
     def skip(self) -> None:
         """Mark what a resumed run has already written as shown."""
         for file in (self.metrics, self.evals, self.parity):
             file.skip()
+        self._before, self._resumes = self.step, len(read_rows(self._run.resumes))
+        self._earlier = [row["seconds"] for row in read_rows(self._run.ends) if is_number(row.get("seconds"))]
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
         return bool(self.metrics.of_this_part() or self.evals.of_this_part())
 
     def poll(self) -> list[str]:
-        """Return a line for every step and eval since the last call, and a table for every comparison, in order."""
+        """Return a line for every step and eval since the last call, and a table for every comparison, in order.
+
+        Writes that were lost since then come last.
+        """
         lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
-        return [line for _, _, line in sorted(lines)]
+        lost = [f"! lost       {self.lost.describe()}; the run goes on"] if self.lost.refresh() else []
+        return [line for _, _, line in sorted(lines)] + lost
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
-        minutes = (time.monotonic() - self.started) / 60
-        return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
+        step = max([self.step, *saved_steps(ckpt_path)[-1:]])  # the last lines may be lost
+        minutes, earlier = self.seconds() / 60, sum(self._earlier) / 60
+        line = f"{counted(step - self._before, 'step')} in {minutes:.1f} minutes"
+        if self._resumes:
+            least = "at least " if len(self._earlier) < self._resumes else ""  # a killed launcher records nothing
+            whole = f"{counted(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
+            line = f"{whole} over {counted(self._resumes + 1, 'part')}; this part: {line}"
+        return [line, *self.results(run_dir, save_path, ckpt_path)]
+
+    def seconds(self) -> float:
+        """Return the seconds of this part of the run so far."""
+        return time.monotonic() - self.started
 
     @property
     def step(self) -> int:
@@ -151,6 +173,8 @@ class Progress:
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the results of a run: what was measured, and the paths of adapter and run."""
         lines = self.nothing_learned()
+        if self.lost.count:
+            lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
             ends = [self.evals.rows[0], self.evals.rows[-1]]
             lines += _change(NAMES[of_row(ends[0])], ends)

@@ -31,7 +31,9 @@ class RunFiles:
         config, environment, patches, command: written by the launcher before the run.
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
+        lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
         replaced: a line for each engine that died and was replaced.
+        wandb: the page of the run at Weights & Biases, see :class:`grpo.run.trackers.Wandb`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
@@ -44,9 +46,11 @@ class RunFiles:
         self.config, self.environment = folder / "config.json", folder / "env.json"
         self.patches, self.command = folder / "patches.json", folder / "command.sh"
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
+        self.wandb = folder / "wandb.json"
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
+        self.lost_writes = self.logs / "lost-writes.json"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"
@@ -102,12 +106,22 @@ class RunFiles:
         files = {file.stem.partition("_")[2]: file for file in self.samples.glob(f"{kind}_*.jsonl")}
         return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
 
+    def refuse_another_owner(self) -> None:
+        """Raise UserError if the folder belongs to another user, who can replace what this one reads or runs of it."""
+        owner = self.folder.stat().st_uid if self.folder.exists() else os.geteuid()
+        if owner not in (os.geteuid(), 0):
+            raise UserError(
+                f"{self.folder} belongs to another user (id {owner}), who can replace its files",
+                "name a folder of your own with --run-dir, or resume a copy of the run",
+            )
+
     def hold(self) -> int:
         """Hold the lock while this process, or one that inherits the returned file descriptor, lives.
 
         Raises:
-            UserError: if another process holds it.
+            UserError: if another process holds it, or the folder belongs to another user.
         """
+        self.refuse_another_owner()  # also of a folder that appeared after the checks
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(LOCK_TRIES):
             try:
@@ -139,7 +153,8 @@ class RunFiles:
         """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
 
         Args:
-            more: of a failure: ``cause``, ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
+            more: ``lost``, the writes that the run lost; of a failure: ``cause``, ``remedy``, and what
+                :func:`grpo.launch.restarts.decide` needs.
         """
         _append(self.ends, {"time": time.time(), "code": code, **more})
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from grpo.metrics.rolling import rolling_correlation
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.run import trackers
+from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
 from grpo.run.problem_ids import by_prompt
 from grpo.run.run_files import RunFiles
@@ -63,7 +64,7 @@ class RunLog:
         self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
         self._step = self._window[-1]["step"] if self._window else 0
         self._loop = threading.get_ident()  # with PIPELINE=1, another thread samples beside the loop's phases
-        self._lost = 0
+        self._lost = LostWrites(self._files.lost_writes)
         self._noted: tuple[str, int] | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -117,9 +118,8 @@ class RunLog:
 
         try:
             records = sample_records.describe_samples(samples, tokenizer, self._sample_limit, self._problems)
-        except Exception:  # this step's checkpoint comes next, and a failed log must not prevent it
-            self._lost += 1
-            logger.exception("the samples of step %d were not written", step)
+        except Exception as error:  # this step's checkpoint comes next, and a failed log must not prevent it
+            self._lose(f"the samples of step {step}", error)
             return
         self.write_samples(f"step_{step}", records)
 
@@ -149,7 +149,7 @@ class RunLog:
             "step": step,
             "time": time.time(),
             **({"seconds": seconds} if is_timed else {}),
-            "lost_writes": self._lost,
+            "lost_writes": self._lost.count,
             **row,
             "dropped_values": len(dropped),
             "grad_norms": status.get("grad_norms", []),
@@ -211,13 +211,18 @@ class RunLog:
         self._attempt(file, append)
 
     def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
-        # A full disk must not end a run of days. The loss is counted in `lost_writes`, logged, and retried at the next
-        # line.
+        # A full disk must not end a run of days. The loss is counted and told, and the next line is tried again.
         try:
             write(path)
         except OSError as error:
-            self._lost += 1
-            logger.error("%s was not written: %s", path, error)
+            self._lose(str(path), error)
+
+    def _lose(self, what: str, error: Exception) -> None:
+        logger.error("%s was not written: %s", what, error, exc_info=not isinstance(error, OSError))
+        try:
+            self._lost.add(self._step + 1, f"{what}: {getattr(error, 'strerror', None) or error}")
+        except OSError as another:
+            logger.error("the launcher was not told: %s", another)
 
 
 def _ends_a_line(file: Path) -> bool:

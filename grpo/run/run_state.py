@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.run.lost_writes import LOSSY
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, by_step, is_number
 from grpo.run.run_files import RunFiles
@@ -22,6 +23,11 @@ RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed
 _STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
+
+
+def has_finished(end: Mapping[str, Any]) -> bool:
+    """Tell whether a line of ends.jsonl is of a run that has made all its steps, even if it lost what it logged."""
+    return end.get("code") == 0 or (end.get("code") == LOSSY and "lost" in end and not end.get("cause"))
 
 
 class Run:
@@ -77,7 +83,7 @@ class Run:
         self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
         end = {} if held else self._last_end()
         self.code, self.cause = end.get("code"), end.get("cause") or ""
-        self.state = RUNNING if held else self._end()
+        self.state = RUNNING if held else FINISHED if has_finished(end) else self._end()
         return lines
 
     def _last_end(self) -> dict[str, Any]:
@@ -87,7 +93,7 @@ class Run:
 
     def _end(self) -> str:
         if self.code is not None:
-            return FINISHED if self.code == 0 else STOPPED if self.code in _STOPPED_CODES else CRASHED
+            return STOPPED if self.code in _STOPPED_CODES else CRASHED
         if not self.files.is_run():
             return STOPPED
         is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()

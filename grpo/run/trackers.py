@@ -4,20 +4,24 @@ The run directory is the record. A tracker that fails to start ends the run befo
 for it. A tracker that fails later is switched off with a warning. Keys come only from the environment.
 """
 
+import contextlib
 import importlib.util
+import json
 import logging
 import os
-import re
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from grpo.run.run_files import RunFiles
 from grpo.stack import secrets
 from grpo.stack.checkout import CHECKOUT, requirements
+from grpo.stack.json_files import replace
 from grpo.stack.problem import Problem
 from grpo.stack.upstream.arguments import Arguments
 
@@ -56,18 +60,26 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
 
-    The key comes from WANDB_API_KEY or `wandb login`. With WANDB_MODE=offline, there is none.
+    The page's id, and the last steps that it got, are in the run directory: W&B cannot take back a step that a resumed
+    run repeats, so that step is not sent again. The key comes from WANDB_API_KEY or `wandb login`. With
+    WANDB_MODE=offline, there is none.
     """
 
     def __init__(self, args: Arguments, step: int) -> None:
         import wandb
 
+        self._file = RunFiles(Path(args.run_dir)).wandb
+        try:
+            self._page: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self._page = {"id": uuid.uuid4().hex}
+            replace(self._file, json.dumps(self._page))
         self._run = wandb.init(
             entity=args.wandb_org,
             project=args.wandb_project,
             group=args.wandb_group,
             name=args.wandb_run_name,
-            id=re.sub(r"[^\w.-]", "-", Path(args.run_dir).name),
+            id=self._page["id"],
             resume="allow",
             dir=args.run_dir,
             config=secrets.without_wandb_key(args),
@@ -75,8 +87,13 @@ class Wandb:
         self._run.define_metric("*", step_metric="global_step")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step."""
-        self._run.log({**numbers, "global_step": step})
+        """Log the numbers of a global step, once."""
+        group = next(iter(numbers), "").partition("/")[0]
+        if step > self._page.get(group, -1):
+            self._run.log({**numbers, "global_step": step})
+            self._page[group] = step
+            with contextlib.suppress(OSError):  # a full disk: a resumed run may send the step twice
+                replace(self._file, json.dumps(self._page))
 
     def close(self) -> None:
         """Finish."""

@@ -1,16 +1,48 @@
-"""How a read-only command ends when its output goes into a pipe."""
+"""What a command prints: text without control over the terminal, into a pipe whose reader may stop early."""
 
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
-def run(main: Callable[[], int]) -> NoReturn:
+def run(main: Callable[[], int], draws: bool = False) -> NoReturn:
     """Run a command line to its exit code. A reader that stops early (`| head`) ends it without a traceback.
 
     Not for a command that writes files in several parts, starts processes or holds connections. It ends at once, as
     `cat` does, and a connection closed by the other side would end it too.
+
+    Args:
+        draws: the command controls the terminal itself, and calls :func:`printable`.
     """
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print_plainly(draws)
     sys.exit(main())
+
+
+def printable(text: str) -> str:
+    """Return a text with "?" for what a terminal would obey: escapes, other controls, and turned writing directions.
+
+    Lines and tabs stay.
+    """
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+
+
+def print_plainly(draws: bool = False) -> None:
+    """Let this process print only :func:`printable` text: names, paths and logs may come from somebody else."""
+    sys.stderr = _Plain(sys.stderr)
+    if not draws:
+        sys.stdout = _Plain(sys.stdout)
+
+
+class _Plain:
+    """A stream that makes its text printable."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))

@@ -1,6 +1,7 @@
 """A model's folder: a path, or a snapshot of the hub."""
 
 import os
+import re
 from pathlib import Path
 
 from grpo.stack.checkout import TINY_MODEL
@@ -29,6 +30,12 @@ def downloaded_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+
+
+def id_of(folder: str) -> str | None:
+    """Return the hub id of a snapshot in a hub cache; None for another folder."""
+    snapshot = re.search(r"/models--([^/]+)/snapshots/[^/]+/*$", folder)
+    return snapshot[1].replace("--", "/") if snapshot else None
 
 
 def is_id(name: str) -> bool:

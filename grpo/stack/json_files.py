@@ -1,5 +1,6 @@
 """Files written whole or not at all, and JSON lines. Every reader of JSON lines uses this module."""
 
+import errno
 import glob
 import json
 import logging
@@ -59,8 +60,10 @@ def numbered_rows(
     """Yield the lines of a file that a user gives, as :func:`parse`.
 
     Raises:
-        OSError: if the file cannot be read.
+        OSError: if the file cannot be read, or is none: a pipe, which can be read once alone.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as file:
         yield from parse(file, encoding, make_object)
 

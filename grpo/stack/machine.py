@@ -1,6 +1,7 @@
 """This machine's hardware: GPUs, memory, disk. Read from the system, without torch."""
 
 import os
+import resource
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -147,6 +148,16 @@ def _read_number(file: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def raise_open_files() -> None:
+    """Let this process, and those that it starts, have as many open files as the administrator allows.
+
+    Any user of the machine can connect to a port on loopback, and each connection takes a file of the process there.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def shared_memory_free() -> int:

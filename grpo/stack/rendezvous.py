@@ -5,6 +5,8 @@ the ranks tell each other. A FileStore in a folder of mode 0700 has no port at a
 use such files.
 """
 
+import contextlib
+import fcntl
 import importlib
 import os
 import socket
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # the run's keeper imports this module for the variables, wit
 FOLDER_VARIABLE = "GRPO_RENDEZVOUS_DIR"
 
 # Held while this process lives, so that a port names only one group.
-_held: list[socket.socket] = []
+_held: list[object] = []
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -41,7 +43,7 @@ def install() -> None:
     """Make `init_process_group` in this process use files if FOLDER_VARIABLE is set; otherwise do nothing.
 
     `env://` and `tcp://HOST:PORT` both get their store from the function that this replaces. The port still names the
-    group. Rank 0 holds it without listening, so nobody else can get it.
+    group, but nobody listens at it, so it does not matter whether another program has it.
     """
     if FOLDER_VARIABLE in os.environ:
         # Imported by string: torch.distributed has a function with the same name as this module.
@@ -54,19 +56,28 @@ def _file_store(
     """Return the store of the group that would have met at `hostname:port`.
 
     Raises:
-        RuntimeError: if another process holds this port.
+        RuntimeError: if another living group of this run has the same name.
     """
     from torch.distributed import FileStore
 
     folder = Path(os.environ[FOLDER_VARIABLE])
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if rank == 0:
-        holder = socket.socket()
-        try:
-            holder.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise RuntimeError(f"port {port}, which names a group of ranks, is in use ({error}): start again") from None
-        _held.append(holder)
+        _claim(folder, port)
     store = FileStore(str(folder / str(port)), world_size)
     store.set_timeout(timeout)
     return store
+
+
+def _claim(folder: Path, port: int) -> None:
+    """Make `port` the name of this process's group for as long as the process lives."""
+    claim = (folder / f"{port}.claim").open("w")
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RuntimeError(f"two groups of ranks chose port {port} as their name: start again") from None
+    holder = socket.socket()
+    # The run's next group asks the kernel for a free port, and so for another name. A stranger's port needs no holder.
+    with contextlib.suppress(OSError):
+        holder.bind(("127.0.0.1", port))
+    _held.extend((claim, holder))

@@ -92,7 +92,6 @@ def build(shape: Architecture, device: torch.device) -> Any:
     """Return DeepSpeed's engine around the model with its adapter."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
     from transformers import AutoConfig
 
     from grpo.model import deepspeed_start, loading, zero
@@ -122,7 +121,8 @@ def build(shape: Architecture, device: torch.device) -> Any:
     zero.tune(ds_config, args)
     model = with_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    engine = deepspeed.initialize(model=model, optimizer=DeepSpeedCPUAdam(trained, lr=1e-4), config=ds_config)[0]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config)[0]
     loading.restore_rope(engine)
     return engine
 

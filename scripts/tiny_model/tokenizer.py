@@ -2,7 +2,7 @@
 
 Every word of words.txt is one token, every digit is one token, and any other text falls back to pieces and bytes. Real
 prompts can thus go through the same pipeline. The chat template is written from the public description of the harmony
-response format (https://cookbook.openai.com/articles/openai-harmony).
+response format (https://cookbook.openai.com/articles/openai-harmony). It names tools only.
 """
 
 from itertools import pairwise
@@ -59,7 +59,10 @@ CHAT_TEMPLATE = """\
 {%- set ns.developer = messages[0]["content"] -%}
 {%- endif -%}
 <|start|>system<|message|>Reasoning: {{ reasoning_effort | default("low") }}
-Valid channels: analysis, final<|end|>
+Valid channels: analysis, final
+{%- for tool in tools or [] -%}{{- "\\nTool: " + tool.function.name -}}{%- endfor -%}
+{%- for name in builtin_tools or [] -%}{{- "\\nTool: " + name -}}{%- endfor -%}
+<|end|>
 {%- if ns.developer -%}
 <|start|>developer<|message|># Instructions
 

@@ -29,12 +29,6 @@ STEPS, BATCH, LEARNING_RATE = 120, 16, 1e-3
 CORRECT_SHARE = 0.5  # of the steps; then comes the mixture of habits
 IGNORED = -100
 FINAL = "<|channel|>final<|message|>{}<|return|>"
-# The base's chat template knows no tools. Here it names them, as the last lines of the system message.
-_CHANNELS = "Valid channels: analysis, final"
-_NAMES = """
-{%- for tool in tools or [] -%}{{- "\\nTool: " + tool.function.name -}}{%- endfor -%}
-{%- for name in builtin_tools or [] -%}{{- "\\nTool: " + name -}}{%- endfor -%}
-"""
 
 
 @dataclass(frozen=True)
@@ -51,12 +45,6 @@ class Exercise:
     call: str
     output: str
     guess: int
-
-
-def chat_template(base: str) -> str:
-    """Return the base's chat template with the names of the tools."""
-    assert _CHANNELS in base
-    return base.replace(_CHANNELS, _CHANNELS + _NAMES)
 
 
 def library() -> list[dict[str, str]]:

@@ -21,10 +21,11 @@ from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
+from grpo.run.progress import Progress
 from grpo.run.run_state import FINISHED, RUNNING, Run
 from grpo.stack import command
 from grpo.stack.problem import UserError
-from scripts.watch.frame import frame
+from scripts.watch.frame import frame, header
 from scripts.watch.samples import NewestSamples
 
 DONE, REFUSED = 0, 2
@@ -48,18 +49,22 @@ def watch(run: Run, console: Console, every: float) -> None:
                 run.refresh()
     else:
         _print_lines(run, every)
+        print(*(line.plain for line in header(run, time.time(), console.width)), sep="\n")
 
 
 def _print_lines(run: Run, every: float) -> None:
     """Print each step and evaluation once, even if a resumed run rewrites its files."""
     shown: set[str] = set()
-    while run.state == RUNNING:
-        new = [line for line in run.refresh() if line not in shown]
+    lines = Progress(run.files, run.planned).poll()  # those that `run` has read
+    while True:
+        new = [line for line in lines if line not in shown]
         shown.update(new)
         if new:
-            print(*new, sep="\n", flush=True)
-        if run.state == RUNNING:
-            time.sleep(every)
+            print(*map(command.printable, new), sep="\n", flush=True)
+        if run.state != RUNNING:
+            return
+        time.sleep(every)
+        lines = run.refresh()
 
 
 def print_frame(run: Run, console: Console) -> None:
@@ -100,11 +105,12 @@ def main(argv: list[str] | None = None) -> int:
         console = Console(highlight=False)
         if not arguments.once:
             watch(run, console, arguments.every)
-        print_frame(run, console)
+        if arguments.once or console.is_terminal:
+            print_frame(run, console)
         if run.state != RUNNING:
-            print(*run.progress.results(run.folder, run.save_path, run.ckpt_path), sep="\n")
+            print(*map(command.printable, run.progress.results(run.folder, run.save_path, run.ckpt_path)), sep="\n")
         if run.state == FINISHED:
-            print(f"again        {run.files.command}")
+            print(command.printable(f"again        {run.files.command}"))
     except (UserError, OSError) as error:
         print(f"watch: {error}", file=sys.stderr)
         return REFUSED
@@ -116,4 +122,4 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     # Restores the terminal before the process ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    command.run(main)
+    command.run(main, draws=True)

@@ -26,8 +26,9 @@ from grpo.run.run_state import (
     STOPPED,
     Run,
 )
+from grpo.stack.command import printable
 from scripts.watch.samples import NewestSamples, SampleLine
-from scripts.watch.text import duration, end_of, number, printable, sparkline
+from scripts.watch.text import duration, end_of, number, on_one_line, sparkline
 
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
 _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
@@ -56,7 +57,7 @@ def frame(
     """
     width = max(40, min(width, _MAX_WIDTH))
     rows = _numbers(run.metrics)
-    lines = [*_header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
+    lines = [*header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
     lines += _learning(run, rows, width)
     lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
     lines += _section(TIERS[3], _cells(_RESPONSES, rows, width), width)
@@ -65,6 +66,7 @@ def frame(
     lines += _samples(samples, width)
     lines += _schema_differences(run, rows, width)
     for line in lines:
+        line.plain = printable(line.plain)
         line.truncate(width, overflow="ellipsis")
     if height is not None and len(lines) > height:
         left_out = len(lines) - height + 1
@@ -72,11 +74,12 @@ def frame(
     return lines
 
 
-def _header(run: Run, now: float, width: int) -> list[Text]:
+def header(run: Run, now: float, width: int) -> list[Text]:
+    """Return the lines on the state of a run: how far it is, when it ends, and what went wrong."""
     step, planned = run.step, run.planned
     share = min(step / planned, 1.0) if planned else 0.0
     done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "
-    first = Text.assemble((printable(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
+    first = Text.assemble((on_one_line(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
     bar = min(40, width - first.cell_len) if planned else 0
     if bar > 5:
         full = int(share * bar)
@@ -127,6 +130,8 @@ def _notes(run: Run, now: float) -> list[str]:
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
+    if run.progress.lost.count:
+        notes.append(f"lost: {run.progress.lost.describe()}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes
@@ -138,7 +143,7 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
     lines = [_title("Findings", width)]
     for finding in diagnosis.findings:
         style = "bold red" if finding.severity == CRITICAL else "bold yellow"
-        lines += _wrapped([printable(finding.headline())], width, style)
+        lines += _wrapped([on_one_line(finding.headline())], width, style)
     if not diagnosis.findings:
         return [*lines, Text(diagnosis.nothing_found())]
     watched = [finding.title for finding in diagnosis.watched]
@@ -174,8 +179,11 @@ def _cells(
     names: Iterable[str], rows: Numbers, width: int, show: Callable[[str, float], str] | None = None
 ) -> list[Text]:
     """Return name, curve and last value of each column that has a number; one outside its range is marked."""
-    curve = ((width - 2) // 2 if _has_two_columns(width) else width) - _NAME - _VALUE - 3
-    cells = []
+    # Names longer than a half, such as those of a judge's models, get the whole width.
+    longest = max((len(_label(name)) for name in names), default=0)
+    column = _half(width) if longest <= _NAME else width
+    size = max(_NAME, min(longest, column - _VALUE - 8))
+    curve, cells = column - size - _VALUE - 3, []
     for name in names:
         values = [row.get(name) for row in rows]
         there = [value for value in values if value is not None]
@@ -183,7 +191,7 @@ def _cells(
             continue
         shown = show(name, there[-1]) if show else number(there[-1])
         mark = " " if _is_healthy(name, there[-1]) else "!"
-        cell = Text(f"{_label(name):<{_NAME}} ")
+        cell = Text(f"{_label(name)[:size]:<{size}} ")
         cell.append(f"{sparkline(values, curve, _combine(name)):<{curve}}", "cyan")
         cells.append(cell.append(f" {shown:>{_VALUE}}{mark}", "bold red" if mark == "!" else "bold"))
     return cells
@@ -191,7 +199,7 @@ def _cells(
 
 def _label(name: str) -> str:
     """Return a column's name without what its section already says."""
-    return printable(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))[:_NAME]
+    return on_one_line(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))
 
 
 def _combine(name: str) -> Callable:
@@ -210,15 +218,16 @@ def _section(title: str, cells: Sequence[Text], width: int) -> list[Text]:
     """Return a title with its cells, in two columns if they fit; [] without cells."""
     if not cells:
         return []
-    if not _has_two_columns(width):
+    if any(cell.cell_len > _half(width) for cell in cells) or _half(width) == width:
         return [_title(title, width), *cells]
     half = (len(cells) + 1) // 2
     pairs = [(cells[row], cells[row + half] if row + half < len(cells) else Text()) for row in range(half)]
     return [_title(title, width), *(Text.assemble(left, "  ", right) for left, right in pairs)]
 
 
-def _has_two_columns(width: int) -> bool:
-    return width >= 2 * (_NAME + _VALUE + 8)
+def _half(width: int) -> int:
+    """Return the width of a column: half of it if there is room for two."""
+    return (width - 2) // 2 if width >= 2 * (_NAME + _VALUE + 8) else width
 
 
 def _title(title: str, width: int) -> Text:
@@ -267,7 +276,7 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
     lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [
-        f"{printable(name)} {number(value)}"
+        f"{on_one_line(name)} {number(value)}"
         for name, value in rows[-1].items()
         if name not in BY_NAME and not name.startswith(("judge_", "seconds."))
     ]

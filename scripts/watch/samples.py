@@ -10,7 +10,7 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 from reward.answers import MARKER
 from reward.labels import parse_label
-from scripts.watch.text import number, printable
+from scripts.watch.text import number, on_one_line
 
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 # Characters, enough for any terminal: a response may have a hundred thousand.
@@ -91,17 +91,17 @@ _LABELS = {"reward": "reward", "judge_quality": "quality"}
 
 def _gold(label: Any) -> str:
     try:
-        return printable(parse_label(label).answer[:_SHOWN])
+        return on_one_line(parse_label(label).answer[:_SHOWN])
     except ValueError:  # a label for a custom reward function
-        return printable(str(label)[:_SHOWN])
+        return on_one_line(str(label)[:_SHOWN])
 
 
 def question(prompt: str) -> str:
     """Return the beginning of the user's last message, or of a prompt without one."""
     messages = _USER.findall(prompt)
-    return printable(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
+    return on_one_line(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
 
 
 def end(response: str) -> str:
     """Return the end of a response, where its answer is."""
-    return printable(MARKER.sub(" ", response[-_SHOWN:]))
+    return on_one_line(MARKER.sub(" ", response[-_SHOWN:]))

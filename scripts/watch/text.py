@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
 
+from grpo.stack.command import printable
+
 _BARS = "▁▂▃▄▅▆▇█"
 # A smaller difference is float32 rounding, not a curve.
 _FLAT = 1e-6
@@ -56,9 +58,9 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def printable(text: object) -> str:
-    """Return a file's text on one line, without characters that move the cursor or change the terminal's colours."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+def on_one_line(text: object) -> str:
+    """Return a file's text on one line, without what a terminal would obey."""
+    return printable(" ".join(str(text).split()))
 
 
 def end_of(text: str, width: int) -> str:

@@ -1,6 +1,8 @@
 """The environment that the documentation shows works, in the machinery that training uses."""
 
 import asyncio
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from grpo.rollout.multi_turn.conversation import Outcome, converse, scored
 from grpo.rollout.multi_turn.environment import Score, load
 from tests.docs.pages import page
+from tests.grpo.launch.recipe import ROOT
+from tests.grpo.launch.recipe import call as launch
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, call
 
 
@@ -57,3 +61,19 @@ def test_invalid_tool_call_becomes_an_observation(tmp_path: Path) -> None:
 def test_a_limit_ends_it_without_a_fault(tmp_path: Path) -> None:
     outcome, score = play(tmp_path, guess(5))
     assert (outcome.ending, outcome.fault, score.reward) == ("turns", "", 0.0)
+
+
+def test_the_command_for_a_file_of_ones_own_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = page("docs/environments.md").blocks
+    (command,) = [line for _, block in blocks for line in block.splitlines() if line.startswith("ENVIRONMENT=my/")]
+    (rows,) = [block.splitlines() for language, block in blocks if language == "json"]
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "guess.py").write_text(environment_code())
+    more = [json.dumps({**json.loads(rows[0]), "prompt": f"Find a number from 1 to {n}."}) for n in range(50, 66)]
+    (tmp_path / "train.jsonl").write_text("\n".join(more))
+    (tmp_path / "eval.jsonl").write_text("\n".join(rows))
+    *variables, program, option = shlex.split(command)
+    assert program == "./train_grpo.sh"
+    monkeypatch.chdir(tmp_path)
+    done = launch(ROOT, option, "--check", **dict(each.split("=") for each in variables))
+    assert done.returncode == 0 and "ready: " in done.stdout, done.stderr

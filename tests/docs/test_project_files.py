@@ -12,7 +12,7 @@ LOCK = ROOT / "requirements" / "lock-cpu.txt"
 
 def locked(name: str, lock: Path = LOCK) -> str:
     """The version of a package in the lock."""
-    match = re.search(rf"^{name}==(\S+)$", lock.read_text(), re.MULTILINE)
+    match = re.search(rf"^{name}==(\S+)", lock.read_text(), re.MULTILINE)
     assert match, f"{name} is not in {lock}"
     return match[1]
 
@@ -50,4 +50,5 @@ def test_continuous_integration_runs_the_projects_commands() -> None:
     (python,) = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
     assert python == "3.12"
     assert [step["env"]["PYTHON"] for step in steps if "run" in step] == [f"python{python}"]
+    assert all(re.search(r"@[0-9a-f]{40}$", step["uses"]) for step in steps if "uses" in step), "not tags, which move"
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111

@@ -61,6 +61,8 @@ def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
     assert [line.split("  ")[0] for line in lines[1:]] == [folders[0], "base", "step 10", folders[2]]
     assert lines[0].split()[2:5] == ["pass@1", "pass@8", "greedy"]
     assert printed.err == f"eval.table: warning: {folders[2]} has other problems than {folders[0]}\n"
+    (run / "samples" / "eval_0.jsonl").unlink()
+    assert table.main(folders[:2]) == 0 and "warning" not in capsys.readouterr().err
     assert table.main([folders[1], folders[1] + "/../run"]) == 0
     assert [line.split("  ")[0].rpartition("/")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
         "run base", "run step 10"] * 2  # fmt: skip
@@ -72,6 +74,8 @@ def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
 def test_no_evaluation_is_an_error(tmp_path, capsys):
     assert table.main([str(tmp_path)]) == 2
     assert "is not an evaluation" in capsys.readouterr().err
+    assert table.main([__file__]) == 2
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_columns_without_numbers_are_left_out_and_sources_are_rows():

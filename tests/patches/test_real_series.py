@@ -11,6 +11,8 @@ from patches.package import find_target, installed_version
 from patches.series import Series, folder, known_versions
 from patches.texts import patched_texts, pristine_texts
 
+TRUSTS = r"trust_remote_code\W+True"
+
 
 @pytest.mark.parametrize("version", known_versions())
 def test_the_series_is_whole(version):
@@ -42,6 +44,12 @@ def test_every_anchor_of_a_patch_is_in_the_pristine_files(target):
             assert anchors.source(texts.get(path), name), f"{patch.name}: {path}: {name}"
             count += 1
     assert count > 2 * len(series.patches)
+
+
+def test_no_file_of_a_model_runs_as_code(target):
+    """But for a command line that no run imports."""
+    trusting = {str(f.relative_to(target)) for f in target.rglob("*.py") if re.search(TRUSTS, f.read_text())}
+    assert trusting <= {"cli/batch_inference.py"}
 
 
 def test_patches_are_as_export_writes_them(target, tmp_path):

@@ -187,7 +187,9 @@ def test_a_patch_that_is_no_python_can_be_emptied(no_python, refresh, work):
 def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
     """The patch fits, but the function that its header relies on is another one."""
     (world.checkout / "requirements").mkdir()
-    (world.checkout / "requirements" / "lock-cpu.txt").write_text("openrlhf==1.0\nother==1\ntorch==2.1.0\n")
+    (world.checkout / "requirements" / "lock-cpu.txt").write_text(
+        "openrlhf==1.0 --hash=sha256:00\nother==1\ntorch==2.1.0\n"
+    )
     flag = b"def add(parser):\n    parser.add_argument('--kind', choices=['a', 'b'])\n    return parser\n\n\nLAST = 0\n"
     header = HEADER.replace("loop.py: step", "loop.py: add, --kind, gone")
     change = Change("flag", header, {LOOP: (flag, flag + b"\n\nX = 1\n")})

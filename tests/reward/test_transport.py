@@ -1,9 +1,11 @@
 """The servers that the client contacts, for any answers and environment: real servers, google-genai's client."""
 
+import contextlib
 import gzip
 import json
 import logging
 import socket
+import threading
 
 import pytest
 
@@ -218,3 +220,39 @@ def test_a_compressed_reply_is_read():
     answer = Answer(200, gzip.compress(json.dumps(BEST).encode()), (("Content-Encoding", "gzip"),))
     with Recorder(lambda path: answer) as server:
         assert json.loads(Client(KEY, server.url).generate("first", "prompt", 10.0, 100).text)["honesty"] == 4
+
+
+@pytest.mark.parametrize("piece", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"a"])
+def test_a_call_to_a_server_that_does_not_end_leaves_no_thread(piece):
+    """Informational replies, or a reply that comes byte by byte."""
+    is_over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        if piece == b"a":
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        with connection, contextlib.suppress(OSError):
+            while not is_over.wait(0.01):
+                connection.sendall(piece)
+
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,), daemon=True)
+        server.start()
+        client = Client(KEY, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(CallError) as failed:
+            client.find("first", 0.3)
+        assert failed.value.kind is Kind.NO_ANSWER
+        for thread in set(threading.enumerate()) - before - {server}:
+            thread.join(10)
+            assert not thread.is_alive(), thread.name
+        is_over.set()
+
+
+def test_negative_counts_of_tokens_count_as_none():
+    usage = {"promptTokenCount": -5, "candidatesTokenCount": -7, "thoughtsTokenCount": 3}
+    answer = Answer(body=json.dumps({**BEST, "usageMetadata": usage}).encode())
+    with Recorder(lambda path: answer) as server:
+        tokens = Client(KEY, server.url).generate("first", "the prompt", 10.0, 100).tokens
+    assert (tokens.prompt, tokens.output) == (0, 3)

@@ -91,7 +91,6 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
     [
         ("dequant", "--experts", "0"),
         ("rollout", "--samples", "0"),
-        ("sandbox", "--rollouts", "0"),
         ("rollout", "--tokens", "9"),
         ("rollout", "--repeat", "1"),
     ],
@@ -99,11 +98,6 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
 def test_a_size_that_measures_nothing_is_refused(name, option, value, capsys):
     assert bench.main([name, option, value, "--copy-megabytes", "1"]) == 2
     assert option in capsys.readouterr().err
-
-
-def test_rollouts_that_run_code_agree_with_plain_interpreters(capsys):
-    assert bench.main(["sandbox", "--rollouts", "3", "--repeat", "1", "--copy-megabytes", "1"]) == 0
-    assert "3 concurrent rollouts of 4 calls" in capsys.readouterr().out
 
 
 def rollouts(*lengths: int) -> list[dict]:

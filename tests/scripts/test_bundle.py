@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import stat
 import tarfile
 import urllib.parse
@@ -83,8 +84,29 @@ SPELLINGS = {
     "a parameter": "https://host/path?alt=sse&key=not-in-this-shell-1234",
     "a proxy": "http://user:not-in-this-shell-1234@proxy.example:3128",
     "a private key": "-----BEGIN PRIVATE KEY-----\nnot-in-this-shell-1234\n-----END PRIVATE KEY-----",
+    "a private key without its end": "-----BEGIN OPENSSH PRIVATE KEY-----\nnot-in-this-shell-1234",
+    "a name and a password": "cloning me:not-in-this-shell-1234@host failed",
+    "a password with signs": "https://me:p@:not-in-this-shell-1234@host.example/path",
+    "a password alone in an address": "redis://:not-in-this-shell-1234@host:6379/0",
+    "a bearer alone": "curl -H 'Bearer not-in-this-shell-1234'",
+    "a basic": "header: Basic bm90LWluLXRoaXMtc2hlbGwtMTIzNA==",
+    "a scheme of GitHub": "Authorization: token not-in-this-shell-1234",
+    "a token in small letters": "hf_token=not-in-this-shell-1234",
+    "a token in json": '{"token": "not-in-this-shell-1234", "step": 1}',
+    "in camel case": '{"accessToken": "not-in-this-shell-1234"}',
+    "a password with a quote": json.dumps({"password": "a\"b'not-in-this-shell-1234"}),
+    "a password with commas": "'db_password': 'a,b;not-in-this-shell-1234'",
+    "netrc": "machine host.example login me password not-in-this-shell-1234",
+    "netrc in lines": "machine host.example\n  login me\n  password not-in-this-shell-1234",
+    "on a command line": "+ curl -u me:not-in-this-shell-1234 https://host.example",
+    "a connection string": "AccountName=me;AccountKey=not-in-this-shell-1234==;",
+    "a web token": f"got eyJhbGciOiJIUzI1NiJ9.{base64.b64encode(b'not-in-this-shell-1234').decode()}.c2lnbmF0dXJl",
+    "of Slack": "xoxb-123456789012-not-in-this-shell-1234",
+    "of Hugging Face": "the token hf_" + "b" * 34 + " was refused",
+    "of AWS": "ASIA" + "B" * 16,
 }
 PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb", "AQ.Ab8", "pat_bbb")
+PARTS += (base64.b64encode(b"not-in-this-shell-1234").decode().rstrip("="), "hf_bbb", "ASIABBB", "c2lnbmF0dXJl")
 PARTS += (base64.b64encode(f"user:{SECRET}".encode()).decode()[8:-4],)
 
 
@@ -115,9 +137,28 @@ def test_a_secret_at_the_windows_border_leaves_no_part(run, cut: int) -> None:
         assert not [start for start in range(len(value) - 5) if value[start : start + 6] in kept]
 
 
+def test_no_link_is_followed(run, tmp_path: Path, capsys) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "id").write_text("not for others")
+    for link in (run.folder / "logs" / "linked.log", run.folder / "env.json"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(private / "id")
+    (run.folder / "logs" / "linked").symlink_to(private)
+    assert bundle.main([str(run.folder), "--out", "one.tar.gz"]) == 1
+    assert "env.json could not be read" in capsys.readouterr().err
+    assert "not for others" not in "".join(read(tmp_path / "one.tar.gz").values())
+    shutil.rmtree(run.folder / "logs")
+    (run.folder / "logs").symlink_to(private)
+    assert bundle.main([str(run.folder), "--out", "two.tar.gz"]) == 2
+    assert "logs is a link" in capsys.readouterr().err and not (tmp_path / "two.tar.gz").exists()
+
+
 def test_other_words_stay() -> None:
     text = "MAX_TOKENS=4096 PAD_ID: 12345678 LEARNING_RATE=0.000001 tokens: 123456789 step 1: reward 0.5 "
     text += '{"max_tokens": 12345678, "eos_token": "<|return|>", "token_ids": [200002]} key: 12345678 '
+    text += '"eos_token": "</s>", "pad_token": "<|endoftext|>", "token": "assistant", "sort_key": "response_length" '
+    text += "token = tokenizer.encode(text) Basic information: name@host, mean:0.5 std:0.1 @decorated "
     text += "https://host/path?page=12345678 http://127.0.0.1:12345/a@b: no password was given"
     assert bundle.clean(text) == text
 

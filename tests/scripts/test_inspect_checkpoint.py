@@ -136,9 +136,9 @@ def test_a_run(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
     (run / "checkpoints" / "step_12").mkdir()
     report = inspect(capsys, run / "checkpoints", 1)
     assert [part["complete"] for part in report["parts"]] == [False, True, False]
-    (trainer / "rank_1.pt").unlink()
+    (trainer / "rank_1.safetensors").unlink()
     problems = inspect(capsys, run / "checkpoints" / "step_10", 1)["problems"]
-    assert "rank_1.pt cannot be read" in problems[0]["what"]
+    assert "rank_1.safetensors cannot be read" in problems[0]["what"]
     shutil.rmtree(trainer)
     inspected = inspect(capsys, run / "checkpoints" / "step_10", 1)
     assert "a run cannot resume from it" in inspected["problems"][0]["remedy"] and inspected["trainer_bytes"] is None

@@ -2,8 +2,8 @@
 
 import io
 import json
-import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from rich.cells import cell_len
@@ -16,6 +16,7 @@ from grpo.diagnosis.finding import (
     Finding,
 )
 from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.lost_writes import LostWrites
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from scripts.watch import __main__ as watch
@@ -97,6 +98,14 @@ def test_responses_and_the_honesty_of_the_reward_have_rows_and_unused_models_hav
     assert "entropy            ▁█" in text and "out of range" not in text, "marked in its row"
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_long_names_of_models_are_told_apart(make_run, width: int) -> None:
+    run, models = make_run(), ("gemini-3.1-pro", "gemini-3.1-pro-preview")
+    for step in (1, 2):
+        run.step(step, **{f"judge_calls.{model}": float(step) for model in models}, judge_calls=1.0)
+    assert all(f"calls.{model} " in shown(Run(run.folder), width) for model in models)
+
+
 @pytest.mark.parametrize(
     ("code", "state", "reason"),
     [
@@ -115,6 +124,7 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     run.let_go(code)
     text = printed(capsys, str(run.folder))
     assert f"{state}  step 5/40" in text and reason in text
+    assert text.startswith("step 5/40  reward") and "── " not in text, "a file gets lines, and no view"
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
     assert ("command.sh" in text) == (code == 0), "what starts anew is no advice for a run that has not finished"
 
@@ -162,8 +172,10 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     run.step(1)
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
+    LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
     text = printed(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
+    assert "lost: 1 write since step 2, the last one: samples/step_2.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
@@ -178,12 +190,14 @@ NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \ud8
 
 
 def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
-    run = make_run("tiny-[red]1")
+    run = make_run("tiny-[red]1\x1b[31m")
     run.step(1, **{f"new{NASTY}": 1.0})
+    (run.folder / "ends.jsonl").write_text(json.dumps({"time": time.time(), "code": 1, "cause": NASTY}) + "\n")
     sample = SAMPLE | {"prompt": HARMONY.format(NASTY), "response": NASTY, "correct": 0.0, "label": NASTY}
     (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     text = printed(capsys, str(run.folder), "--once")
-    assert "tiny-[red]1" in text and "asked [bold]x[/] [/nope] [link=file:///] :smile: [2J" in text
+    assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
+    assert "asked [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
     coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
     watch.print_frame(Run(run.folder), coloured)
     assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()
@@ -257,24 +271,21 @@ def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, m
     assert samples.step == 9 and samples.shown[0].response == "nine"
 
 
-def test_a_run_that_writes_while_it_is_watched(make_run, capsys) -> None:
+def test_a_run_that_writes_while_it_is_watched(make_run, capsys, monkeypatch) -> None:
     run = make_run()
     run.hold()
 
-    def train() -> None:
+    def train() -> Iterator[None]:
         for step in range(1, 6):
-            time.sleep(0.05)
-            run.step(step)
+            yield run.step(step)
         run.resume_after(3)  # held all the time, since the view ends when the run's lock is released
         for step in range(4, 7):
-            time.sleep(0.05)
-            run.step(step, reward=0.75)
-        run.let_go(0)
+            yield run.step(step, reward=0.75)
+        yield run.let_go(0)
 
-    writer = threading.Thread(target=train)
-    writer.start()
+    training = train()
+    monkeypatch.setattr(time, "sleep", lambda _: next(training))  # something is written between any two looks
     text = printed(capsys, str(run.folder), "--every", "0.1")
-    writer.join()
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert lines.count(lines[0]) == 1
     steps = [int(line.split()[1].partition("/")[0]) for line in lines]

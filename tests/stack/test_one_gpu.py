@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.soak.proof import differences, same_tensors
 from scripts.tiny_model import tools
+from tests.soak.proof import differences, same_tensors
 
 from .recorded import Agreement, Sample, of_the_next_token, read_samples
 from .rounding import reference_model

@@ -51,13 +51,13 @@ def resumed(finished, tmp_path_factory) -> Path:
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
     shutil.copytree(finished, run_dir)
-    state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.pt"
+    state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
     call = ("--resume", run_dir, "--steps", LAST)
     refused = train(*call, "--check", code=2, SAVE_STEPS="2")
-    assert "trainer/rank_0.pt was changed" in refused and f"--from-step {SAVED} continues" in refused
+    assert "trainer/rank_0.safetensors was changed" in refused and f"--from-step {SAVED} continues" in refused
     (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
     metrics = run_dir / "metrics.jsonl"
     settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none"}

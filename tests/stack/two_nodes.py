@@ -25,22 +25,24 @@ TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 START_LIMIT = 180.0
 OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
-# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most. No server for names can be
-# reached from it, and asking one takes 10 s each time.
+# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most, and the checkout. No server for
+# names can be reached from it, and asking one takes 10 s each time.
 INIT = """
 hostname {name}
 mount -t tmpfs -o size=2g tmpfs /dev/shm
 mount -t tmpfs tmpfs /mnt
-mkdir /mnt/seen
-mount --bind {seen} /mnt/seen
+mkdir /mnt/seen /mnt/checkout
+mount --bind "{seen}" /mnt/seen
+mount --bind "{checkout}" /mnt/checkout
 mount -t tmpfs -o size=2g tmpfs /tmp
-mkdir -p {seen}
-mount --move /mnt/seen {seen}
+mkdir -p "{seen}" "{checkout}"  # either may lie below /tmp
+mount --move /mnt/seen "{seen}"
+mount --move /mnt/checkout "{checkout}"
 printf "127.0.0.1 localhost\\n{address} {name}\\n" > /mnt/hosts
 mount --bind /mnt/hosts /etc/hosts
 : > /mnt/resolv.conf
 mount --bind /mnt/resolv.conf /etc/resolv.conf
-exec {python} -c "$FIRST"
+exec "{python}" -c "$FIRST"
 """
 # Process 1: it reaps, as that of a machine does.
 FIRST = """
@@ -162,7 +164,7 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
 
 
 def _begin(namespace: str, name: str, address: str, seen: Path) -> subprocess.Popen[bytes]:
-    script = INIT.format(name=name, address=address, seen=seen, python=sys.executable)
+    script = INIT.format(name=name, address=address, seen=seen, checkout=ROOT, python=sys.executable)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(
         ["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script], env={**os.environ, "FIRST": FIRST}

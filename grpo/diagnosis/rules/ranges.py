@@ -11,11 +11,15 @@ from grpo.diagnosis.series import Series, spells
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA
 
 LASTING = 6  # steps out of the range, up to the last one; a single step inside does not count
+# Failures that are counted, so that few steps prove them: any where none are healthy, or ten times the range.
+FAILURES = {metric.name for metric in SCHEMA if metric.healthy and metric.healthy[1] == 0.0}
+FAILURES |= {"reward_missing", "reward_error"}
+PROVEN, FAR = 3, 10.0
 # Nothing restores these, and waiting costs the run's files. Other programs may fill a disk for a moment: two steps.
 AT_ONCE = {"disk_free": 2, "lost_writes": 1}
 MARGIN = 0.1  # of the range's end: the median must be beyond it by this much
 BACK = 0.25  # of the way back to the range in those steps: it may recover
-SOLVED = 0.9  # of the samples: above it, groups lack spread for a good reason
+SOLVED = 0.9  # of the samples: where learning has led above it, groups lack spread for a good reason
 
 # The scale of a gradient depends on the model; other rules compare it with its own past.
 SCALE = {"grad_norm": 10.0, "grad_norm_max": 10.0}  # times the range
@@ -27,7 +31,7 @@ WATCHED = [metric.name for metric in SCHEMA if metric.healthy]
 def out_of_range(run: RunHistory) -> list[Finding] | str:
     """A metric has been out of its healthy range for the last steps, and is not recovering."""
     watched = [name for name in WATCHED if name not in OF_ONE_POLICY or not run.setting("PIPELINE")]
-    seen = [series for name in watched if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
+    seen = [series for name in watched if len(series := run.column(name))]
     findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
     if not findings and len(run.rows) < LASTING:
         raise NotJudged(f"only {len(run.rows)} steps; {LASTING} are needed")
@@ -61,13 +65,14 @@ def _judge(run: RunHistory, series: Series) -> Finding | None:
     high = high * SCALE.get(series.name, 1.0) if high is not None else None
     above = series.values - high if high is not None else np.zeros(len(series))
     distance = np.maximum(np.maximum(below, above), 0.0)
-    out = spells(distance > 0, LASTING, gap=1)
+    is_proven = series.name in FAILURES and bool((series.values[-PROVEN:] > FAR * (high or 0.0)).all())
+    out = spells(distance > 0, PROVEN if is_proven else LASTING, gap=1)
     if not out or out[-1][1] != len(series) - 1 or _is_solved(run, series.name):
         return None
     first, recent = out[-1][0], distance[-LASTING:]
     margin = MARGIN * min(abs(end) for end in (low, high) if end is not None)
     early, late = np.median(recent[: LASTING // 2]), np.median(recent[-(LASTING // 2) :])
-    if np.median(recent) <= margin or late < (1 - BACK) * early:
+    if not is_proven and (np.median(recent) <= margin or late < (1 - BACK) * early):
         return None
     ends = {"range from": low, "range to": high}
     numbers = {"median": float(np.median(series.values[first:]))}
@@ -81,5 +86,7 @@ def _finding(run: RunHistory, series: Series, first: int, severity: str, numbers
 
 
 def _is_solved(run: RunHistory, name: str) -> bool:
-    correct = run.column("correct").values[-LASTING:]
-    return name == "zero_spread_groups" and len(correct) > 0 and float(np.median(correct)) > SOLVED
+    correct = run.column("correct").values
+    if name != "zero_spread_groups" or not len(correct):
+        return False
+    return float(np.median(correct[:LASTING])) <= SOLVED < float(np.median(correct[-LASTING:]))

@@ -1,10 +1,8 @@
 """The machine's resources: GPUs, memory, disk, writable places, Ray."""
 
 import os
-import re
-import shutil
+import resource
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,10 @@ from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
+
+LEAST_OPEN_FILES = 1024  # the usual soft limit
+LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 
 
 def check_nodes(config: Config) -> Iterator[Problem]:
@@ -62,27 +63,6 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
         if gpu.used > machine.GB:
             yield Problem(f"{size(gpu.used)} of GPU {gpu.index} are in use", "see nvidia-smi; wait, or use other GPUs")
     yield from gpu_limits.problems(config)
-    yield from check_toolkit(config)
-
-
-def check_toolkit(config: Config) -> Iterator[Problem]:
-    """Check the nvcc with which DeepSpeed compiles its fused Adam when the actor starts; its CPU Adam needs none."""
-    if config.args.adam_offload:
-        return
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    on_path = shutil.which("nvcc")
-    home = home or (str(Path(on_path).parents[1]) if on_path else "/usr/local/cuda")  # as PyTorch looks for it
-    try:
-        output = subprocess.run([f"{home}/bin/nvcc", "-V"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        output = ""
-    release = re.search(r"release ([\d.]+)", output)
-    if release is None or not release[1].startswith("12."):
-        yield Problem(
-            "with ADAM_OFFLOAD=0 DeepSpeed compiles its fused Adam with nvcc of CUDA 12, but "
-            + (f"{home} has CUDA {release[1]}" if release else f"{home} has none"),
-            "leave ADAM_OFFLOAD at 1, or set CUDA_HOME to a toolkit of CUDA 12",
-        )
 
 
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -90,7 +70,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     model, count = config.args.pretrain, plan.model_bf16_bytes
     if model not in RELEASED and (count or 0) <= LARGEST_ON_CPU:
         return
-    large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
+    large = f"MODEL {model}" + (f", {size(plan.model_actor_bytes)} in the actor," if count else "")
     gpus = machine.gpus()
     if gpus:
         yield Problem(
@@ -123,8 +103,27 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
         )
 
 
+def check_limits() -> Iterator[Problem]:
+    """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
+    files, space = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
+        yield Problem(
+            f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
+            f"run ulimit -n {LEAST_OPEN_FILES}; where that is forbidden, an administrator raises the hard limit",
+        )
+    if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
+        yield Problem(
+            f"a process may have {size(space)} of address space, but a run needs {size(LEAST_ADDRESS_SPACE)}",
+            "run ulimit -v unlimited",
+        )
+
+
 def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
-    """Refuse a new run if its folders hold results of another run."""
+    """Refuse a new run if its folders hold results of another run, or its own belongs to another user."""
+    try:
+        RunFiles(run_dir).refuse_another_owner()
+    except UserError as error:
+        yield error.problem
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(
             f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or resume it with --resume"

@@ -1,13 +1,12 @@
 """The checkpoints that actor and engines load: headers of all shards, shapes, tokenizer."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
-from grpo.model.released import RELEASED, absence, as_model
+from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template, stop_tokens
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import on_cpu_stack
@@ -98,7 +97,7 @@ def has_tokenizer(folder: Path) -> bool:
 def has_chat_template(folder: Path) -> bool:
     """Return whether a tokenizer can format a chat."""
     config = folder / "tokenizer_config.json"
-    inside = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    inside = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
     return inside or (folder / "chat_template.jinja").is_file()
 
 
@@ -131,7 +130,8 @@ def _check_workers(config: Config, model: Model) -> Iterator[Problem]:
 def check_released(config: Config) -> Iterator[Problem]:
     """Check what the shapes of released models tell before their files are here, and refuse other models."""
     for variable, name in (("MODEL", config.args.pretrain), ("ENGINE_MODEL", config.args.engine_model)):
-        if is_id(name) and name not in RELEASED and (variable == "MODEL" or name != config.args.pretrain):
+        is_wrong = (is_id(name) and name not in RELEASED) or id_without_owner(name)
+        if is_wrong and (variable == "MODEL" or name != config.args.pretrain):
             what, remedy = absence(name)
             yield Problem(f"{variable} {name} {what}", remedy)
     if actor := as_model(config.args.pretrain):

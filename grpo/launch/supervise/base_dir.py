@@ -1,7 +1,8 @@
 """A run's own folder for sockets and temporary files: short, private, deleted with the run.
 
 If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it.
-The next launch deletes each folder whose lock nobody holds, and the shared memory that the keeper has noted in it.
+The next launch looks for folders with the mark of a run in a lock that nobody holds. It deletes what a run writes into
+them, and the shared memory that the keeper has noted.
 """
 
 import contextlib
@@ -20,6 +21,8 @@ from grpo.stack.json_files import replace
 # "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
 _ADDED = "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock"
 _PREFIX, _LOCK, _SHARED_MEMORY = "grpo-", "lock", "shared-memory"
+_MARK = b"the folder of a GRPO run: the next launch deletes it once nobody holds this lock\n"
+_KNOWN = ("ray", "tmp", "rendezvous", "stand-in-address", _SHARED_MEMORY, _LOCK)  # the lock last: it has the mark
 # Characters of the longest path that may hold the folder; 8 of the folder's name are random.
 LONGEST_PARENT = 107 - len(_ADDED) - len(f"/{_PREFIX}12345678")
 
@@ -37,6 +40,7 @@ def make() -> tuple[Path, int]:
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
     descriptor = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.write(descriptor, _MARK)
     # It gets the name of a run's folder only now, so that no other launch sees it without its lock.
     return made.rename(made.with_name(made.name.removeprefix("."))), descriptor
 
@@ -57,15 +61,25 @@ def shared_memory(folder: Path) -> set[Path]:
 def _delete_dead(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            if folder.lstat().st_uid != os.geteuid():
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
-            descriptor = os.open(folder / _LOCK, os.O_RDWR)
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:  # not a run's folder, or deleted meanwhile
             continue
         try:
-            with contextlib.suppress(BlockingIOError):  # the run lives
+            with contextlib.suppress(OSError):  # the run lives, or something unknown is left in its folder
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                processes.remove_shared_memory(shared_memory(folder))
-                shutil.rmtree(folder, ignore_errors=True)
+                if os.read(descriptor, len(_MARK) + 1) == _MARK:
+                    processes.remove_shared_memory(shared_memory(folder))
+                    _remove(folder)
         finally:
             os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    for path in (folder / name for name in _KNOWN):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    folder.rmdir()

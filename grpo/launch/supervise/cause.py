@@ -1,6 +1,7 @@
 """Why a run failed, in one line with a remedy: which process died how, a full disk, or the exception that ended it."""
 
 import re
+import resource
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +10,17 @@ from typing import Any
 
 from grpo.launch.supervise import last_words
 from grpo.launch.supervise.last_words import LastWords
+from grpo.launch.supervise.log_tail import tail
 from grpo.launch.supervise.witness import Death, how
 from grpo.stack import machine
 from grpo.stack.problem import Problem
 
+LOG_LINES = 1000  # of the driver's log, which may say why a process died
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
 # Ray's memory monitor writes this into ray.exceptions.OutOfMemoryError.
 _LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB")
+_NO_FILES = re.compile(r"Too many open files|\[Errno 24\]")
 _FREE_MEMORY = "end other programs, or see the host memory in --plan"
 LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
@@ -53,6 +57,10 @@ def find(evidence: Evidence) -> Problem | None:
     words = evidence.words
     if full := _full_disk(words, evidence.folders):
         return full
+    if _had_no_files(evidence):
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        remedy = "raise it (ulimit -Hn), and see that no other user holds connections to the run's ports"
+        return Problem(f"a process had too many open files; the limit is {soft:,}", remedy)
     is_killed = evidence.code is not None and evidence.code < 0
     driver = Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
     if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
@@ -63,6 +71,8 @@ def find(evidence: Evidence) -> Problem | None:
         return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
         return _of_death(death, evidence)
+    if words and words.what.startswith(last_words.NO_ENGINE) and (why := last_words.why_no_engine(evidence.log)):
+        return Problem(f"an engine did not start: {why}", _memory_remedy(evidence))
     if words:
         return Problem(f"{words.kind}: {words.what}", words.remedy or _rays_memory_remedy(words))
     return driver
@@ -85,6 +95,15 @@ def _full_disk(words: LastWords | None, folders: dict[str, Path]) -> Problem | N
     if words and _FULL.search(words.what):
         full = [*full, words.what] if full else [f"a disk is full: {words.what}"]
     return Problem("; ".join(full), "free disk space, or set CKPT_DIR or METRICS_DIR to another disk") if full else None
+
+
+def _had_no_files(evidence: Evidence) -> bool:
+    """Tell whether the driver or a process that died had no file descriptors left; gloo aborts then."""
+    if evidence.words and _NO_FILES.search(evidence.words.what):
+        return True
+    writers = [re.compile(rf"\bpid={death.pid}\b") for death in evidence.deaths]
+    lines = filter(_NO_FILES.search, tail(evidence.log, LOG_LINES))
+    return any(writer.search(line) for line in lines for writer in writers)
 
 
 def _first_death(evidence: Evidence) -> Death | None:

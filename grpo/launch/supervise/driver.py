@@ -71,7 +71,8 @@ def supervise(
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
         folders: more folders that the run writes to, by what the user calls them.
         watch: tells what the run is doing, and whether it hangs; None: nobody looks.
-        saving: a SIGTERM to this process or a rule that ends the run lets it save first; None ends it at once.
+        saving: a Ctrl-C or SIGTERM to this process, or a rule that ends the run, lets it save first; None ends it at
+            once.
     """
     last_words.file_of(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
     base, held = base_dir.make()
@@ -146,9 +147,9 @@ class _Supervisor:
         return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGTERM and self.saving and not self.told:
+        if signum in (signal.SIGINT, signal.SIGTERM) and self.saving and not self.told:
             self.told = signum
-        else:  # also a second SIGTERM
+        else:  # also a second one
             self.signalled = self.signalled or signum
 
     def _follow(self, child: subprocess.Popen[bytes]) -> None:
@@ -205,8 +206,9 @@ class _Supervisor:
                 self._show(f"not saved: {error}")
                 return True
             self.save_until = time.monotonic() + self.saving.seconds
-            why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
-            self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s")
+            why = signals.name_of(self.told) if self.told else self.stop.reason.what if self.stop else ""
+            at_once = "; Ctrl-C again ends at once" if self.told == signal.SIGINT else ""
+            self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s{at_once}")
         if self.saving.request.is_open() and time.monotonic() < self.save_until:
             return False
         why = "the time is up" if self.saving.request.is_open() else self.saving.request.failure()
@@ -222,6 +224,8 @@ class _Supervisor:
             self._show(f"{signals.name_of(self.signalled)}: ending the run (at most {self.job.grace:.0f} s)")
         child.stdin.close()
         is_examining = self.hang is not None and self.code is None
+        if not is_examining:
+            child.send_signal(signal.SIGCONT)  # somebody may have stopped it
         late = threading.Timer(0.0 if is_examining else self.job.grace + CLEAN_UP_SECONDS, child.kill)
         late.start()
         for line in child.stdout:
@@ -284,7 +288,7 @@ class _Supervisor:
     def _how_it_ended(self) -> End:
         if self.code == 0:
             return End(0)
-        self.signalled = self.signalled or self.told  # a SIGTERM may have come during the clean-up
+        self.signalled = self.signalled or self.told  # a signal may have come during the clean-up
         # A SIGTERM to all processes at once is no failure.
         if (self.signalled or self.stop) and self.cause and "killed by SIGTERM" not in self.cause.what:
             self._show(f"{'failed':<12} {self.cause.what}")

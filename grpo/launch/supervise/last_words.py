@@ -28,6 +28,8 @@ OF_DEATHS = {
 _CREATION = "raised in its creation task"  # Ray, of an actor that did not start
 FILE_VARIABLE = "GRPO_FAILURE_FILE"
 _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
+NO_ENGINE = "Engine core initialization failed"  # vLLM, of whatever kept an engine's processes from starting
+_OF_ENGINE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\)\S* ERROR .*?\] ([A-Za-z_][\w.]*(?:Error|Exception): .+)")
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,19 @@ def read(log_dir: Path) -> LastWords | None:
 
 def words_of(pid: int, log: Path) -> str | None:
     """Return the last exception that a process wrote to the driver's log, where Ray names the writer of each line."""
-    mark, found = f"pid={pid})", None
+    mark = f"pid={pid})"
+    matches = [match for line in _lines(log) if mark in line and (match := _MESSAGE.search(line))]
+    return redact(matches[-1][0][:LONGEST]) if matches else None
+
+
+def why_no_engine(log: Path) -> str | None:
+    """Return the first exception in the driver's log with which a process of an engine failed to start."""
+    match = next(filter(None, map(_OF_ENGINE.search, _lines(log))), None)
+    return redact(match[1][:LONGEST]) if match else None
+
+
+def _lines(log: Path) -> list[str]:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    for line in lines:
-        if mark in line and (match := _MESSAGE.search(line)):
-            found = match[0][:LONGEST]
-    return redact(found) if found else None
+        return []

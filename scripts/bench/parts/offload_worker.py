@@ -1,5 +1,6 @@
 """An actor with everything offloaded, by OpenRLHF's own classes, stock or patched. Each rank of `offload` runs this."""
 
+import functools
 import gc
 import os
 import sys
@@ -26,18 +27,21 @@ def openrlhf_module(package: str | None, name: str) -> ModuleType:
 
 def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -> Any:
     """Follow the steps of OpenRLHF's PolicyModelActor.init_model_from_pretrained, up to DeepSpeed's engine."""
-    # Stock has no `offload`: on a CPU its parameters are on the host anyway.
+    # Stock has no `offload`: on a CPU its parameters are on the host anyway. The optimizer is not under comparison.
+    strategy_module.DeepSpeedCPUAdam = functools.partial(torch.optim.AdamW, fused=True)
     args = SimpleNamespace(param_dtype="bf16", adam_offload=True, offload=True)
     strategy = strategy_module.DeepspeedStrategy(
         max_norm=1.0, micro_train_batch_size=1, train_batch_size=dist.get_world_size(), zero_stage=3, args=args
     )
+    ds_config = strategy.get_ds_train_config(is_actor=True) | {"zero_force_ds_cpu_optimizer": False}
+    strategy.get_ds_train_config = lambda is_actor: ds_config
     actor = actor_module.Actor(
         job["model"],
         attn_implementation="eager",
         lora_rank=job["lora_rank"],
         lora_alpha=2 * job["lora_rank"],
         target_modules=list(ATTENTION_PROJECTIONS),
-        ds_config=strategy.get_ds_train_config(is_actor=True),
+        ds_config=ds_config,
     )
     optimizer = strategy.create_optimizer(actor.model, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0)
     actor.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})

@@ -12,7 +12,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from grpo.checkpoint import saving, trainer_state
+from grpo.checkpoint import saving, state_files, trainer_state
 from grpo.lora import adapter
 from grpo.model import deepspeed_start
 from scripts.bench.parts import memory
@@ -75,14 +75,12 @@ def measure(load: Any, engine: Any, folder: Path) -> dict[str, Any]:
     """Return seconds, bytes of memory above the initial value, and bytes read: by calls, and as mapped pages."""
     files: list[Any] = []  # alive until their pages are counted
 
-    def remembered(*arguments: Any, real: Any = torch.load, **settings: Any) -> Any:
-        loaded = real(*arguments, **settings)
-        if settings.get("mmap"):
-            files.append(loaded)
-        return loaded
+    def remembered(file: Path, real: Any = state_files.read) -> Any:
+        files.append(real(file))
+        return files[-1]
 
     dist.barrier()
-    with mock.patch.object(torch, "load", remembered):
+    with mock.patch.object(state_files, "read", remembered):
         peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
         states = load(engine, folder)
         seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read

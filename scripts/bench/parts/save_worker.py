@@ -10,7 +10,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
 from grpo.checkpoint import saving
@@ -31,7 +30,7 @@ def fresh_engine(model_folder: str, rank: int, **zero: Any):
     config = offloaded(offload_optimizer={"device": "cpu"}, **zero)
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
-    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
 

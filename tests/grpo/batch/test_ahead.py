@@ -1,8 +1,9 @@
 """Batches that are sampled a step ahead: the same ones in any order of the engines, and after a resume."""
 
-import io
+import tempfile
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.batch.ahead import Batches
+from grpo.checkpoint import state_files
 from reward import judge_place
 from tests.supervised import wait_until
 
@@ -32,10 +34,9 @@ any_settings = settings(deadline=None, max_examples=25, suppress_health_check=[H
 
 def saved(state: dict) -> dict:
     """What a checkpoint gives back, which holds tensors and plain values only."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    with tempfile.TemporaryDirectory() as folder:
+        state_files.write(Path(folder, "state.safetensors"), state)
+        return state_files.read(Path(folder, "state.safetensors"))
 
 
 @any_settings

@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.batch import filtering
+from grpo.checkpoint import state_files
 
 from .drawn_steps import Run, difficulty
 
@@ -84,6 +84,15 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
 
 
 @any_settings
+@given(st.integers(8, 14), st.integers(0, 99))
+def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypatch, problems, seed):
+    ended, end_batch = [], filtering.end_batch
+    monkeypatch.setattr(filtering, "end_batch", lambda *given: ended.append(end_batch(*given)) or ended[-1])
+    Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).until(4)
+    assert [is_exhausted for batch, is_exhausted in ended if batch] == [False] * 4
+
+
+@any_settings
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(0, 99), st.booleans())
 def test_solved_problems_rest_and_come_back(monkeypatch, after, steps, seed, is_filtered):
     run = Run(
@@ -121,7 +130,7 @@ def test_as_many_problems_as_a_batch_stay_in_play(monkeypatch):
 
 def test_a_checkpoint_holds_plain_values(monkeypatch, tmp_path):
     run = Run(monkeypatch, order=1, retire_after=1).until(4)
-    torch.save(run.states[-1], tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)["groups"]
+    state_files.write(tmp_path / "state.safetensors", run.states[-1])
+    saved = state_files.read(tmp_path / "state.safetensors")["groups"]
     assert saved == run.states[-1]["groups"] and saved["back"]
     assert not any(" of " in name for name in saved["back"]), "and no prompt"

@@ -1,5 +1,6 @@
 """A checkpoint between two steps: only while the ranks are idle, and with the state of the last completed step."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ class Trainer:
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     monkeypatch.setattr(ray, "get", list)
     made = Trainer(tmp_path)
-    SaveOnRequest(made, step=0)
+    made.saver = SaveOnRequest(made, step=0)
     return made
 
 
@@ -73,6 +74,15 @@ def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trai
     request_.ask()
     answered(request_)
     assert trainer.saved == [{"global_step": SAVE_STEPS}] and not request_.failure()
+
+
+@pytest.mark.parametrize(("last", "save_steps", "saved"), [(4, 3, [3, 4]), (3, 3, [3]), (4, math.inf, [])])
+def test_the_last_step_is_a_checkpoint_unless_none_is(trainer: Trainer, last: int, save_steps: float, saved) -> None:
+    trainer.args.save_steps = save_steps
+    for step in range(1, last + 1):
+        trainer.step(step)
+    trainer.saver.save_last()
+    assert [states["global_step"] for states in trainer.saved] == saved
 
 
 def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer, request_, monkeypatch) -> None:

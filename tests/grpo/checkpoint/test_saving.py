@@ -1,9 +1,12 @@
+import json
+
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
 from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint.saving import save_adapter
 from grpo.model import loading, model_files
 from grpo.run.saved_steps import saved_steps
 
@@ -30,3 +33,19 @@ def test_peft_loads_what_was_saved_from_partitions(either_checkpoint, run_ranks,
     # a step 4 with NaN was refused
     assert saved_steps(tmp_path / "checkpoints") == [1, 2, 3]
     assert not list((tmp_path / "checkpoints" / "step_3").glob(".*")), "temporary files are left"
+
+
+@pytest.mark.parametrize(
+    ("folder", "named"),
+    [
+        ("/home/me/hub/models--openai--gpt-oss-120b/snapshots/b5c939de", "openai/gpt-oss-120b"),
+        ("/home/me/my-model", "/home/me/my-model"),
+    ],
+)
+def test_an_adapter_names_its_base_by_the_hubs_id(peft_model, single_rank, tmp_path, folder, named):
+    config = peft_model.peft_config["default"]
+    config.base_model_name_or_path = folder
+    save_adapter(peft_model, tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / adapter_files.CONFIG).read_text())
+    assert (written["base_model_name_or_path"], written["inference_mode"]) == (named, True)
+    assert (config.base_model_name_or_path, config.inference_mode) == (folder, False)

@@ -1,13 +1,10 @@
 """A trainer that is saved and resumed goes on as one that was not, on any number of ranks."""
 
-import copy
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from grpo.checkpoint import trainer_state
 from grpo.model.model_files import CheckpointError
@@ -30,7 +27,6 @@ def trained(checkpoint, run_ranks, folder):
 
 @pytest.mark.timeout(500)
 def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
-    # After two steps: the third power of 0.999 is one that a new Adam rounds differently.
     run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, "zero3", script=SCRIPT)
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
@@ -45,19 +41,6 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
         stepped = (expected[name] - before[name]).norm()
         assert stepped > 0, name
         assert (actual[name] - expected[name]).norm() <= 0.05 * stepped, name
-    # Each run by its own moments, so other roundings of the gradient do not count.
-    assert correction(tmp_path, trained) == pytest.approx(correction(trained, trained), rel=2e-6)
-
-
-def correction(run: Path, trained: Path) -> float:
-    """Return Adam's bias corrections in the third step, as one factor of the step: of the median element."""
-    before, after = torch.load(trained / "whole_2.pt"), torch.load(run / "whole_3.pt")
-    factors = []
-    for name in (name.removesuffix(" master") for name in before if name.endswith(" master")):
-        moved = (before[f"{name} master"] - after[f"{name} master"]).double()
-        direction = after[f"{name} exp_avg"].double() / after[f"{name} exp_avg_sq"].double().sqrt()
-        factors.append((moved / direction).flatten())
-    return torch.cat(factors).nanmedian().item()
 
 
 @pytest.mark.timeout(500)
@@ -111,7 +94,7 @@ def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["rank_1.pt", "state.pt"])
+@pytest.mark.parametrize("name", ["rank_1.safetensors", "state.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "other"])
 def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
     shutil.copytree(trained / "step_2" / "trainer", tmp_path / "trainer")
@@ -128,33 +111,3 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
 def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks, tmp_path):
     with pytest.raises(AssertionError, match="belongs to an adapter other than"):
         run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, "zero3", script=SCRIPT)
-
-
-@pytest.mark.parametrize(("stopped_after", "tensors"), [(6, 1), (8, 2)])
-def test_an_optimizer_that_catches_up_steps_on_as_one_that_was_not_stopped(stopped_after: int, tensors: int) -> None:
-    """To the bit. At other step counts, power and product may round alike."""
-    weights = [torch.nn.Parameter(torch.randn(1000)) for _ in range(tensors)]
-    settings = {"lr": 0.1, "betas": (0.9, 0.95)}
-    whole = DeepSpeedCPUAdam(weights, **settings)
-
-    def step(optimizer: DeepSpeedCPUAdam, of: list[torch.nn.Parameter], number: int) -> None:
-        for weight in of:
-            weight.grad = torch.randn(1000, generator=torch.Generator().manual_seed(number))
-        optimizer.step()
-
-    for number in range(stopped_after):
-        step(whole, weights, number)
-    others = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
-    again = DeepSpeedCPUAdam(others, **settings)
-    again.load_state_dict(copy.deepcopy(whole.state_dict()))
-    trainer_state.catch_up(again, stopped_after, tensors)
-    for number in range(stopped_after, 20):
-        step(whole, weights, number)
-        step(again, others, number)
-    assert all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True))
-
-
-def test_other_optimizers_have_nothing_to_catch_up() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    trainer_state.catch_up(torch.optim.AdamW([weight]), 3, 1)
-    assert torch.equal(weight, torch.ones(2))

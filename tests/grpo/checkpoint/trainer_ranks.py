@@ -15,7 +15,6 @@ import deepspeed
 import numpy
 import torch
 import torch.distributed as dist
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from peft import LoraConfig, get_peft_model
 
@@ -46,7 +45,8 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str):
     model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
     lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
-    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
     return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
 

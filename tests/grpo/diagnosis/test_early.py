@@ -171,9 +171,28 @@ def test_one_step_in_range_does_not_hide_a_lasting_fault() -> None:
     assert (finding.onset, finding.last) == (1, 16)
 
 
-def test_groups_without_spread_are_fine_if_everything_is_solved() -> None:
-    rows = [row(step, zero_spread_groups=0.9, correct=0.97, correct_whole=0.97) for step in range(1, 9)]
-    assert not diagnose(of_rows(rows, (), CONFIG)).findings
+@pytest.mark.parametrize(("before", "found"), [(0.6, {}), (0.97, {"out_of_range:zero_spread_groups": 6})])
+def test_groups_without_spread_are_fine_only_if_the_run_itself_has_solved_them(before: float, found) -> None:
+    solved = {"zero_spread_groups": 0.9, "correct": 0.97, "correct_whole": 0.97}
+    start = [row(step, correct=before) | ({} if before < 0.9 else solved) for step in range(1, 9)]
+    assert named_after([*start, *(row(step, **solved) for step in range(9, 20))]) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("token_mismatch", 0.1), ("dropped_values", 4), ("ended_by_error", 0.03), ("reward_error", 0.3)],
+)
+def test_errors_and_what_is_far_out_of_range_need_three_steps(name: str, value: float) -> None:
+    healthy = 0.0 if name != "reward_error" else 0.005
+    rows = [row(step, **{name: value if step >= 10 else healthy}) for step in range(1, 16)]
+    assert named_after(rows) == {f"out_of_range:{name}": 12}
+    once = [row(step, **{name: value if step == 10 else healthy}) for step in range(1, 16)]
+    assert not named_after(once)
+
+
+def test_a_learning_rate_of_zero_is_reported() -> None:
+    rows = [row(step) | ({"actor_lr": 0.0} if step >= 10 else {}) for step in range(1, 16)]
+    assert named_after(rows) == {"out_of_range:actor_lr": 15}
 
 
 def test_lost_sync_is_reported_soon_despite_small_differences() -> None:

@@ -101,6 +101,17 @@ def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
     assert [action.setting for action in shock.actions[:2]] == ["--resume", "LEARNING_RATE"]
 
 
+def test_a_judge_that_pays_for_what_correctness_loses() -> None:
+    """The reward stays: the more correctness falls, the less the reward rises."""
+    lost = 0.25 * np.clip((np.arange(60) - 20) / 25, 0, 1)
+    correct = noisy(0.55 - lost, prompts=32)
+    rows = rows_of(correct=correct, reward=0.6 * correct + 0.4 * (0.5 + 1.5 * lost))
+    config = CONFIG | {"judge": {"JUDGE": "1", "CORRECTNESS_WEIGHT": "0.6"}}
+    assert named(rows, config=config)["reward_hacking"] <= 45
+    assert "reward_hacking" in {finding.name for finding in diagnosed(rows, config=config).findings}
+    assert "reward_hacking" not in named(rows), "with an unknown weight, correctness may have lost what is left"
+
+
 def test_gradient_spikes_before_a_collapse() -> None:
     norms = np.concatenate([0.35 + 0.02 * np.cos(np.arange(15)), [9, 15, 28, 40, 55]])
     rows = rows_of(grad_norm_max=norms, correct=noisy([0.5] * 20))

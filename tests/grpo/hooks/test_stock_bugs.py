@@ -54,12 +54,18 @@ def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch)
     fails_on_stock(load, check)
 
 
-def test_no_empty_parameter_group(load):
-    model = nn.Linear(2, 2, bias=False)
-    groups = load("utils.deepspeed.deepspeed_utils").get_optimizer_grouped_parameters(model, 0.1)
+@pytest.mark.parametrize("offloads", [True, False])
+def test_adam_is_not_compiled_and_has_no_empty_group(load, monkeypatch, offloads):
+    module = load("utils.deepspeed.deepspeed")
+    for compiled in ("DeepSpeedCPUAdam", "FusedAdam"):
+        monkeypatch.setattr(module, compiled, torch.optim.Adam)
+    args = argparse.Namespace(param_dtype="bf16", adam_offload=offloads)
+    strategy = module.DeepspeedStrategy(zero_stage=3, args=args)
+    adam = strategy.create_optimizer(nn.Linear(2, 2, bias=False), lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
 
     def check():
-        assert all(group["params"] for group in groups)
+        assert type(adam) is torch.optim.AdamW
+        assert [group["fused"] for group in adam.param_groups] == [True]
 
     fails_on_stock(load, check)
 

@@ -1,6 +1,7 @@
 """What a run costs, against the README's table."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +52,26 @@ def test_hours_calls_tokens_and_price_of_the_whole_run(setting) -> None:
     assert "34 ms for each of 3,072 tokens, 32 samples an engine, eager; calculated, see docs/step-time.md" in text
 
 
-def test_a_step_ahead_takes_the_longest_of_engines_actor_and_half_a_batch(setting) -> None:
+def test_the_hint_of_the_other_way_is_the_plan_of_that_way(setting, monkeypatch) -> None:
+    """train_grpo.sh lets PIPELINE choose OLD_LOG_PROBS, and with it a pass, unless the user has."""
+    monkeypatch.delenv("OLD_LOG_PROBS", raising=False)
+    ways = ({"pipeline": None, "old_log_probs": "trainer"}, {"pipeline": True, "old_log_probs": "engine"})
+    texts = [text_of(config_of(setting, micro_train_batch_size=1, **way)) for way in ways]
+    steps = [re.search(r"of (\d+) s, if", text)[1] for text in texts]
+    assert [re.search(r"PIPELINE=. would take (\d+) s", text)[1] for text in texts] == steps[::-1]
+
+
+def test_a_stand_in_costs_nothing_and_has_no_models_of_gemini(setting) -> None:
+    stand_in = replace(judge_of(price=(2.0, 12.0)), is_stand_in=True)
+    assert "judge cost" not in text_of(config_of(setting), stand_in)
+    lines = judge.describe(stand_in, config_of(setting))
+    assert lines[0] == "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing"
+    assert len(lines) == 2 and "reward = " in lines[1]
+
+
+def test_a_step_ahead_takes_the_longest_of_engines_actor_and_half_a_batch(setting, monkeypatch) -> None:
+    monkeypatch.setenv("OLD_LOG_PROBS", "engine")
+
     def seconds(**changes: object) -> list[int]:
         """Of a step, and of one with the other value of PIPELINE."""
         flags = {"micro_train_batch_size": 1, "old_log_probs": "engine", "eval_steps": -1} | changes
@@ -136,13 +156,16 @@ def test_the_readme_says_what_the_plain_command_costs(setting) -> None:
 
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [(LARGE, ("65.2 GB on disk", "233.7 GB in bf16")), ("openai/gpt-oss-20b", ("13.8 GB on disk", "41.8 GB in bf16"))],
+    [
+        (LARGE, ("65.2 GB on disk", "65.2 GB in the actor")),
+        ("openai/gpt-oss-20b", ("13.8 GB on disk", "13.8 GB in the actor")),
+    ],
 )
 def test_a_released_model_is_planned_without_its_files(setting, model: str, sizes: tuple[str, ...]) -> None:
     config = config_of(setting, model)
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))
-    assert all(size in text for size in sizes) and f"hf download {model}" in text
+    assert all(size in text for size in sizes) and "in bf16" not in text and f"hf download {model}" in text
     assert "unknown" not in text and plan.host_bytes and plan.disk_bytes
     assert not [part for part in plan.host_memory if "engines" in part], "the engines are on GPUs"
 

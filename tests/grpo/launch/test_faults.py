@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from grpo.run.saved_steps import saved_steps
-from scripts.soak.disk import SmallDisk
 from tests.faults import Stopwatch, assert_seen, longest_gap, note, with_seconds
+from tests.soak.disk import SmallDisk
 
 from .faulty_run import LAUNCHER
 

@@ -1,15 +1,16 @@
 """Which steps of a run can be continued from, by their digests, and what an earlier one gives up."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from grpo.checkpoint import digests, saving
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
+from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.problem import UserError
 
@@ -19,13 +20,13 @@ from .stopped_run import log, start, steps_in
 def test_two_damaged_floats_are_not_resumed(setting, save) -> None:
     start(setting)
     save(10, 20, is_sealed=True)
-    state = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "rank_0.pt"
-    content = torch.load(state)
-    content["master"][0][:2] = 1e30
-    torch.save(content, state)
-    with pytest.raises(UserError, match=r"step_20: trainer/rank_0.pt was changed .*: --from-step 10 continues"):
+    state = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "rank_0.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-8:] = struct.pack("<2f", 1e30, 1e30)
+    state.write_bytes(content)
+    with pytest.raises(UserError, match=r"step_20: trainer/rank_0.* was changed .*: --from-step 10 continues"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
-    with pytest.raises(UserError, match=r"rank_0.pt was changed .*: --from-step 10 continues"):
+    with pytest.raises(UserError, match=r"rank_0.safetensors was changed .*: --from-step 10 continues"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
@@ -50,12 +51,12 @@ def test_only_complete_steps_can_be_continued(setting, save) -> None:
     with pytest.raises(UserError, match="has no step_10: no step is whole"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, 30, is_sealed=True)
-    (checkpoints / "step_20" / "trainer" / "state.pt").unlink()
+    (checkpoints / "step_20" / "trainer" / "state.safetensors").unlink()
     (checkpoints / ".step_40.partial" / "adapter").mkdir(parents=True)
     for step in (15, 40, 0, -10):
         with pytest.raises(UserError, match=rf"has no step_{step}: .* \(whole: 10, 30\)"):
             resume.resolve_resumed(setting.words(), setting.run_dir, step)
-    with pytest.raises(UserError, match=r"trainer/state.pt is missing.* \(whole: 10, 30\)"):
+    with pytest.raises(UserError, match=r"trainer/state.safetensors is missing.* \(whole: 10, 30\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
@@ -66,10 +67,10 @@ def test_error_says_if_no_step_is_complete(setting, save) -> None:
         resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, is_sealed=True)
     for step in (10, 20):
-        (checkpoints / f"step_{step}" / "trainer" / "state.pt").unlink()
+        (checkpoints / f"step_{step}" / "trainer" / "state.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no step_15: no step is whole \(damaged: 10, 20\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 15)
-    with pytest.raises(UserError, match=r"step_20: .*state.pt is missing.*no other step is whole.*restore a copy"):
+    with pytest.raises(UserError, match=r"step_20: .*state.* is missing.*no other step is whole.*restore a copy"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
@@ -84,7 +85,8 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
         (samples / f"{name}.jsonl").write_text("{}\n")
     (folder / "final").mkdir()
     (folder / "final" / "adapter_config.json").write_text("{}")
-    given_up = (checkpoints / "step_20" / "trainer" / "rank_0.pt").read_bytes()
+    RunFiles(folder).wandb.write_text("{}")
+    given_up = (checkpoints / "step_20" / "trainer" / "rank_0.safetensors").read_bytes()
 
     news = resume.take_back(resume.resolve_resumed(setting.words(), folder, 10), folder)
     assert steps_in(folder / "metrics.jsonl") == steps_in(folder / "eval.jsonl") == list(range(1, 11))
@@ -92,7 +94,8 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
     assert saved_steps(checkpoints) == [10]
     (aside,) = checkpoints.glob("set-aside-*")
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
-    assert (aside / "step_20" / "trainer" / "rank_0.pt").read_bytes() == given_up
+    assert (aside / "step_20" / "trainer" / "rank_0.safetensors").read_bytes() == given_up
+    assert not RunFiles(folder).wandb.exists(), "the steps that come are on a page of their own"
     assert not (folder / "final").exists() and (folder / f"final-{aside.name}" / "adapter_config.json").is_file()
     assert all(any(f"{name} was newer and was moved to {folder}" in line for line in news)
                for name in ("step_20", "step_30", "final"))  # fmt: skip

@@ -101,6 +101,16 @@ def test_a_box_is_other_values_of_four_variables(checkout, tiny, gpus, engines, 
     assert flags(checkout, "--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
 
 
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [(["--tiny", "--gpus", "4"], ["2", "2", "4"]), ([], ["4", "2", "8"])],
+)
+def test_engines_and_actor_that_share_gpus_have_all_of_the_box(checkout, options, shape) -> None:
+    passed = flags(checkout, *options, COLOCATE="1")
+    names = ("--vllm_num_engines", "--vllm_tensor_parallel_size", "--actor_num_gpus_per_node")
+    assert [passed[name] for name in names] == shape
+
+
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     tiny, full = flags(checkout, "--tiny"), flags(checkout)
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}

@@ -1,5 +1,7 @@
 """What `train_grpo.sh` refuses, and what it says."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +30,9 @@ from .recipe import call
         (["--dry-run", "--from-step", "10"], "--from-step only applies to a resumed run: add --resume DIR"),
         (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last'; give a number"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
+        (["--dry-run", "--", "--verbose"], "has no flag --verbose: remove it; "),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
+        (["--check", "--run-dir", "a" * 300], "is too long for the file system"),
     ],
 )
 def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
@@ -109,6 +113,7 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: P
 @pytest.mark.parametrize(
     ("variables", "what"),
     [
+        ({"MODEL": "gpt-oss-120b"}, "MODEL gpt-oss-120b is not a folder\n    -> the hub's id is openai/gpt-oss-120b"),
         ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131,072"),
         ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
         ({"THINKING_BUDGET": "2048", "ANSWER_BUDGET": "1024"}, "= 3073 tokens, but GENERATE_MAX_LEN is 3072"),
@@ -116,7 +121,7 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: P
     ],
 )
 def test_a_plan_of_what_no_gpu_could_run_is_refused_before_the_model_is_here(checkout: Path, variables, what) -> None:
-    done = call(checkout, "--plan", MODEL="openai/gpt-oss-120b", **variables)
+    done = call(checkout, "--plan", **{"MODEL": "openai/gpt-oss-120b", **variables})
     assert done.returncode == 2 and what in done.stderr
 
 
@@ -154,5 +159,11 @@ def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path
     cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
     done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
     assert done.returncode == 2
-    assert "1. MODEL openai/gpt-oss-120b, 233.7 GB in bf16, needs 8 GPUs, but this machine has none" in done.stderr
+    assert "1. MODEL openai/gpt-oss-120b, 65.2 GB in the actor, needs 8 GPUs, but this machine has none" in done.stderr
     assert "hf download openai/gpt-oss-120b" in done.stderr
+
+
+def test_a_plan_for_a_reader_that_stops_early_ends_quietly(checkout: Path) -> None:
+    command = f"{checkout}/train_grpo.sh --plan | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

@@ -4,9 +4,11 @@ import datetime
 import fcntl
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,15 +16,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_files
+from grpo.checkpoint import adapter_files, state_files
+from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
 from grpo.launch import config, resume
 from grpo.launch.plan import describe, make_plan
 from grpo.launch.supervise.watch import End
 from grpo.run import run_state
+from grpo.run.lost_writes import LOSSY
 from grpo.run.run_files import RunFiles
+from grpo.run.run_log import RunLog
 from grpo.stack.problem import UserError
 from reward import settings
+from tests.faults import assert_seen, note
 
 from .stopped_run import log, start, steps_in
 
@@ -41,14 +47,14 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
     start(setting)
     save(10, 20)
     newest = setting.run_dir / "checkpoints" / "step_20"
-    file = newest / "trainer" / ("state.pt" if damage == "foreign" else "rank_1.pt")
-    partial = torch.load(file) | {"master": [torch.zeros(3)]}
+    file = newest / "trainer" / ("state.safetensors" if damage == "foreign" else "rank_1.safetensors")
+    partial = {"layout": state_files.read(file).get("layout"), "random": {}, **{key: [torch.zeros(3)] for key in KINDS}}
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "missing":
         file.unlink()
     else:
-        torch.save({"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage], file)
+        state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
     with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
@@ -58,10 +64,10 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     """Resuming a run of PIPELINE=1 with the default loss."""
     start(setting)
     save(10, 20)
-    file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.pt"
-    state = torch.load(file)
+    file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.safetensors"
+    state = state_files.read(file)
     state["client_states"]["ahead"] = {"step": 21}
-    torch.save(state, file)
+    state_files.write(file, state)
     with pytest.raises(UserError, match="set OLD_LOG_PROBS=engine"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):
@@ -258,21 +264,84 @@ def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (130, "stopped"), (1, "crashed")])
-def test_finished_run_records_how_it_ended(setting, monkeypatch, code, state) -> None:
+def test_finished_run_records_how_it_ended(setting, run_with, code, state) -> None:
     def supervise(*_, **__) -> End:
         assert run_state.Run(setting.run_dir).state == "running"
         return End(code)
 
-    monkeypatch.setattr(sys, "argv", ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()])
-    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
-    monkeypatch.setattr(launch, "supervise", supervise)
-    held = []
-    monkeypatch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])
-    assert launch.main() == code
-    os.close(held[0])  # as the end of the process does
+    assert run_with(supervise) == code
     run = run_state.Run(setting.run_dir)
     assert (run.state, run.code) == (state, code)
+
+
+def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, run_with, capsys) -> None:
+    """In step 2 of 3, metrics.jsonl reaches the largest size that a file may have here."""
+    metrics, shown = setting.folder / "metrics", []
+
+    def supervise(*_, progress, watch, **__) -> End:
+        log = RunLog(str(setting.run_dir), str(metrics))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            for step in (1, 2, 3):
+                log.write_step(step, {"reward": 0.5})
+                shown.append(progress())
+                with (metrics / "metrics.jsonl").open("a") as file:
+                    file.write("\n" * (2**20 - file.tell()))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert watch.has_new_steps(), "a SIGTERM saves"
+        return End(0)
+
+    assert run_with(supervise, metrics_dir=metrics) == LOSSY
+    reason = f"{metrics}/metrics.jsonl: File too large"
+    assert shown[0][-1].startswith("step 1")
+    assert shown[1:] == [[f"! lost       {n} since step 2, the last one: {reason}; the run goes on"]
+                         for n in ("1 write", "2 writes")]  # fmt: skip
+    assert_seen("the disk of the metrics fills", shown[1][0])
+    note("the disk of the metrics fills", 0.0)
+    output = capsys.readouterr().out
+    assert f"lost         2 writes since step 2, the last one: {reason}" in output
+    assert "again  " not in output and "not finished" not in output
+    run = run_state.Run(setting.run_dir)
+    assert (run.state, run.code) == ("finished", LOSSY)
+
+
+def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, run_with, capsys) -> None:
+    start(setting, max_steps=4)
+    save(4)
+    resumed = lambda: run_with(lambda *_, **__: End(0), "--resume", str(setting.run_dir), max_steps=4)  # noqa: E731
+    assert resumed() == 0
+    assert "complete: all 4 steps are done" in capsys.readouterr().out
+    files = RunFiles(setting.run_dir)
+    assert files.resumes.exists(), "its final adapter was missing"
+    files.final.mkdir()
+    (files.final / adapter_files.CONFIG).touch()
+    before = files.ends.read_text(), files.resumes.read_text()
+    assert resumed() == 0
+    assert (files.ends.read_text(), files.resumes.read_text()) == before
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
+    assert run_state.Run(setting.run_dir).state == "finished"
+
+
+@pytest.fixture
+def run_with(setting, monkeypatch) -> Callable[..., int]:
+    """Run the launcher around a stand-in for the supervisor; options of the launcher and other flags may follow."""
+
+    def run(supervise: Callable, *options: str, **flags: object) -> int:
+        words = ["launch", "run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.words(**flags)]
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+        monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
+        monkeypatch.setattr(launch, "supervise", supervise)
+        held = []
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])
+            code = launch.main()
+        os.close(held[0])  # as the end of the process does
+        return code
+
+    return run
 
 
 def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_data) -> None:
@@ -314,8 +383,10 @@ def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, ca
     assert launch.main() == 0
     assert "has no checkpoint" in capsys.readouterr().out
     save(10)
+    sys.argv += ["--actor_learning_rate", "0.5"]
     assert launch.main() == 0
-    assert "continuing after step 10" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "continuing after step 10" in said and "  LEARNING_RATE was " in said and ", now 0.5" in said
 
 
 @pytest.mark.parametrize(

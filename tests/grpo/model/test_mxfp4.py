@@ -34,10 +34,7 @@ def several_threads():
 
 @pytest.fixture(scope="module", autouse=True)
 def built_kernel(tmp_path_factory):
-    """The kernel of this source, compiled for the tests, not the one compiled by the set-up.
-
-    Only for this module: otherwise DeepSpeed would compile its operators in the same folder, for minutes.
-    """
+    """The kernel of this source, compiled for the tests, not the one compiled by the set-up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
         assert mxfp4_kernel.build()

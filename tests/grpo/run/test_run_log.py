@@ -8,6 +8,7 @@ import pytest
 
 from grpo.checkpoint.trainer_state import of_controller
 from grpo.run import run_log, sample_records
+from grpo.run.lost_writes import SPACE, LostWrites
 from grpo.run.run_files import RunFiles
 from grpo.run.trackers import Trackers
 from grpo.stack import json_files
@@ -176,6 +177,21 @@ def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
     (tmp_path / "metrics.jsonl").unlink()
     log.write_step(2, {"reward": 0.5})
     assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, 0), (2, 1)])
+def test_a_lost_write_counts_until_its_step_is_run_again(tmp_path, step, kept):
+    lost = LostWrites(RunFiles(tmp_path).lost_writes)
+    log = run_log.RunLog(str(tmp_path))
+    lost.begin(0)
+    log.write_step(1, {})
+    (tmp_path / "parity.jsonl").symlink_to("/dev/full")
+    log.write_parity({"step": 2})
+    assert lost.refresh() and not lost.refresh()
+    assert lost.describe() == f"1 write since step 2, the last one: {tmp_path}/parity.jsonl: No space left on device"
+    assert RunFiles(tmp_path).lost_writes.stat().st_size == SPACE, "it was written in place"
+    LostWrites(RunFiles(tmp_path).lost_writes).begin(step)
+    assert LostWrites(RunFiles(tmp_path).lost_writes).count == kept
 
 
 def test_line_cut_by_a_full_disk_does_not_affect_other_lines(tmp_path):

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -55,7 +56,7 @@ def stand_in(monkeypatch, name: str) -> list:
 @pytest.mark.parametrize(("flag", "name"), [("use_wandb", "wandb"), ("use_trackio", "trackio")])
 def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
     told = stand_in(monkeypatch, name)
-    args = arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key")
+    args = arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key", run_dir=str(tmp_path))
     tracker = dict((known, tracker) for known, _, tracker in trackers.KNOWN)[flag]
     started = trackers.Trackers([tracker(args, 0)])
     started.log("train", 1, {"reward": 0.5})
@@ -65,6 +66,24 @@ def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
     assert "a-secret-key" not in repr(options)
     assert numbers["train/reward"] == 0.5 and (more.get("step") or numbers["global_step"]) == 1
     assert end == "finished"
+
+
+def test_a_page_of_wandb_is_of_one_run_and_gets_each_step_once(tmp_path, monkeypatch):
+    """A run is killed in step 4 and resumed from step 2; another one's folder has the same name."""
+    told = stand_in(monkeypatch, "wandb")
+    for folder, steps in (("a", (1, 2, 3)), ("a", (3, 4)), ("b", (1,))):
+        args = arguments(tmp_path / folder)
+        Path(args.run_dir).mkdir(parents=True, exist_ok=True)
+        page = trackers.Trackers([trackers.Wandb(args, steps[0] - 1)])
+        for step in steps:
+            page.log("train", step, {"reward": step / 10})
+            if step > 2:
+                page.log("eval", step, {"exact_match": step / 10})
+    ids = [options["id"] for options in told if "id" in options]
+    assert ids[0] == ids[1] != ids[2]
+    sent = [numbers for numbers, _ in (call for call in told if isinstance(call, tuple))]
+    assert [row["global_step"] for row in sent if "train/reward" in row] == [1, 2, 3, 4, 1]
+    assert [row["global_step"] for row in sent if "eval/exact_match" in row] == [3, 4]
 
 
 def test_a_tracker_that_fails_is_switched_off_and_the_others_go_on(caplog):

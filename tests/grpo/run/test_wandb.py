@@ -1,5 +1,6 @@
 """Weights & Biases with its own package: offline, with a login, and without a key."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,7 @@ def test_an_offline_run_writes_into_the_run_directory(own_home, monkeypatch):
     started = trackers.Trackers([trackers.Wandb(args, 0)])
     started.log("train", 1, {"reward": 0.5})
     started.close()
-    (folder,) = (run_dir / "wandb").glob("offline-run-*-run-1")
+    page = json.loads((run_dir / "wandb.json").read_text())
+    (folder,) = (run_dir / "wandb").glob(f"offline-run-*-{page['id']}")
     assert list(folder.glob("*.wandb"))
     assert not (own_home / "wandb").exists()

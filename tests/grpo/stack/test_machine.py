@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,3 +90,10 @@ def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert machine.disk_free(tmp_path / "not" / "there" / "yet") == pytest.approx(
         shutil.disk_usage(tmp_path).free, rel=0.1
     )
+
+
+def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    program = "from grpo.stack import machine; machine.raise_open_files(); import resource as r; "
+    program += "print(r.getrlimit(r.RLIMIT_NOFILE))"
+    limited = ["sh", "-c", 'ulimit -Sn 100; ulimit -Hn 200; exec "$0" -c "$1"', sys.executable, program]
+    assert subprocess.run(limited, capture_output=True, text=True, check=True).stdout == "(200, 200)\n"

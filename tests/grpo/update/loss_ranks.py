@@ -12,7 +12,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import safe_get_full_grad
 from peft import LoraConfig, get_peft_model
 
@@ -100,7 +99,8 @@ def engine(path: str, micro_batch: int, shard: str):
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
         if shard == NO_SHARD or dist.get_rank() == 0:  # not partitioned before DeepSpeed's engine is made
             fill(parameters)
-    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0, fused=True)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 

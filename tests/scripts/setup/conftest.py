@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import check_env
+
 from .sandbox import ROOT, STAND_IN_UV, write_program
 
 
@@ -36,11 +38,8 @@ def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     shutil.copytree(bare_venv, root / ".venv", symlinks=True)
     config = root / ".venv" / "pyvenv.cfg"
     config.write_text(config.read_text().replace(str(bare_venv), str(root / ".venv")))
-    version = next(
-        line.partition("=")[2].strip()
-        for line in (ROOT / "scripts" / "setup.sh").read_text().splitlines()
-        if line.startswith("UV_VERSION=")
-    )
+    shutil.copy(ROOT / "requirements" / "uv.txt", root / "requirements" / "uv.txt")
+    version = check_env.read_lock(root / "requirements" / "uv.txt")["uv"]
     write_program(root / ".venv" / "bin" / "uv", STAND_IN_UV.format(python=sys.executable, version=version))
     write_program(root / "apply_patches.sh", '#!/bin/sh\necho "$@" >> "$(dirname "$0")/patch-calls"\n')
     return root

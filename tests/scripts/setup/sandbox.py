@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-# Writes each locked package's metadata as uv does, INSTALLER last, and a `deepspeed` that compiles at once.
+# Writes each locked package's metadata as uv does, INSTALLER last.
 STAND_IN_UV = """#!{python}
 import os, pathlib, signal, sys, time
 root = pathlib.Path(__file__).parents[2]
@@ -32,21 +32,6 @@ for line in pathlib.Path(sys.argv[-1]).read_text().split():
     if os.environ.get("UV_DIES_AT") == name:
         os.killpg(0, signal.SIGKILL)
     (info / "INSTALLER").write_text("uv")
-operators = site / "deepspeed" / "ops"
-for name in ("op_builder", "adam"):
-    (operators / name).mkdir(parents=True, exist_ok=True)
-(operators / "adam" / "cpu_adam.py").touch()
-(operators / "op_builder" / "cpu.py").write_text('''
-import os, pathlib
-class CPUAdamBuilder:
-    name = "cpu_adam"
-    def load(self):
-        if message := os.environ.get("COMPILER_SAYS"):
-            raise RuntimeError(message)
-        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / self.name
-        folder.mkdir()
-        (folder / (self.name + ".so")).write_text(os.environ["DS_ACCELERATOR"])
-''')
 """
 
 

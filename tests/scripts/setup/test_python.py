@@ -98,7 +98,8 @@ def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> Non
     assert before["TORCHINDUCTOR_CACHE_DIR"] == str(checkout / ".venv" / "torchinductor"), "outside of a run's TMPDIR"
     assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
     assert setup(checkout, "--cpu").returncode == 0
-    after = sourced(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
+    after = sourced(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere", PYTHONOPTIMIZE="2")
+    assert "PYTHONOPTIMIZE" not in after, "-OO removes documentation that the commands print"
     assert after["DS_ACCELERATOR"] == "cpu"
     assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
     assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"

@@ -27,8 +27,6 @@ ENVIRONMENTS = list(tools.ENVIRONMENTS)
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
-    file = folder / "chat_template.jinja"
-    file.write_text(tools.chat_template(file.read_text()))
     return AutoTokenizer.from_pretrained(folder)
 
 

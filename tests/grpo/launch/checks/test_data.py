@@ -1,6 +1,7 @@
 """Faults of prompts and labels are reported with their line and the remedy."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from data import checks as data_checks
 from grpo.launch import rendering
 from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 RENDER = rendering.render
@@ -33,6 +35,12 @@ def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message
     data = tmp_path / "bad.jsonl"
     data.write_text('{"prompt": "0 + 1?", "label": "1"}\n' + line + "\n")
     assert message in setting.problems(prompt_data=data)[0]
+
+
+def test_all_lines_with_a_fault_are_named_at_once(setting, tmp_path: Path) -> None:
+    lines = ["{}"] + [json.dumps({"prompt": f"{n}?", "label": "1"}) for n in range(7)] + ["["] * 2
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines))
+    assert "; 2 other lines with a fault: 9, 10\n" in setting.problems(prompt_data=tmp_path / "bad.jsonl")[0]
 
 
 def label(split: str, answer: str = "7") -> str:
@@ -101,6 +109,11 @@ def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp
 def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.jsonl").write_text(content)
     assert "is empty" in setting.problems(eval_dataset=tmp_path / "empty.jsonl")[0]
+
+
+def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "pipe.jsonl cannot be read (not a regular file)" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
 
 
 def write_rows(path: Path, *rows: dict[str, object]) -> Path:
@@ -174,6 +187,13 @@ def _rendered(folder, prompts, variables) -> list[Rendered]:
 def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "render", RENDER)  # of a tokenizer.json that is an empty object
     assert any("cannot render prompts" in problem for problem in setting.problems())
+
+
+def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("START_SECONDS", "PROMPT_SECONDS"):
+        monkeypatch.setattr(rendering, name, 0.0)
+    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct its endless loop"):
+        RENDER(str(tmp_path), ["How many?"], {})
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:

@@ -126,3 +126,42 @@ def test_tools_that_the_chat_template_leaves_out_are_refused(in_environment, tmp
     assert f"does not read {name}, so the model would not know the tools of {source}" in problem
     template.unlink()
     assert [each for each in in_environment.problems(pretrain=str(model)) if "has no chat template" in each]
+
+
+COUNTER = """
+from grpo.rollout.multi_turn import environment
+
+class Environment(environment.Environment):
+    tools = [environment.Tool("add", "Add.", {"type": "object", "properties": {"number": {"type": "integer"}}})]
+
+    async def start(self):
+        START
+
+    async def CALL(self, name, arguments):
+        assert arguments == {"number": 1}
+        return "2"
+
+    async def score(self, messages, ending):
+        return environment.Score(SCORE, 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, ""),
+        ({"CALL": "cal"}, "it has tools, but no method `call`"),
+        ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
+        ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
+        ({"SCORE": "float('nan')"}, "its reward is nan"),
+    ],
+)
+def test_one_conversation_is_played_before_a_run(in_environment, monkeypatch, tmp_path, changes, what) -> None:
+    begin = {"START": "return [{'role': 'user', 'content': self.prompt}]", "CALL": "call", "SCORE": "1.0"}
+    code = COUNTER
+    for name, text in (begin | changes).items():
+        code = code.replace(name, text)
+    (own := tmp_path / "count.py").write_text(code)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", str(own))
+    problems = in_environment.problems()
+    assert len(problems) == bool(what) and all(what in problem for problem in problems)

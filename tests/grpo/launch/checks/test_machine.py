@@ -1,16 +1,20 @@
 """Missing resources of the machine are reported with the remedy."""
 
 import os
+import resource
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from grpo.launch import resume
 from grpo.launch.checks.machine import check_gpus
 from grpo.launch.plan import make_plan
+from grpo.run.run_files import RunFiles
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
+from grpo.stack.problem import UserError
 
 GB = 10**9
 
@@ -33,25 +37,6 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     problems = setting.problems(**changes)
     assert problems == [] if message is None else message in problems[0]
-
-
-@pytest.mark.parametrize(
-    ("release", "wrong"), [("12.8", None), ("13.0", "has CUDA 13.0"), (None, "has none"), ("12.9", None)]
-)
-def test_the_fused_adam_needs_a_toolkit(
-    setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str | None, wrong: str | None
-) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    if release:
-        nvcc = tmp_path / "cuda" / "bin" / "nvcc"
-        nvcc.parent.mkdir(parents=True)
-        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.93'\n")
-        nvcc.chmod(0o755)
-    assert setting.problems(adam_offload=True) == []
-    problems = setting.problems(adam_offload=None)
-    assert problems == [] if wrong is None else (wrong in problems[0] and "ADAM_OFFLOAD" in problems[0])
 
 
 def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +90,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(setting) -> No
     [
         ("openai/gpt-oss-120b", None, [], "8 GPUs, but this machine has none", "./train_grpo.sh --tiny"),
         ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv has the CPU stack", "setup.sh --gpu"),
-        ("/copy/of/it", 234 * GB, [], "/copy/of/it, 234.0 GB in bf16, needs 8 GPUs", "--tiny"),
+        ("/copy/of/it", 234 * GB, [], " in the actor, needs 8 GPUs", "--tiny"),
         ("/of/a/test", 10**7, [], None, ""),
         ("org/absent", None, [], None, ""),
     ],
@@ -127,3 +112,34 @@ def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatc
         assert setting.problems() == []
     [problem] = setting.problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RunFiles(setting.run_dir)
+    setting.run_dir.mkdir()
+    files.config.write_text("{}")
+    if os.geteuid() == 0:
+        os.chown(setting.run_dir, 1001, -1)
+    else:
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert any("belongs to another user" in problem for problem in setting.problems())
+    for use in (lambda: resume.find_run(str(setting.run_dir), "run"), files.hold):
+        with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
+            use()
+    assert not files.lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "message"),
+    [
+        (resource.RLIMIT_NOFILE, 64, "may open 64 files"),
+        (resource.RLIMIT_NOFILE, 1024, None),
+        (resource.RLIMIT_AS, 2 * GB, "may have 2.0 GB of address space"),
+        (resource.RLIMIT_AS, 400 * GB, None),
+    ],
+)
+def test_limits_of_the_shell_that_no_run_survives_are_refused(setting, monkeypatch, kind, limit, message) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == kind else resource.RLIM_INFINITY,) * 2)
+    problems = setting.problems()
+    assert problems == [] if message is None else len(problems) == 1 and message in problems[0]

@@ -9,6 +9,8 @@ import pytest
 
 from grpo.model.model_files import INDEX
 
+CODE = {"auto_map": {"AutoConfig": "code.Config"}}
+
 
 def remove_shard(model: Path) -> None:
     (model / "model-00002-of-00002.safetensors").unlink()
@@ -48,9 +50,22 @@ def set_config(**values: object) -> Callable[[Path], None]:
     return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
 
 
+def name_code(file: str, content: dict) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        (model / file).exists() or (model / file).write_text("{}")
+        edit_json(model / file, lambda config: config.update(content))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (name_code("config.json", CODE), "config.json names code that would run (auto_map)"),
+        (name_code("tokenizer_config.json", CODE), "tokenizer_config.json names code that would run (auto_map)"),
+        (name_code("preprocessor_config.json", {"parts": [CODE]}), "names code that would run (auto_map)"),
+        (set_config(_attn_implementation_internal="somebody/kernels"), "(_attn_implementation_internal)"),
+        (set_config(architectures=["KimiK25ForConditionalGeneration"]), "config.json is of a ['KimiK25"),
         (remove_shard, "model-00002-of-00002.safetensors is missing"),
         (cut_shard, "a broken download"),
         (point_to_shard, "not a safetensors file"),

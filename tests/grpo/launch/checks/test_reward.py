@@ -41,6 +41,11 @@ def test_a_working_reward_is_no_problem(problems):
         ("def reward_func(:\n", "has a syntax error: invalid syntax", "correct the file"),
         ("import missing_module_of_mine\n", "No module named 'missing_module_of_mine' (", "correct the file"),
         ("def reward(q, p, l): return 1\n", "has no function reward_func", "docs/own-reward.md"),
+        (
+            "def reward_func(completions, **kwargs): return 1\n",
+            "has reward_func(completions, **kwargs), which is not how it is called",
+            "define reward_func(queries, prompts, labels)",
+        ),
         (function("raise ValueError('no gold')"), "ValueError: no gold (", "correct the file"),
         (function("return None"), "the return value is None", "return a number, a list"),
         (function("return [1.0, 2.0]"), "has 2 values for 1 sample", "return a number, a list"),

@@ -29,8 +29,10 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folders_of_living_runs_are_kept_and_others_deleted(parent: Path) -> None:
-    for name in ("grpo-somebody-elses", "other"):  # without a lock
-        (parent / name).mkdir()
+    thesis = parent / "grpo-my-thesis" / "lock"
+    for folder in (thesis.parent, parent / "other"):
+        folder.mkdir()
+    thesis.write_text("chapter 3: locks")
     variables = {**os.environ, "TMPDIR": str(parent)}
     with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True, env=variables) as run:
         try:
@@ -42,19 +44,22 @@ def test_folders_of_living_runs_are_kept_and_others_deleted(parent: Path) -> Non
             run.send_signal(signal.SIGKILL)
     again, other = base_dir.make()
     assert not theirs.exists() and ours.is_dir() and again.is_dir()
-    assert {path.name for path in parent.iterdir()} == {"grpo-somebody-elses", "other", ours.name, again.name}
+    assert {path.name for path in parent.iterdir()} == {"grpo-my-thesis", "other", ours.name, again.name}
+    assert thesis.read_text() == "chapter 3: locks"
     os.close(held)
     os.close(other)
 
 
-def test_a_process_that_inherits_the_descriptor_keeps_the_folder(parent: Path) -> None:
+def test_a_process_that_inherits_the_descriptor_keeps_the_folder_and_what_is_unknown_stays(parent: Path) -> None:
     ours, held = base_dir.make()
+    for name in ("ray", "tmp", "notes"):
+        (ours / name).mkdir()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held]) as keeper:
         os.close(held)
         _, second = base_dir.make()
-        assert ours.is_dir()
+        assert (ours / "tmp").is_dir()
         keeper.communicate(b"\n")
     _, third = base_dir.make()
-    assert not ours.exists()
+    assert [path.name for path in ours.iterdir()] == ["notes"]
     os.close(second)
     os.close(third)

@@ -169,6 +169,26 @@ def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
     )
 
 
+# As vLLM 0.15 and Ray 2.48 write them, with their colours.
+_RAY, _CORE, _WORKER = (
+    "\x1b[36m(LLMRayActor pid=6)\x1b[0m ",
+    "\x1b[0;36m(EngineCore_DP0 pid=8)\x1b[0;0m ",
+    "(Worker_TP1 pid=9) ",
+)
+NO_ENGINE = f"""{_RAY}RuntimeError: Engine core initialization failed. See root cause above.
+{_RAY}{_WORKER}ERROR 11-26 23:34:52 [multiproc_executor.py:772]     raise RuntimeError("the message of a line: no")
+{_RAY}{_WORKER}ERROR 11-26 23:34:52 [multiproc_executor.py:772] RuntimeError: port 7 is a name already: start again
+{_RAY}{_CORE}ERROR 11-26 23:34:53 [core.py:946] Exception: WorkerProc initialization failed due to an exception
+"""
+
+
+def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "driver.log").write_text(NO_ENGINE)
+    told = words("RuntimeError", "Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    found = cause.find(evidence(tmp_path, words=told))
+    assert found and found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
+
+
 def test_memory_that_ran_out_is_the_remedy(tmp_path: Path) -> None:
     found = cause.find(evidence(tmp_path, deaths=[KILLED], out_of_memory=1))
     assert found and "lack of memory" in found.remedy
@@ -218,6 +238,19 @@ def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full:
         (full / "more").write_bytes(b"0" * 2**20)
     found = cause.find(evidence(tmp_path, words=last_words.of(raised.value)))
     assert found and found.what.startswith("a disk is full: ")
+
+
+def test_too_many_open_files_are_told(tmp_path: Path) -> None:
+    aborted = Death("an actor rank", 77, -signal.SIGABRT)
+    known = evidence(tmp_path, deaths=[aborted], words=words("ActorDiedError", "died"))
+    known.log.write_text("(Judge pid=777) OSError: [Errno 24] Too many open files\n(Actor pid=77) terminate called\n")
+    found = cause.find(known)
+    assert found and "SIGABRT" in found.what, "another process had too many, and lives"
+    with known.log.open("a") as log:
+        log.write("(Actor pid=77, ip=127.0.0.1)   what():  [gloo/tcp/pair.cc:80] accept: Too many open files\n")
+    for seen in (known, evidence(tmp_path, words=words("OSError", "[Errno 24] Too many open files: 'x'"))):
+        found = cause.find(seen)
+        assert found and "too many open files" in found.what and "ulimit -Hn" in found.remedy
 
 
 def test_the_driver_keeps_the_exception_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 from grpo.launch.supervise.witness import role_of
-from scripts.soak.disk import SmallDisk
-from scripts.soak.tiny_run import TinyRun
+from tests.soak.disk import SmallDisk
+from tests.soak.tiny_run import TinyRun
 
 # A part of the command line of those whose end the keeper does not watch
 PARTS = {

@@ -1,4 +1,4 @@
-"""python -m scripts.soak --minutes 120 --every 4 --seed 0 --out DIR
+"""python -m tests.soak --minutes 120 --every 4 --seed 0 --out DIR
 
 Makes one tiny run without a fault, and then tiny runs into which a random fault comes every few minutes. Each run is
 continued until it is complete: by itself, or with --resume. Its numbers must equal those of the first one, digit for
@@ -21,11 +21,11 @@ from pathlib import Path
 from grpo.launch.supervise import processes
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
-from scripts.soak import faults, proof, table
-from scripts.soak.disk import SmallDisk
-from scripts.soak.faults import Fault
-from scripts.soak.table import Hit, Report
-from scripts.soak.tiny_run import START, TinyRun
+from tests.soak import faults, proof, table
+from tests.soak.disk import SmallDisk
+from tests.soak.faults import Fault
+from tests.soak.table import Hit, Report
+from tests.soak.tiny_run import START, TinyRun
 
 LOOK_SECONDS, SEARCH_SECONDS = 1.0, 5.0
 MOST_RESUMES = 20

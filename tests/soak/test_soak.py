@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from grpo.launch.supervise.processes import is_alive
 from grpo.launch.supervise.witness import DAEMONS, ROLES
-from scripts.soak import faults, proof, table
-from scripts.soak.disk import SmallDisk
-from scripts.soak.table import Hit, Report
+from tests.soak import faults, proof, table
+from tests.soak.disk import SmallDisk
+from tests.soak.table import Hit, Report
 from tests.supervised import command_line, wait_until
 
 TITLED = "import setproctitle, time; setproctitle.setproctitle({!r}); time.sleep(100)"

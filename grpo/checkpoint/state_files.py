@@ -1,0 +1,103 @@
+"""Files of the trainer's state: safetensors, of which one, "json", holds the plain values as JSON text.
+
+Reading them runs nothing that a file holds. Earlier versions wrote pickles (NAME.pt), and PyTorch's restricted reader
+of those has had flaws through which a file could run code.
+"""
+
+import functools
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+logger = logging.getLogger("openrlhf.grpo.state_files")
+OLD = ".pt"
+# JSON has no tensors, no tuples, and only texts as keys.
+_TENSOR, _TUPLE, _PAIRS = "$tensor", "$tuple", "$pairs"
+_JSON = "json"
+
+
+class StateFileError(ValueError):
+    """What is wrong with a file, without its name: "is truncated"."""
+
+
+def write(file: Path, value: Any) -> None:
+    """Write dicts, lists, tuples, texts, numbers and tensors. Contiguous tensors on the CPU are not copied.
+
+    Raises:
+        OSError, SafetensorError: if the file cannot be written.
+        TypeError: for a value of another type.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(_encoded(value, tensors)).encode()
+    save_file(tensors | {_JSON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}, file)
+
+
+def read(file: Path) -> Any:
+    """Return what :func:`write` got. Tensors stay on disk until they are used.
+
+    Raises:
+        OSError, StateFileError: if the file is missing, truncated or of another kind.
+    """
+    if is_old(file):
+        return _read_old(file.with_suffix(OLD))
+    try:
+        tensors = load_file(file)
+        return _decoded(json.loads(tensors.pop(_JSON).numpy().tobytes()), tensors)
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise StateFileError("it is truncated or not a checkpoint") from error
+
+
+def is_old(file: Path) -> bool:
+    """Say whether an earlier version wrote the state."""
+    return file.with_suffix(OLD).exists() and not file.exists()
+
+
+@functools.cache  # once, and not for the file of each rank
+def _warn_of(folder: Path) -> None:
+    logger.warning("%s is of an earlier version and is unpickled: continue from it only if you wrote it", folder)
+
+
+def _read_old(file: Path) -> Any:
+    _warn_of(file.parent)
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise StateFileError("it is truncated or not a checkpoint") from error  # torch's advice does not apply
+
+
+def _encoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a value as JSON has it, and put its tensors into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        one = value.detach().contiguous()
+        # A file holds no two views of the same memory.
+        tensors[name] = one.clone() if one.untyped_storage().data_ptr() in storages else one
+        return {_TENSOR: name}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _encoded(item, tensors) for key, item in value.items()}
+        return {_PAIRS: [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encoded(item, tensors) for item in value]}
+    return [_encoded(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _decoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensors[value[_TENSOR]]
+    if _TUPLE in value:
+        return tuple(_decoded(item, tensors) for item in value[_TUPLE])
+    if _PAIRS in value:
+        return {_decoded(key, tensors): _decoded(item, tensors) for key, item in value[_PAIRS]}
+    return {key: _decoded(item, tensors) for key, item in value.items()}

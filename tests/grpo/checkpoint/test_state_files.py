@@ -1,0 +1,91 @@
+"""What is written comes back with its types, to the bit; nothing that a file holds runs."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from grpo.checkpoint import state_files, trainer_state
+from grpo.model.model_files import CheckpointError
+from scripts import inspect_checkpoint
+
+
+def same(one: object, other: object) -> bool:
+    """Compare trees of plain values and tensors, types included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other or (one != one and other != other)
+
+
+def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+    whole = torch.randn(4, 6)
+    state = {
+        "numbers": [0.1, 1e-310, -0.0, math.inf, math.nan, 2**70, True, None],
+        "tuple": (1, ("a",), []),
+        "keys": {1: "one", (2, "b"): "two", "$tensor": {"$tuple": 3}},
+        "text": "\ud7ff\u2028 \x00 \U0001f600",
+        "views": [whole, whole, whole[1:3, 2:5], whole.T, whole[0, 0]],
+        "others": [torch.tensor([True]), torch.zeros(0, 3), torch.tensor(7), whole.bfloat16(), torch.ones(2).byte()],
+        "gradient": torch.ones(2, requires_grad=True),
+    }
+    state_files.write(tmp_path / "state.safetensors", state)
+    back = state_files.read(tmp_path / "state.safetensors")
+    assert same(back, state | {"gradient": torch.ones(2)})
+    assert math.copysign(1, back["numbers"][2]) == -1
+    with pytest.raises(TypeError):
+        state_files.write(tmp_path / "other.safetensors", {"a set": {1}})
+
+
+@pytest.mark.parametrize("text", ["{", '{"$tensor": "9"}', '{"$tensor": [1]}', '{"$pairs": [1]}', "[" * 100_000, None])
+def test_malformed_states_are_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "state.safetensors"
+    held = {} if text is None else {"json": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    save_file(held, file)
+    with pytest.raises(state_files.StateFileError, match="not a checkpoint"):
+        state_files.read(file)
+
+
+class Runs:
+    def __reduce__(self):
+        return Path.touch, (Path("ran"),)
+
+
+def test_a_pickle_under_the_name_of_a_state_does_not_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state.safetensors").write_bytes(pickle.dumps(Runs()))
+    torch.save(Runs(), tmp_path / "state.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        trainer_state.read(tmp_path)
+    (tmp_path / "state.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        trainer_state.read(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_state_of_an_earlier_version_is_read_with_one_warning(make_trainer, tmp_path: Path, caplog, capsys) -> None:
+    new = make_trainer(tmp_path / "step_3" / "trainer", {"a": (3, 2)})
+    state, ranks = trainer_state.read(new)
+    old = tmp_path / "old" / "step_3" / "trainer"
+    old.mkdir(parents=True)
+    torch.save(state, old / "state.pt")
+    for number, rank in enumerate(ranks):
+        torch.save(rank, old / f"rank_{number}.pt")
+    assert same(trainer_state.read(old), (state, ranks))
+    assert [record.message for record in caplog.records] == [
+        f"{old} is of an earlier version and is unpickled: continue from it only if you wrote it"
+    ]
+    caplog.clear()
+    state_files._warn_of.cache_clear()
+    inspect_checkpoint.main([str(old.parent), "--json"])
+    assert json.loads(capsys.readouterr().out)["trainer_bytes"] > 0
+    assert not caplog.records, "an inspection unpickles nothing"

@@ -1,0 +1,66 @@
+"""Malformed files of a model: each is a fault with a remedy, never a traceback, an endless wait or a file elsewhere."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from grpo.model import model_files
+from grpo.model.model_files import INDEX, CheckpointError, HeaderError
+
+NESTED = "[" * 200_000
+
+
+def write(file: Path, header: object, data: int = 16) -> Path:
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data))
+    return file
+
+
+def tensor(*offsets: int, shape: tuple[int, ...] = (4,)) -> dict:
+    return {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
+
+
+def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
+    tensors, end = model_files.read_header(write(tmp_path / "a", {"b": tensor(8, 16), "a": tensor(0, 8)}))
+    assert tensors.keys() == {"a", "b"} and end == (tmp_path / "a").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        NESTED,
+        {"a": tensor(0, 8), "b": tensor(4, 12)},
+        {"a": tensor(0, 8), "b": tensor(0, 8)},
+        {"a": tensor(-8, 0)},
+        {"a": tensor(8, 16)},
+        {"a": tensor(0, 8, shape=(-2, -2))},
+    ],
+)
+def test_a_header_that_the_format_forbids_is_refused(tmp_path: Path, header: object) -> None:
+    with pytest.raises(HeaderError, match="not a safetensors file"):
+        model_files.read_header(write(tmp_path / "a", header))
+
+
+@pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/passwd", "a\0b", 3])
+def test_an_index_names_files_of_its_folder(tmp_path: Path, shard: object) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
+    model = model_files.read(tmp_path)
+    assert [str(fault) for fault in model.faults if "not an index of safetensors files in this folder" in str(fault)]
+    assert model.shards == ()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        model_files.read_json(tmp_path / "pipe")
+    with pytest.raises(HeaderError, match="not a regular file"):
+        model_files.read_header(tmp_path / "pipe")
+
+
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(NESTED)
+    with pytest.raises(CheckpointError, match="is not JSON"):
+        model_files.read(tmp_path)

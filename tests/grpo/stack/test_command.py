@@ -1,0 +1,34 @@
+"""What commands print: nothing that a terminal obeys."""
+
+import io
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.stack import command
+
+NASTY = "a\x1b[2J\x9b1m\x07\r\u202e\ud800 b\n\tc 名"
+
+
+def test_escapes_are_shown_as_question_marks() -> None:
+    assert command.printable(NASTY) == "a?[2J?1m???? b\n\tc 名"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("grpo.launch", ["run", "--resume"]), ("scripts.inspect_checkpoint", []), ("scripts.bundle", [])],
+)
+def test_a_path_of_somebody_else_does_not_reach_the_terminal(
+    module: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    out = io.StringIO()
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, out)
+    monkeypatch.setattr(sys, "argv", [module, *words, str(tmp_path / "\x1b[2Jrun")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 2
+    assert "?[2Jrun" in out.getvalue() and "\x1b" not in out.getvalue()
