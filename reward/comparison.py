@@ -14,7 +14,8 @@ Decisions about equality, since conventions differ:
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
 - `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order in which they are listed;
   those of `x_1 = 1, x_2 = 2` have no order.
-- `{5}` equals `5`, and so does a list of equal values; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
+- `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`. A list of one value in several spellings
+  equals the value: `x+1, 1+x` but not `1, 1`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
 - `\mathbb{R} \setminus \{0\}` equals `(-\infty, 0) \cup (0, \infty)` and `x \ne 0`.
 - In `(1,234, 5)` only one comma has a blank, so it is a pair; `(1,234,5)` is a triple.
@@ -70,7 +71,8 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
         return _matched([named[1] for named in named_parts if named], union.parts, decide)
     if "collection" in (a.kind, b.kind) and a.kind != b.kind:
         listed, value = (a, b) if a.kind == "collection" else (b, a)
-        return bool(listed.parts) and not listed.mark and all(_same(part, value, decide) for part in listed.parts)
+        is_one = len(set(listed.parts)) == len(listed.parts) > 0 and not listed.mark  # two alike are meant: 1, 1
+        return is_one and all(_same(part, value, decide) for part in listed.parts)
     if {a.kind, b.kind} == {"words", "expression"}:
         said, expression = (a, b) if a.kind == "words" else (b, a)
         return said.text == (expression.text if len(expression.text) == 1 else expression.text.lower())

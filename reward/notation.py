@@ -105,9 +105,8 @@ _WRAPPER = re.compile(
 )
 _WORDS = re.compile(r"\\text ?\{ ?([(]?[A-Za-z][A-Za-z()., '-]*)\}\Z")
 _EMPTY = re.compile(r"\\text ?\{ *\}")
-# Words that are more than a name or a product: "no solution".
-_PLAIN_WORDS = re.compile(r"(?=.*[a-z]{4})[A-Za-z]{2,}(?: [A-Za-z]{2,})+\Z")
-_NONE = re.compile(r"(?:there (?:is|are) )?(no [a-z ]+?)s?\Z")
+# What needs no \\text, in the singular or the plural: "no real solutions".
+_NONE = re.compile(r"(?:there (?:is|are) )?(no [a-z ]{3,}?)s?\Z", re.IGNORECASE)
 _LABEL = re.compile(
     r"(\\text ?\{ ?)?(?:the )?(?:final |correct )?answer(?![A-Za-z])(?: is)? ?:? ?(?(1)\} ?)(?=[^ ])", re.IGNORECASE
 )
@@ -191,9 +190,9 @@ def squeeze(text: str) -> str:
 
 
 def words(text: str) -> str | None:
-    r"""The words of a spelled `\text{...}`, or of several plain words, as they are compared; None for anything else."""
+    r"""The words of a spelled `\text{...}`, or "no" with words, as they are compared; None for anything else."""
     match = _WORDS.match(text)
-    if not match:
-        return _NONE.sub(r"\1", text.lower()) if _PLAIN_WORDS.match(text) else None
-    plain = " ".join(match[1].strip("()., ").split())
-    return plain if len(plain) == 1 else _NONE.sub(r"\1", plain.lower())
+    plain = " ".join(match[1].strip("()., ").split()) if match else text
+    if none := _NONE.match(plain):
+        return none[1].lower()
+    return None if not match else plain if len(plain) == 1 else plain.lower()

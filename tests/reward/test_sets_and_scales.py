@@ -138,14 +138,15 @@ def test_closing_and_opening_brackets_of_a_list_are_no_interval(intervals: str) 
 
 @pytest.mark.parametrize(
     ("listed", "value"),
-    [("x+11, 11+x", "11+x"), ("5, 5.0", "5"), ("\\pm 0", "0"), ("\\{5,5\\}", "5")],
+    [("x+11, 11+x", "11+x"), ("0.5, \\frac12", "1/2")],
 )
 def test_a_list_of_one_value_is_the_value(listed: str, value: str) -> None:
     assert both(listed, value) and not both(listed, f"{value}+1")
 
 
 @pytest.mark.parametrize(
-    ("listed", "value"), [("x+11, 12+x", "x+11"), ("5, 6", "5"), ("(5, 5)", "5"), ("x=5, y=5", "5"), ("\\{\\}", "5")]
+    ("listed", "value"),
+    [("x+11, 12+x", "x+11"), ("5, 6", "5"), ("5, 5", "5"), ("(5, 5)", "5"), ("x=5, y=5", "5"), ("\\{\\}", "5")],
 )
 def test_other_lists_are_not(listed: str, value: str) -> None:
     assert not both(listed, value)

@@ -318,7 +318,8 @@ def test_the_gate_notices_other_sinks(stack, prompts):
 def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts, tiny_model):
     """From what an engine's workers record to the message; faults are in the trainer's routers and temperature."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
-    step = stack.recorded([tokenizer.decode(prompt) for prompt in prompts], tokenizer)
+    asked = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 51)]
+    step = stack.recorded(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False), tokenizer)
     written = []
     trainer = SimpleNamespace(
         args=stack.args,
@@ -327,7 +328,7 @@ def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts,
         run_log=SimpleNamespace(write_parity=written.append),
     )
     ParityGate().check(trainer, 1, *step)
-    assert not written[0]["problems"] and written[0]["has_adapter"]
+    assert not written[0]["problems"] and written[0]["has_adapter"] and not written[0]["waits"]
     stack.every_rank(choose_other_experts)
     with pytest.raises(PolicyMismatch, match=r"it is the choice of experts: .* set ROUTING_REPLAY=1"):
         ParityGate().check(trainer, 1, *step)

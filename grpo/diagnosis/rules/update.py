@@ -5,7 +5,7 @@ The policy loss is not expected to fall in GRPO, so no rule requires it.
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.correctness import Fall, fall_of_correctness
@@ -147,8 +147,13 @@ def spikes(run: RunHistory) -> list[Finding] | str:
         )
     evidence = [_spikes_of(column, at) for column, at in found]
     many = any(at.sum() >= max(3, 0.05 * len(column)) for column, at in found)
+    is_single = len(found) == 1 and found[0][0].name.startswith("grad") and found[0][1].sum() == 1
+    fall = fall_of_correctness(run)
+    # One gradient is clipped to MAX_GRAD_NORM.
+    is_harmless = is_single and not (fall and fall.is_likely)
+    severity = CRITICAL if many else WATCH if is_harmless else WARNING
     onset, last = min(one.first for one in evidence), max(one.last for one in evidence)
-    return [finding(run, "spikes", CRITICAL if many else WARNING, onset, last, *evidence)]
+    return [finding(run, "spikes", severity, onset, last, *evidence)]
 
 
 def _limit(run: RunHistory, column: Series) -> np.ndarray:
