@@ -64,7 +64,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",
         "LOSS_AGGREGATION": "sequence_mean", "TEMPERATURE": str(TEMPERATURE), "EPS_CLIP": str(EPS_CLIP),
         "LENGTH_SCHEDULE": "20,24@2,28@1%", "GENERATE_MAX_LEN": "28",
-        "EVAL_AT_START": "0", "EVAL_STEPS": "-1", "SAVE_STEPS": "3",
+        "EVAL_AT_START": "0", "EVAL_STEPS": "-1", "SAVE_STEPS": "3", "MAX_CHECKPOINTS": "9",
     }  # fmt: skip
     metrics, seen = run_dir / "metrics.jsonl", 0
 

@@ -19,7 +19,7 @@ SAVED, LAST, STEPS = 2, 4, 5
 EVALUATED = 24
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
-    "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64",
+    "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 

@@ -214,9 +214,14 @@ def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
 
 
 def holders(node: Node, key: str) -> list[str]:
-    """The kinds of files on a node that have a planted key: of processes, of its memory, of its disk."""
+    """The kinds of files on a node that have a planted key: of processes, of its memory, of its disk.
+
+    Not of the checkout, where the tests name the key.
+    """
     places = "/proc/[0-9]*/environ /proc/[0-9]*/cmdline /tmp /dev/shm"
-    found = node.run("sh", "-c", f"grep -rla '[{key[0]}]{key[1:]}' {places} 2>/dev/null || true").split()
+    found = node.run(
+        "sh", "-c", f"grep -rla --exclude-dir='{ROOT.name}' '[{key[0]}]{key[1:]}' {places} 2>/dev/null || true"
+    ).split()
     return sorted({Path(file).name for file in found})
 
 

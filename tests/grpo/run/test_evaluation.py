@@ -84,14 +84,14 @@ def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected
     [record] = describe([sample("<a>", 0.0, response, label, **logs)], tokenizer)
     tokens = tokenizer.encode(response, add_special_tokens=False)
     chat = SimpleNamespace(tokenizer=tokenizer)
-    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
+    by_hand = {"id": "a", "prompt": "<a>", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
     by_hand |= Chat.record(chat, tokens, "stop", {})
     by_hand.pop("finish_reason")
     graded = records.graded(by_hand)
     assert {key: record[key] for key in graded} == graded
     assert record["response"] == response
     assert {key: record[key] for key in expected} == expected
-    assert records.graded(record) == {key: value for key, value in record.items() if key != "response"}
+    assert records.graded(record) == {key: value for key, value in record.items() if key not in records.TEXTS}
 
 
 def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
@@ -200,7 +200,7 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     assert (record["thinking_truncated"], record["truncated"]) == (cut, truncated)
 
     drawn = EvalSample.of(rollout)
-    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
+    by_hand = {"id": "a", "prompt": "<a>", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
     by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
     by_hand.pop("finish_reason")
     written = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it

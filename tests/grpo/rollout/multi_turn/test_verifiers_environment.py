@@ -26,6 +26,7 @@ from grpo.stack.checkout import CHECKOUT
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, call, params, talk
 
+pytestmark = pytest.mark.timeout(600)  # importing the package takes minutes beside the real stack
 needs_package = pytest.mark.skipif(not importlib.util.find_spec("verifiers"), reason="verifiers is not installed")
 
 WORDS = ("apple", "table", "river", "house", "stone")
