@@ -6,9 +6,9 @@ The archive has configuration, versions, hardware, patches, the last lines of ev
 evaluations and the parity gate. It also has the report of `python -m scripts.gpu_check`, if this checkout has one.
 Samples are left out unless you ask for them, since they show your problems. Checkpoints are always left out.
 
-Values of this shell's secret variables are replaced by their names, however they are encoded, and so is what looks like
+Values of this shell's secret variables are replaced by their names, also quoted or in base64, and so is what looks like
 a key, a token, or a password. Links are not followed. Look through the archive before you publish it: prompts or paths
-in a log may be private, too.
+in a log may be private, too, and no pattern knows every key.
 
 Exit code: 0 done; 1 a file could not be read (the archive names it); 2 RUN_DIR is not a run, or FILE exists.
 """
@@ -38,24 +38,42 @@ LOG_BYTES = 16 << 20  # of a log's end: its lines may be long
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?:[^-]|-(?!----)){0,8000}(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----)?"
 )
-# Keys that their form shows, and what a line has, in small letters, if it has one.
+# Keys that their form shows, and what a line has, in small letters, if it has one. The n of "\n" in JSON is no part of
+# one.
 _KEYS = re.compile(
-    r"AIza[\w-]{35}|\b(?:AQ\.|ya29\.)[\w-]{40,}|\b(?:hf|npm|gsk|r8)_[A-Za-z0-9]{30,}|\b(?:sk|nvapi)-[\w-]{20,}"
-    r"|\b[sr]k_(?:live|test)_\w{16,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\b(?:pypi-|dop_v1_)[\w-]{40,}"
-    r"|\bgl(?:pat|dt|ft|rt|soat|cbt|imt|ptt|agent|oas)-[\w-]{20,}|\bGR1348941[\w-]{20,}"
-    r"|\bxox[a-z](?:\.xox[a-z])?-[\w-]{10,}|hooks\.slack\.com/\S+|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bAKC[A-Za-z0-9]{10,}"
-    r"|\b(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}\b|\b\d{8,10}:AA[\w-]{33}\b|\b[0-9a-f]{32}-us\d{1,2}\b"
-    r"|\beyJ[\w-]{8,}={0,2}(?:\.[\w=+/-]+){1,4}"  # JSON web tokens
+    r"AIza[\w-]{35}|hooks\.slack\.com/\S+|discord(?:app)?\.com/api/webhooks/\S+|(?:\b|(?<=\\[bfnrt]))(?:"
+    r"(?:AQ\.|ya29\.)[\w-]{40,}|(?:hf|npm|gsk|r8|ntn|lin_api)_[A-Za-z0-9]{30,}|(?:sk|nvapi|xai)-[\w-]{20,}"
+    r"|[sr]k_(?:live|test)_\w{16,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|(?:pypi-|dop_v1_)[\w-]{40,}"
+    r"|gl(?:pat|dt|ft|rt|soat|cbt|imt|ptt|agent|oas)-[\w-]{20,}|GR1348941[\w-]{20,}|hvs\.[\w-]{20,}|dapi[0-9a-f]{32}"
+    r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}|AKC[A-Za-z0-9]{10,}"
+    r"|(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}\b|(?:bot)?\d{8,10}:AA[\w-]{33}\b|[0-9a-f]{32}-us\d{1,2}\b"
+    r"|eyJ[\w-]{8,}={0,2}(?:\.[\w=+/-]+){1,4})"  # JSON web tokens
 )
 _IN_KEYS = (
     *("aiza", "aq.", "ya29.", "hf_", "npm_", "gsk_", "r8_", "sk-", "nvapi-", "k_live_", "k_test_", "ghp_", "gho_"),
     *("ghu_", "ghs_", "ghr_", "github_pat_", "pypi-", "dop_v1_", "gl", "gr1348941", "xox", "hooks.slack", "sg.", "akc"),
-    *("a3t", "abia", "acca", "akia", "asia", ":aa", "-us", "eyj"),
+    *(
+        "ntn_",
+        "lin_api_",
+        "xai-",
+        "hvs.",
+        "dapi",
+        "webhooks",
+        "a3t",
+        "abia",
+        "acca",
+        "akia",
+        "asia",
+        ":aa",
+        "-us",
+        "eyj",
+    ),
 )
 _SCHEME = r"(?:(?:bearer|basic|token|digest)\s+)?"
 # The end of a name and the value. Some names mean nothing else; of others the value must look like a secret.
 _NAMED = re.compile(
-    r"""(?ix) (?: (?P<strong>passw(?:or)?d|passphrase|pwd|secret|credentials?|authorization|cookie|authtoken|art-api
+    r"""(?ix) (?: (?P<strong>passw(?:or)?d|passphrase|(?-i:PASS)|pwd|secret|credentials?|authorization|cookie
+        |authtoken|art-api
         |(?:api|access|account|auth|client|encryption|private|secret|service|shared|signing)[-_]?(?:access)?[-_]?key)
         |token|auth|(?P<key>key) )
     (?:\\*["']?\s*(?:=>|[=:,])\s* | (?<=password)[ \t]{1,9})
@@ -65,9 +83,10 @@ _NAMED = re.compile(
     + _SCHEME
     + r"""(?P<plain>[^\s"'<>\\]{4,}))"""
 )
-_IN_NAMES = ("passw", "passphrase", "pwd", "secret", "credential", "cookie", "token", "auth", "key", "art-api")
+_IN_NAMES = ("pass", "pwd", "secret", "credential", "cookie", "token", "auth", "key", "art-api")
 _ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)([^\s"',;<>\\]{8,})""")
-_PARAMETER = re.compile(r"(?i)([?&](?:key|token|sig|signature)=|\b(?:bearer|negotiate)\s+)[\w.~+/=%-]{8,}")
+_PARAMETER = re.compile(r"(?i)([?&](?:[\w-]*-)?(?:key|token|sig|signature)=|\b(?:bearer|negotiate)\s+)[\w.~+/=%-]{8,}")
+_FLAG = re.compile(r"""(?i)(\s--[\w-]*(?:token|key|secret|pass(?:w(?:or)?d)?)[ \t]+["']?)([^\s"'-][^\s"']+)""")
 _BASIC = re.compile(r"\b([Bb]asic\s+)(?=[\w+/]*[A-Z0-9])[\w+/]{8,}=*")
 _ON_COMMAND_LINE = re.compile(r"""(\s(?:-u|--user|--proxy-user)[\s=]+["']?[^\s:"'/]+:)[^\s"']{3,}""")
 # name:password@host, in an address or alone.
@@ -90,6 +109,7 @@ def _clean_line(line: str) -> str:
         line = _KEYS.sub("<key>", line)
     if has(*_IN_NAMES):
         line = _NAMED.sub(_unnamed, _ASSIGNED.sub(_unassigned, line))
+        line = _FLAG.sub(lambda match: f"{match[1]}<secret>" if _looks_secret(match[2], 12) else match[0], line)
     if has("key=", "token=", "sig=", "signature=", "bearer", "negotiate"):
         line = _PARAMETER.sub(r"\1<secret>", line)
     if has("basic"):

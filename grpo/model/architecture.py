@@ -61,7 +61,10 @@ class Architecture:
         # Of another class vLLM may run code of the model's folder (CVE-2026-27893).
         if config.get("architectures") not in (None, [CLASS]):
             raise CheckpointError(f"config.json is of a {config['architectures']}", f"choose a {CLASS}")
-        method = (config.get("quantization_config") or {}).get("quant_method")
+        quantization = config.get("quantization_config") or {}
+        if not isinstance(quantization, dict):
+            raise CheckpointError("quantization_config of config.json is no object", "download it again")
+        method = quantization.get("quant_method")
         if method not in (None, "mxfp4"):
             raise CheckpointError(f"the weights are stored as {method}", "choose a checkpoint in MXFP4 or bf16")
         if config.get("tie_word_embeddings"):

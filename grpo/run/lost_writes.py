@@ -56,9 +56,9 @@ class LostWrites:
         before = self.count
         try:
             row = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # nothing was lost, or the trainer is writing
+            self.count, self.first, self.last = int(row["count"]), int(row["first"]), str(row["last"])
+        except (OSError, ValueError, TypeError, KeyError):  # nothing was lost, the trainer is writing, or not ours
             return False
-        self.count, self.first, self.last = row["count"], row["first"], row["last"]
         return self.count > before
 
     def describe(self) -> str:

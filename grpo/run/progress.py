@@ -209,6 +209,8 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
+    if "waits" not in row:
+        return [f"step {row['step']}: engines and actor were compared by another version, in other numbers"]
     comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []

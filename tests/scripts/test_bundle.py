@@ -103,6 +103,10 @@ SPELLINGS = {
     "a web token": f"got eyJhbGciOiJIUzI1NiJ9.{base64.b64encode(b'not-in-this-shell-1234').decode()}.c2lnbmF0dXJl",
     "of Slack": "xoxb-123456789012-not-in-this-shell-1234",
     "of Hugging Face": "the token hf_" + "b" * 34 + " was refused",
+    "at a line's start, in json": json.dumps("x\nhf_" + "b" * 34),
+    "after a flag": "+ tool --api-key not-in-this-shell-1234 --token not-in-this-shell-1234",
+    "a short name": "export SSHPASS=not-in-this-shell-1234 DB_PASS=not-in-this-shell-1234",
+    "of a signed address": "https://host/x?X-Amz-Signature=not-in-this-shell-1234",
     "of AWS": "ASIA" + "B" * 16,
 }
 PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb", "AQ.Ab8", "pat_bbb")
@@ -159,6 +163,7 @@ def test_other_words_stay() -> None:
     text += '{"max_tokens": 12345678, "eos_token": "<|return|>", "token_ids": [200002]} key: 12345678 '
     text += '"eos_token": "</s>", "pad_token": "<|endoftext|>", "token": "assistant", "sort_key": "response_length" '
     text += "token = tokenizer.encode(text) Basic information: name@host, mean:0.5 std:0.1 @decorated "
+    text += "--label_key label --input_key prompt_2 forward_pass: 0.5 pass: 0.123 "
     text += "https://host/path?page=12345678 http://127.0.0.1:12345/a@b: no password was given"
     assert bundle.clean(text) == text
 

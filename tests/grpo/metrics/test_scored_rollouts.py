@@ -141,3 +141,5 @@ def test_a_comparison_survives_a_json_file():
     head, *_, last = parity_lines(row | {"since": 2, "has_adapter": True, "waits": "too few tokens"})
     assert head == "step 3: engines and actor agree (with the adapter, rollouts since step 2)"
     assert last == "    too few tokens"
+    earlier = {"step": 1, "limit": 0.05, "has_adapter": False, "rows": [{"name": "all", "mean": 0.001}], "problems": []}
+    assert parity_lines(earlier) == ["step 1: engines and actor were compared by another version, in other numbers"]
