@@ -104,10 +104,13 @@ def test_a_header_that_contradicts_itself(copy: Path) -> None:
     assert fault.file == shard.name and "not a safetensors file" in fault.what
 
 
-@pytest.mark.parametrize("key", ["num_local_experts", "head_dim", "num_hidden_layers"])
-def test_a_config_without_a_number_is_refused(copy: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_local_experts", None), ("head_dim", None), ("num_hidden_layers", None), ("quantization_config", "mxfp4")],
+)
+def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str, value: str | None) -> None:
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {key: None}))
+    (copy / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(CheckpointError, match=key):
         architecture.check(model_files.read(copy))
 
