@@ -223,6 +223,8 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
         "stops the run"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
+    if waits and not problems:
+        return [f"step {row['step']}: {verdict} so far ({adapter}{steps}); {row['waits']}"]
     lines = [legend, *comparison.table(), *waits, *problems]
     return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
