@@ -61,8 +61,8 @@ class Wandb:
     """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
 
     The page's id, and the last steps that it got, are in the run directory: W&B cannot take back a step that a resumed
-    run repeats, so that step is not sent again. The key comes from WANDB_API_KEY or `wandb login`. With
-    WANDB_MODE=offline, there is none.
+    run repeats, so that step is not sent again. The key comes from WANDB_API_KEY or `wandb login`. WANDB_MODE=offline
+    needs none.
     """
 
     def __init__(self, args: Arguments, step: int) -> None:

@@ -60,7 +60,7 @@ def numbered_rows(
     """Yield the lines of a file that a user gives, as :func:`parse`.
 
     Raises:
-        OSError: if the file cannot be read, or is none: a pipe, which can be read once alone.
+        OSError: if the file cannot be read, or is a pipe, which can be read only once.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))

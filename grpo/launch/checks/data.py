@@ -133,9 +133,9 @@ def check_leaks(
     leaked = [(line, lines[text]) for text, line in train if text in lines]
     if leaked:
         (line, other), *more = leaked
+        others = f"; so are those of {counted(len(more), 'other line')}" if more else ""
         yield Problem(
-            f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}, as are {len(more)} "
-            "others",
+            f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}{others}",
             "python -m data.prepare --decontaminate removes problems of eval from train",
         )
 
