@@ -101,7 +101,11 @@ def test_without_a_label_key_our_reward_function_has_no_answers(setting) -> None
 def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp_path: Path) -> None:
     data = make_data(tmp_path / "both.jsonl", 30, first=90)  # eval has 100 to 104
     [problem] = setting.problems(prompt_data=data)
-    assert "both.jsonl, line 11: " in problem and "eval.jsonl, line 1" in problem and problem.count("those of 4 other lines") == 1
+    assert (
+        "both.jsonl, line 11: " in problem
+        and "eval.jsonl, line 1" in problem
+        and problem.count("those of 4 other lines") == 1
+    )
     assert "--decontaminate" in problem.split("->")[1]
 
 
