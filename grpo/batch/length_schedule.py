@@ -112,10 +112,6 @@ class Schedule:
             number += 1
         return number
 
-    def limited(self, generate_kwargs: dict[str, Any], step: int) -> dict[str, Any]:
-        """Return the arguments of OpenRLHF's ``generate_samples`` with the limit of a global step."""
-        return generate_kwargs | {"max_new_tokens": self.limit(step)}
-
     def after_step(self, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
         """Count the truncated samples of a step, and return the state for a resume as plain values.
 

@@ -20,7 +20,7 @@ from grpo.checkpoint import state_files
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
+from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
 
 STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -57,20 +57,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def of_controller(status: dict[str, Any]) -> dict[str, Any]:
-    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states and the step's metrics."""
+    """Return what the controller's states hold besides its position: random states and the step's metrics."""
     kept = {name: value for name, value in status.items() if isinstance(value, int | float) or name == "grad_norms"}
     return {"random": random_state(), "status": kept}
-
-
-def restore_controller(trainer: PPOTrainer, states: dict[str, Any]) -> None:
-    """Restore OpenRLHF's ``PPOTrainer`` from a checkpoint's ``client_states``; does nothing at step 0.
-
-    Its loader has been restored already. Creating the iterator draws random numbers, so the random states are set after
-    it.
-    """
-    if states["global_step"]:
-        trainer.samples_generator._dataloader_iter = iter(trainer.prompts_dataloader)
-        set_random_state(states["random"])
 
 
 def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) -> None:
@@ -79,7 +68,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
     Args:
         engine: DeepSpeed's engine, with ZeRO-3 around PyTorch's fused AdamW.
         directory: must exist.
-        client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
+        client_states: the controller's.
     """
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
@@ -107,7 +96,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
-    """Restore a freshly initialised trainer from a saved state. Return OpenRLHF's ``client_states``.
+    """Restore a freshly initialised trainer from a saved state. Return the controller's states.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 

@@ -23,7 +23,7 @@ class Rows(Protocol):
         rollout_log_probs: float32 ``[B, A]``, by the engine; None if it reported none.
         kl: float32 ``[B, A]``, actor minus reference; None for branches.
         prompts, labels: one for each rollout.
-        info: logs by name, ``[B]`` each. What the hooks add: the limit of lengths (``length_limit``), checks
+        info: logs by name, ``[B]`` each. Ours are the limit of lengths (``length_limit``), checks
             (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
             the rollout (``sample``).
         routing: for each row, the engine's choice of experts. Only with ROUTING_REPLAY; read it with
@@ -44,26 +44,29 @@ class Rows(Protocol):
     engine_routing: "torch.Tensor"
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
+    @staticmethod
+    def concat_experiences(experiences_list: "Sequence[Rows]", pad_token_id: int) -> "Batch":
+        """Return the rows of several as one, padded."""
+
 
 class Sample(Rows, Protocol):
-    """One rollout, B = 1, as ``SamplesGenerator`` returns it.
+    """One rollout, B = 1, from :func:`grpo.batch.rollouts.rollout_of`.
 
     Attributes:
-        rewards, scores: float32 ``[1]``; None if a reward model scores later. ``experience_maker.complete`` makes a
-            reward that is missing NaN.
-        sampled_by: the id of the engine's Ray actor. ``experience_maker.experience_of`` sets it.
-        branches: one row for each branch. ``experience_maker.experience_of`` sets it for rollouts in an environment;
-            others lack it. Read it with :func:`grpo.batch.branches.of_sample`.
-        policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens.
-            ``experience_maker.experience_of`` sets it, with PARTIAL_ROLLOUTS.
+        rewards, scores: float32 ``[1]``; NaN if missing.
+        sampled_by: the id of the engine's Ray actor.
+        branches: one row for each branch; rollouts without an environment lack it. Read it with
+            :func:`grpo.batch.branches.of_sample`.
+        policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens. Only with
+            PARTIAL_ROLLOUTS.
         group: the seed of the prompt. Set with ``policies``.
         number: how many groups the run began before this one's. Set with PARTIAL_ROLLOUTS.
-        missing: names of the numbers that the sample lacked. ``experience_maker.complete`` sets it.
-        details: what is known about the sample after the update. ``ppo_trainer.after_training`` sets it.
+        missing: names of the numbers that the sample lacked, from :func:`grpo.batch.rewards.complete`.
+        details: what is known about the sample after the update, from :mod:`grpo.metrics.step_metrics`.
     """
 
-    rewards: "torch.Tensor | None"
-    scores: "torch.Tensor | None"
+    rewards: "torch.Tensor"
+    scores: "torch.Tensor"
     sampled_by: str | None
     branches: "list[Sample]"
     policies: "torch.Tensor"
@@ -72,28 +75,24 @@ class Sample(Rows, Protocol):
     missing: set[str]
     details: dict[str, Any]
 
-    @staticmethod
-    def concat_experiences(experiences_list: "Sequence[Rows]", pad_token_id: int) -> "Batch":
-        """Return the rows of several as one, padded."""
-
 
 class Batch(Rows, Protocol):
-    """A micro-batch of rollouts, from ``RemoteExperienceMaker`` to the replay buffers; also one branch as its row.
+    """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss; or one of its rows.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.old_log_probs_ref`; None where the current
-            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.score`; None where the current log-probs are
+            used, see :func:`grpo.update.passes.set_old_log_probs`.
+        base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         rewards, scores: float32 ``[B]``; a reward that is missing is NaN.
         advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
-        branch_counts: branches of each rollout, which are rows after the rollouts. ``experience_maker.with_branches``
-            sets it, for the forward passes.
-        branches: for each rollout, its branches of one row each. ``experience_maker.apart`` sets it; a micro-batch
+        branch_counts: branches of each rollout, which are rows after the rollouts, for the forward passes.
+        branches: for each rollout, its branches of one row each, from :func:`grpo.batch.branches.apart`; a micro-batch
             without branches lacks it. Read it with :func:`grpo.batch.branches.of_batch`.
         replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
-            ``ppo_actor.whole_batches`` sets it.
     """
 
     action_log_probs: "torch.Tensor | None"
+    base_action_log_probs: "torch.Tensor | None"
     rewards: "torch.Tensor"
     scores: "torch.Tensor"
     advantages: "torch.Tensor"
@@ -102,16 +101,5 @@ class Batch(Rows, Protocol):
     branches: "list[list[Batch]]"
     replay: Any
 
-
-class BufferItem(Protocol):
-    """One row in the replay buffer of a rank.
-
-    Attributes:
-        info: the logs of the row.
-        branches: the items of its branches. ``replay_buffer.with_branches`` sets it.
-        routing: see :class:`Rows`, of this row. ``replay_buffer.with_branches`` sets it.
-    """
-
-    info: dict[str, Any]
-    routing: "list[torch.Tensor]"
-    branches: "list[BufferItem]"
+    def to_device(self, device: Any) -> "Batch":
+        """Move the tensors, and return the batch."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo.batch import filtering
+from grpo.batch.step import Step
 from grpo.checkpoint import state_files
 
 from .drawn_steps import Run, difficulty
@@ -72,11 +72,8 @@ def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(mon
 def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
     """Two of five problems never have a spread, so each episode has at most three groups for the batches of three."""
     run = Run(monkeypatch, order=1, problems=5)
-    carried = []
-    end_batch = filtering.end_batch
-    monkeypatch.setattr(
-        filtering, "end_batch", lambda *given: carried.append(len(given[1]) * given[2]) or end_batch(*given)
-    )
+    carried, end = [], Step.end
+    monkeypatch.setattr(Step, "end", lambda *given: carried.append(len(given[1]) * given[2]) or end(*given))
     run.until(6)
     assert any(carried), "an episode has ended with accepted groups"
     trained = [draw for samples, _ in run.rows for _, draw in samples]
@@ -86,8 +83,8 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
 @any_settings
 @given(st.integers(8, 14), st.integers(0, 99))
 def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypatch, problems, seed):
-    ended, end_batch = [], filtering.end_batch
-    monkeypatch.setattr(filtering, "end_batch", lambda *given: ended.append(end_batch(*given)) or ended[-1])
+    ended, end = [], Step.end
+    monkeypatch.setattr(Step, "end", lambda *given: ended.append(end(*given)) or ended[-1])
     Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).until(4)
     assert [is_exhausted for batch, is_exhausted in ended if batch] == [False] * 4
 
