@@ -180,7 +180,7 @@ class Rank(BaseModelActor):
             loss = loss + output.aux_loss * args.aux_loss_coef
         if args.entropy_loss_coef is not None:
             entropy_BA = output.entropy[:, -mask.shape[1] :]
-            means["entropy_loss"] = float((entropy_BA * mask).sum() / mask.sum().clamp(min=1))
+            means["entropy_loss"] = ((entropy_BA * mask).sum() / mask.sum().clamp(min=1)).item()
             if args.entropy_loss_coef:
                 loss = loss - self.loss.aggregate(entropy_BA, mask) * args.entropy_loss_coef
         self.metrics.note(batch, log_probs_BA, output, policy_loss, self.loss.per_token)

@@ -30,10 +30,10 @@ PLAIN = ["42<|im_end|>"]
 
 def arguments(estimator="dr_grpo"):
     return SimpleNamespace(
-        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2, use_dynamic_batch=False,
+        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2,
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
-        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
-        prompt_max_len=0, ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
+        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False,
+        prompt_max_len=0, colocate_all_models=False, rollout_batch_size=2,
         max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None, no_advantage_std_norm=False,
         routing_replay=True,
     )  # fmt: skip

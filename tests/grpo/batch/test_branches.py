@@ -133,7 +133,7 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
-    """In float64, over the rollouts, for any batching """
+    """In float64, over the rollouts, for any batching"""
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask

@@ -1,16 +1,24 @@
-"""OpenRLHF's own training loop, replay buffer and loader with our loss: every split gives the same gradient."""
+"""A rank's update: every split of a batch gives the same gradient; its passes, its optimizer and its sync."""
 
 import itertools
 from types import SimpleNamespace
 
+import deepspeed
 import pytest
+import ray
 import torch
+import torch.distributed as dist
 from openrlhf.trainer.ppo_utils.experience_maker import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
-from openrlhf.trainer.ray import ppo_actor
 
+from grpo.launch.config import trainer_parser
+from grpo.lora import adapter
+from grpo.model import loading
+from grpo.training.update import Rank
+from grpo.update import importance
 from grpo.update.loss import PolicyLoss
 from grpo.update.passes import old_log_probs
+from grpo.update.ranks import Ranks
+from tests.grpo.routed_model import TOKENS, others, small_model
 
 LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
 
@@ -26,6 +34,7 @@ def experiences() -> list[Experience]:
         old, base, engine = (values * mask for values in random)
         samples.append(
             Experience(
+                index=[number],
                 sequences=sequences,
                 attention_mask=torch.ones_like(sequences),
                 action_mask=mask,
@@ -59,6 +68,12 @@ class Policy(torch.nn.Module):
     def model(self) -> "Policy":
         return self
 
+    def backward(self, loss) -> None:
+        (loss / self.accumulated).backward()  # as DeepSpeed does
+
+    def step(self) -> None:
+        self.optimizer_step()
+
     def forward(self, sequences, action_mask, return_output=False, **_):
         self.passes.append(torch.is_grad_enabled())
         logits = self.table[sequences[:, :-1]]
@@ -74,38 +89,31 @@ def arguments(**changes) -> SimpleNamespace:
         "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
         "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "old_log_probs": "trainer",
         "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
-        "use_dynamic_batch": False, "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
-        "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "ds_tensor_parallel_size": 1,
+        "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
+        "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0,
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
 
 
 def train(args: SimpleNamespace, micro: int) -> tuple[torch.Tensor, dict[str, float]]:
-    """Run ``ppo_train`` over one optimizer batch in micro-batches; return the gradient, and the status."""
+    """Update on one optimizer batch in micro-batches; return the gradient, and what the rank reports."""
     policy, noted = Policy(), []
-    note = lambda *all: noted.append(all[-1])  # noqa: E731
-    status = trainer_of(args, policy, micro, len(LENGTHS) // micro, note).ppo_train(args.init_kl_coef)
+    rank = rank_of(args, policy, micro, len(LENGTHS) // micro, lambda *all: noted.append(all[-1]))
+    status = rank.update()
     return policy.table.grad, status | {"noted": noted}
 
 
-def trainer_of(args, policy, micro, accumulated, note, optimizer_step=lambda *_, **__: None):
-    """Return OpenRLHF's trainer of one rank, with the samples in its buffer."""
-    trainer = object.__new__(ppo_actor.ActorPPOTrainer)
-    trainer.strategy = SimpleNamespace(
-        args=args, ring_attn_group=None, world_size=1, accumulated_gradient=accumulated, is_rank_0=lambda: False,
-        backward=lambda loss, *_: (loss / accumulated).backward(),  # as DeepSpeed does
-        optimizer_step=optimizer_step, all_reduce=lambda values, op="mean": values,
-        get_grad_norm=lambda actor: 0.0,  # read from OpenRLHF 0.9.4 on
-    )  # fmt: skip
-    trainer.args, trainer.actor, trainer.max_epochs, trainer.ema_model = args, policy, 1, None
-    trainer.aux_loss, trainer.actor_optim, trainer.dataloader_pin_memory = False, None, False
-    trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
-    trainer.metrics = SimpleNamespace(after_backward_and_step=lambda *_: None, pop=dict, note=note)
-    trainer.actor_loss_fn = PolicyLoss(args)
-    trainer.replay_buffer = NaiveReplayBuffer(micro)
+def rank_of(args, policy, micro, accumulated, note, optimizer_step=lambda: None) -> Rank:
+    """A single rank with the rollouts of a step."""
+    rank = object.__new__(Rank)
+    policy.accumulated, policy.optimizer_step = accumulated, optimizer_step
+    rank.args, rank.actor, rank.ranks = args, policy, Ranks(1, accumulated)
+    args.micro_train_batch_size = micro
+    rank.metrics = SimpleNamespace(after_backward_and_step=lambda: None, pop=dict, note=note)
+    rank.loss, rank.rows = PolicyLoss(args), []
     for experience in experiences():
-        trainer.replay_buffer.append(experience)
-    return trainer
+        rank.append(experience)
+    return rank
 
 
 FORMS = {
@@ -119,7 +127,7 @@ FORMS = {
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_gradient_is_the_same_for_any_micro_batch(aggregation, form):
+def test_the_gradient_is_the_same_for_any_micro_batch(single_rank, aggregation, form):
     args = arguments(loss_aggregation=aggregation, **FORMS[form])
     (whole, status), *others = [train(args, micro) for micro in (4, 2, 1)]
     assert whole.abs().max() > 1e-4
@@ -128,14 +136,14 @@ def test_the_gradient_is_the_same_for_any_micro_batch(aggregation, form):
         assert other["policy_loss"] == pytest.approx(status["policy_loss"], rel=1e-4, abs=1e-7)
 
 
-def test_forms_differ():
+def test_forms_differ(single_rank):
     losses = {form: train(arguments(**changes), 2)[0] for form, changes in FORMS.items()}
     for one, other in itertools.combinations(losses, 2):
         assert not torch.allclose(losses[one], losses[other], rtol=1e-3), (one, other)
 
 
-def test_kl_and_entropy_are_those_of_the_whole_batch():
-    """By hand: the gradient of everything together."""
+def test_kl_and_entropy_are_those_of_the_whole_batch(single_rank):
+    """By hand: the gradient of everything together, in two epochs."""
     policy, total = Policy(), torch.zeros(())
     for one in experiences():
         log_probs, output = policy(one.sequences, one.action_mask, return_output=True)
@@ -144,20 +152,18 @@ def test_kl_and_entropy_are_those_of_the_whole_batch():
         difference = one.base_action_log_probs - log_probs
         kl = difference.exp() - 1 - difference
         total = total + ((0.1 * kl - objective - 0.05 * output.entropy) * one.action_mask).sum()
-    (total / sum(LENGTHS)).backward()
+    (2 * total / sum(LENGTHS)).backward()
     torch.testing.assert_close(train(arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_status_includes_the_measurements_of_the_loss():
+def test_a_rank_reports_the_measurements_of_the_loss(single_rank):
     _, status = train(arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
-    assert {"ppo_kl", "vllm_kl"} <= status.keys()
     names = {"importance_cut", "importance_weight", "advantage_clipped", "vllm_kl", "clip_ratio_low", "clip_ratio_high"}
-    assert status["noted"][0].keys() >= names
-    _, plain = train(arguments(), 4)
-    assert status["ppo_kl"] == pytest.approx(plain["ppo_kl"], rel=1e-3) and "vllm_kl" not in plain
+    assert status["noted"][0].keys() >= names and status["entropy_loss"] > 0
+    assert "vllm_kl" not in train(arguments(), 4)[1]["noted"][0]
 
 
-def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs():
+def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
     """Two optimizer steps of two samples each: the ratio of both is to the policy before the first."""
     args, policy, before, steps = arguments(max_epochs=1), Policy(), Policy(), itertools.count()
     used = []
@@ -165,13 +171,79 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs():
     def note(experience, current, *_):
         used.append((experience, old_log_probs(args, experience, current)))
 
-    def optimizer_step(*_, **__):
+    def optimizer_step():
         if next(steps) % 2:
             policy.table.data += 0.1 * torch.randn_like(policy.table)
 
-    trainer_of(args, policy, 1, 2, note, optimizer_step).ppo_train(0.1)
+    rank_of(args, policy, 1, 2, note, optimizer_step).update()
     assert policy.passes == [False, False, True, True, True, True]  # with and without gradients
     assert not torch.equal(policy.table, before.table)
     for experience, old in used:
         expected = before(experience.sequences, experience.action_mask)
         assert torch.equal(old, expected) and old.count_nonzero() == experience.action_mask.sum()
+
+
+def test_each_correction_of_the_flag_is_known_to_the_loss():
+    choices = next(one.choices for one in trainer_parser()._actions if one.dest == "vllm_is_correction_type")
+    log_ratio, mask = torch.tensor([[0.1, -2.0], [3.0, 0.2]]), torch.ones(2, 2, dtype=torch.bool)
+    names = ["mis" if kind == "seq-mask-tis" else kind for kind in choices]  # see hooks.train_ppo_ray.validate
+    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in names]
+    assert len({tuple(each.flatten().tolist()) for each in weights}) == len(choices) == 3
+
+
+def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint, monkeypatch):
+    """What DeepSpeed's engine does with a bf16 configuration to the buffers of the model is undone."""
+    made = {}
+
+    def initialize(model, optimizer, **given):
+        made.update(given, optimizer=optimizer)
+        return model.bfloat16(), optimizer, None, None
+
+    monkeypatch.setattr(deepspeed, "initialize", initialize)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    rank = object.__new__(Rank)
+    config = {"zero_optimization": {"offload_param": {"device": "none"}}}
+    rank.strategy = SimpleNamespace(get_ds_train_config=lambda is_actor: config)
+    rank.args = SimpleNamespace(
+        actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
+        lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,
+    )  # fmt: skip
+    model = loading.load_gpt_oss(checkpoint)
+    rank.actor = SimpleNamespace(model=model)
+    rank._start_engine(20)
+    [group] = made["optimizer"].param_groups
+    assert type(made["optimizer"]) is torch.optim.AdamW and group["fused"] and group["params"]
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    zero = made["config"]["zero_optimization"]
+    assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]
+
+
+def test_a_pass_replays_a_routing():
+    class Actor(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = small_model()
+
+        def forward(self, sequences, *_):
+            return self.model(sequences).logits
+
+    rank = object.__new__(Rank)
+    rank.actor, mask = Actor(), torch.ones_like(TOKENS)
+    plain = rank.forward(TOKENS, mask, mask)
+    assert (plain - rank.forward(TOKENS, mask, mask, routing=others())).abs().max() > 1e-3
+    assert torch.equal(rank.forward(TOKENS, mask, mask), plain)
+
+
+def test_engines_get_the_adapter_and_their_memory_is_noted(peft_model, single_rank, monkeypatch):
+    def load_adapter(buffer, specs):
+        tensors = [adapter.TensorSpec(**spec) for spec in specs]
+        expected = adapter.Receipt.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
+        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs), "memory": 9}]
+
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda references, **_: references)
+    rank, noted = object.__new__(Rank), []
+    rank.actor = SimpleNamespace(model=SimpleNamespace(module=peft_model))
+    rank.engines = [SimpleNamespace(load_adapter=SimpleNamespace(remote=load_adapter))]
+    rank.metrics = SimpleNamespace(note_engines=noted.append)
+    assert dist.get_rank() == 0 and rank.sync().memory == 9 and noted == [9]
