@@ -32,7 +32,7 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     except user_files.NoFunctionError:
         return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
     except (Exception, SystemExit) as error:
-        return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
+        return _error(f"cannot be imported: {locate_error(error, path)}", "correct the file")
     signature = inspect.signature(function)
     try:
         signature.bind([], [], [])
@@ -57,7 +57,7 @@ def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], quer
     try:
         value = function([query], [sample["prompt"]], [sample["label"]])
     except (Exception, SystemExit) as error:
-        return _error(f"fails {where}: {_what(error, path)}", "correct the file")
+        return _error(f"fails {where}: {locate_error(error, path)}", "correct the file")
     try:
         returned = read(value, 1)
     except ReturnError as error:
@@ -65,7 +65,7 @@ def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], quer
     return {"reward": returned.rewards[0], "score": returned.scores[0], "logs": returned.logs[0]}
 
 
-def _what(error: BaseException, path: Path) -> str:
+def locate_error(error: BaseException, path: Path) -> str:
     """Return the last line of a traceback, and the last place in the user's file."""
     (line,) = traceback.format_exception_only(error)[-1:]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -33,7 +33,7 @@ from grpo.launch import (
     signals,
     stop_rules,
 )
-from grpo.launch.checks import packages, reward
+from grpo.launch.checks import environment, packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.hang import HangWatch
@@ -144,7 +144,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
+    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings() + environment.describe(config)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
