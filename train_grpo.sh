@@ -136,8 +136,7 @@ if ((TINY)); then
     if [[ ${ENVIRONMENT-} =~ ^(python|retrieval)$ && -z ${MODEL-}${TRAIN_DATA-} ]]; then
         TINY_TOOLS="$TINY_DIR/$ENVIRONMENT"
         : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/$TINY_FORMAT}"
-        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
-        : "${EVAL_DATA:=$TINY_TOOLS/data/eval.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
+        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
         if [[ $ENVIRONMENT == retrieval ]]; then : "${LIBRARY:=$TINY_TOOLS/data/library.jsonl}"; fi
     fi
     : "${MODEL:=$TINY_DIR/mxfp4}" "${ENGINE_MODEL:=$TINY_DIR/$TINY_FORMAT}"
@@ -160,11 +159,8 @@ fi
 : "${MODEL:=openai/gpt-oss-120b}" # a folder, or a hub id that is already in the hub's cache
 : "${ENGINE_MODEL:=$MODEL}"       # what the engines load
 : "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
-# Held-out problems: eval.jsonl beside the training problems, as data.prepare writes it, if there is one
-OWN_EVAL_DATA="$(dirname -- "$TRAIN_DATA")/eval.jsonl"
-if [[ -f $OWN_EVAL_DATA ]]; then : "${EVAL_DATA:=$OWN_EVAL_DATA}"; fi
-if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
-: "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
+# Held-out problems: by default eval.jsonl beside the training problems, as data.prepare writes it
+: "${EVAL_DATA:=$(dirname -- "$TRAIN_DATA")/eval.jsonl}"
 # The reward: this project's (below), or .py files of your own with reward_func(queries, prompts, labels), separated by
 # blanks. REWARD_WEIGHTS has a weight for each of them (empty: 1); the reward is their weighted sum
 : "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"

@@ -21,7 +21,7 @@ import pytest
         ({"gradient_checkpointing_use_reentrant": None}, "reentrant", "--gradient_checkpointing_use_reentrant"),
         ({"prompt_data": None}, "TRAIN_DATA is empty", "data.prepare"),
         ({"prompt_data": "/none.jsonl"}, "TRAIN_DATA: /none.jsonl does not exist", "name a .jsonl file"),
-        ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "name a .jsonl file"),
+        ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "move some lines of TRAIN_DATA"),
         ({"prompt_data": "/data.parquet"}, "is not a .jsonl file", "python -m data.prepare"),
         (
             {"input_key": "question"},
