@@ -144,7 +144,8 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings() + environment.describe(config)
+    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
+    warnings += [*own_settings.warnings(), *environment.describe(config)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":

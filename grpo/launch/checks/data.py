@@ -72,8 +72,9 @@ def _apart(config: Config) -> str:
     """Return how to hold out problems of TRAIN_DATA. `data.prepare` reads what our grader reads."""
     if not is_graded_by_us(config):
         return "move some lines of TRAIN_DATA to a new file, and set EVAL_DATA to it"
+    source = shlex.quote(config.args.prompt_data or "FILE")
     return (
-        f"hold some out: python -m data.prepare --source {shlex.quote(config.args.prompt_data or 'FILE')} --out FOLDER; "
+        f"hold some out: python -m data.prepare --source {source} --out FOLDER; "
         "then set TRAIN_DATA=FOLDER/train.jsonl EVAL_DATA=FOLDER/eval.jsonl"
     )
 

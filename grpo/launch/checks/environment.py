@@ -102,8 +102,8 @@ def describe(config: Config) -> list[str]:
         lines.append(f"played      {Path(source).name}: {played.line}")
         if played.error:
             lines.append(
-                f"WARNING: {played.error}. In a run the model reads only that the tool failed; raise ToolError for what "
-                "it should read"
+                f"WARNING: {played.error}. In a run the model reads only that the tool failed; raise ToolError for "
+                "what it should read"
             )
     return lines
 

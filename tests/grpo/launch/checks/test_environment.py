@@ -11,6 +11,7 @@ from grpo.launch.judge import of_run
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.run_dir import command_script
 from grpo.rollout.multi_turn.settings import AGENT
+from grpo.run.measure import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture
@@ -23,14 +24,14 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"):
         monkeypatch.setenv(f"GRPO_{name}", "9")
     monkeypatch.setenv("GRPO_TEMPLATE", "served")
-    setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None}
+    setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None, "remote_rm_url": OUR_REWARD}
     return setting
 
 
 def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_environment.problems() == []
     monkeypatch.setenv("GRPO_JUDGE", "1")
-    judge = of_run(in_environment.config(remote_rm_url="reward/reward_func.py"), may_stand_in=True)
+    judge = of_run(in_environment.config(), may_stand_in=True)
     assert judge.settings is None and judge.why_off == "the environment gives the reward"
 
 
@@ -53,6 +54,7 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),
         ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef applies to single", "remove it"),
+        ({}, {"remote_rm_url": USER_REWARD}, "REWARD has no effect: the environment gives", "unset REWARD"),
         ({}, {"disable_fast_tokenizer": True}, "--disable_fast_tokenizer", "remove it"),
     ],
 )
@@ -189,7 +191,7 @@ def test_one_conversation_is_played_before_a_run(play_counter, changes, what) ->
     [
         ({}, "'2'", ""),
         ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'", ""),
-        ({"SUM": "return {}[number]"}, "'error: add failed'", "the tool add failed on {\"number\": 1}: KeyError: 1 ("),
+        ({"SUM": "return {}[number]"}, "'error: add failed'", 'the tool add failed on {"number": 1}: KeyError: 1 ('),
         # made-up arguments that the schema does not allow explain any error
         ({"SUM": "return '1' + number", '"integer"': '"integer", "minimum": 2'}, "'error: add failed'", "TypeError"),
     ],
