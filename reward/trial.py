@@ -40,6 +40,22 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
         return _error(f"has {user_files.FUNCTION}{signature}, which is not how it is called", _EXAMPLE)
     if sample is None:
         return {"logs": {}}
+    result = _paid(function, path, sample)
+    works = "error" not in result and result["reward"] > result.get("wrong", math.inf)
+    if not works and _is_foreign(signature):
+        what = f"has {user_files.FUNCTION}{signature}, the arguments of another trainer; here they get other values"
+        return _error(what, _EXAMPLE)
+    return result
+
+
+def _is_foreign(signature: inspect.Signature) -> bool:
+    """Return whether the names are those of TRL or verl at places where we pass something else."""
+    first, second, *_ = [*signature.parameters, "", ""]
+    return first in ("prompts", "data_source") or second in ("completions", "solution_str")
+
+
+def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the reward of the right answer, and of the wrong one if there is one; or an error."""
     called = "the first line of TRAIN_DATA"
     result = _call(function, path, sample, sample["query"], f"on {called}")
     if "error" in result:

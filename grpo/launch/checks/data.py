@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch import data_files, rendering
+from grpo.launch.checks.batches import check_batches
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
@@ -23,7 +24,7 @@ _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
 def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Read both data files. With too few prompts, a stock trainer ends without a step and without an error.
+    """Read both data files, and check batch sizes with them.
 
     Args:
         is_missed: whether a file that does not exist is a problem.
@@ -49,13 +50,7 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
             read[split] = data_files.read_records(Path(path), args.input_key, args.label_key, labels_of)
         except UserError as error:
             yield Problem(f"{_VARIABLES[split]}: {error.problem.what}", error.problem.remedy)
-    count = len(read.get("train", ()))
-    if 0 < count < args.rollout_batch_size:
-        yield Problem(
-            f"{args.prompt_data} has {counted(count, 'prompt')}, but a rollout needs {args.rollout_batch_size}: "
-            "no step would run",
-            f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
-        )
+    yield from check_batches(config, len(read["train"]) if "train" in read else None)
     try:
         rendered = render(config, read)
     except UserError as error:
