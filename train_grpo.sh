@@ -44,6 +44,9 @@ refuse() {
     exit 2
 }
 
+# Prints the letters of a word in the order of the alphabet, each once
+letters() { fold -w 1 <<<"$1" | sort -u | tr -d '\n'; }
+
 # Prints how many GPUs of this machine a run may use
 count_gpus() {
     if [[ -v CUDA_VISIBLE_DEVICES ]]; then
@@ -90,6 +93,11 @@ while (($#)); do
             if grep -q "\"\${$VARIABLE:\?=" "${BASH_SOURCE[0]}"; then
                 refuse "$1 is a variable, not an option: $VARIABLE=VALUE ./train_grpo.sh"
             fi
+            for OPTION in --tiny --gpus --check --plan --dry-run --run-dir --resume --from-step --steps --help; do
+                if [[ $(letters "${1%%=*}") == "$(letters "$OPTION")" ]]; then
+                    refuse "unknown option $1; did you mean $OPTION?"
+                fi
+            done
             refuse "unknown option $1; OpenRLHF flags go after --, options are in ./train_grpo.sh --help"
             ;;
     esac

@@ -169,7 +169,7 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
     try:
         said = await method(*arguments)
         if not isinstance(said, list | None):
-            raise TypeError(f"it returned a {type(said).__name__}, not a list of messages")
+            raise TypeError(f"it returned {type(said).__name__}, not a list of messages")
         if wrong := [message for message in said or [] if not is_message(message)]:
             raise TypeError(f"it returned {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
         return said
@@ -222,8 +222,8 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         async with asyncio.timeout(seconds):
             content = await environment.call(name, _arguments(call["function"]["arguments"]))
         if not isinstance(content, str):
-            logger.error("%s returned a %s instead of text", name, type(content).__name__)
-            raise ToolError(f"{name} returned a {type(content).__name__} instead of text")
+            logger.error("%s returned %s instead of text", name, type(content).__name__)
+            raise ToolError(f"{name} returned {type(content).__name__} instead of text")
         _check_text(name, content)
         is_error = False
     except ToolError as error:
@@ -276,7 +276,7 @@ async def scored(environment: Environment, outcome: Outcome, seconds: float) -> 
 def _in_floats(score: object) -> Score:
     """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
     if not isinstance(score, Score):
-        raise TypeError(f"it returned a {type(score).__name__}, not a Score")
+        raise TypeError(f"it returned {type(score).__name__}, not a Score")
     if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
         raise TypeError(f"its logs are {score.logs!r:.200}, not numbers by name")
     for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):
