@@ -57,6 +57,7 @@ class Outcome:
         ending: "done", "turns", "time" or "length", or "error" for the environment's.
         turns: of the policy; an aborted turn does not count.
         calls, errors: tool calls, and how many of them failed.
+        tool_fault: the last error of a tool besides ToolError.
         fault: the environment's error that ended it, or its scoring error; "" if no error occurred.
         is_blocked: whether the environment blocked its thread beyond a deadline.
         is_closed: whether its `close` succeeded.
@@ -67,6 +68,7 @@ class Outcome:
     turns: int = 0
     calls: int = 0
     errors: int = 0
+    tool_fault: Exception | None = None
     fault: str = ""
     is_blocked: bool = False
     is_closed: bool = True
@@ -195,7 +197,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
         if calls := message.get("tool_calls"):
             outcome.calls += len(calls)
         if calls and not environment.answers_calls:
-            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds) for call in calls))
+            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds, outcome) for call in calls))
             outcome.errors += sum(is_error for _, is_error in answers)
             messages += [answer for answer, _ in answers]
             continue
@@ -215,7 +217,9 @@ def _tools(environment: Environment) -> list[dict[str, Any]]:
         raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
 
 
-async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
+async def _call(
+    environment: Environment, call: dict[str, Any], seconds: float, outcome: Outcome
+) -> tuple[Message, bool]:
     """Return the tool's message, and whether it reports an error."""
     name, is_error = call["function"]["name"], True
     try:
@@ -223,7 +227,8 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
             content = await environment.call(name, _arguments(call["function"]["arguments"]))
         if not isinstance(content, str):
             logger.error("%s returned %s instead of text", name, type(content).__name__)
-            raise ToolError(f"{name} returned {type(content).__name__} instead of text")
+            outcome.tool_fault = TypeError(f"{name} returned {type(content).__name__} instead of text")
+            raise ToolError(str(outcome.tool_fault))
         _check_text(name, content)
         is_error = False
     except ToolError as error:
@@ -234,6 +239,7 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         content = f"error: {name} took more than {seconds:g} seconds"
     except Exception as error:  # the environment's error must not end the run; tool_errors counts it
         _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], described(error), error=error)
+        outcome.tool_fault = error
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
 

@@ -177,8 +177,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
         ({"SUM": "return self.unset"}, "add failed on {\"number\": 1}: AttributeError: 'Environment' object has no"),
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
-        ({"SUM": "return number"}, "TypeError: it returned int instead of text"),
-        ({"SUM": "raise SystemExit(1)"}, "SystemExit: 1"),
+        ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
     ],
 )
 def test_one_conversation_is_played_before_a_run(play_counter, changes, what) -> None:
@@ -191,6 +190,7 @@ def test_one_conversation_is_played_before_a_run(play_counter, changes, what) ->
     [
         ({}, "'2'", ""),
         ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'", ""),
+        ({"SUM": "raise SystemExit(1)"}, "'error: add failed'", "RuntimeError: it raised SystemExit: 1"),
         ({"SUM": "return {}[number]"}, "'error: add failed'", 'the tool add failed on {"number": 1}: KeyError: 1 ('),
         # made-up arguments that the schema does not allow explain any error
         ({"SUM": "return '1' + number", '"integer"': '"integer", "minimum": 2'}, "'error: add failed'", "TypeError"),
@@ -201,3 +201,8 @@ def test_what_was_played_is_shown_and_what_arguments_may_explain_is_a_warning(pl
     assert problems == []
     assert line == f'played      count.py: add({{"number": 1}}) -> {heard}, answer "1" -> reward 1, score 1'
     assert len(warnings) == bool(warning) and all(warning in text for text in warnings)
+
+
+def test_an_argument_whose_schema_allows_anything_is_made_up_too(play_counter) -> None:
+    problems, (line,) = play_counter(**{'{"type": "integer"}': "True", "SUM": "return number"})
+    assert problems == [] and """add({"number": "1"}) -> '1'""" in line
