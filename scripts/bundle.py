@@ -23,11 +23,12 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from grpo.run.run_state import Run
 from grpo.stack.checkout import GPU_REPORT, git_revision
 from grpo.stack.command import print_plainly
+from grpo.stack.json_files import open_file, read_rest
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret, redact, secrets
 
@@ -143,7 +144,7 @@ def _looks_secret(value: str, shortest: int) -> bool:
 def tail(file: Path, lines: int = LOG_LINES, window: int = LOG_BYTES) -> str:
     """Return the last lines of a log without secrets. A value that is cut at the window's start is left out whole."""
     longest = max((len(value.encode()) for value in secrets().values()), default=0)
-    with open_itself(file) as opened:
+    with open_file(file, follow=False) as opened:  # what a link points to may be anything
         size = opened.seek(0, os.SEEK_END)
         start = max(0, size - window - 4 * longest)  # URL quoting, the longest spelling, takes three times the bytes
         opened.seek(start)
@@ -151,11 +152,6 @@ def tail(file: Path, lines: int = LOG_LINES, window: int = LOG_BYTES) -> str:
     if start:
         text = text[4 * longest :].partition("\n")[2]
     return "".join(text.splitlines(keepends=True)[-lines:])
-
-
-def open_itself(file: Path) -> BinaryIO:
-    """Open a file for reading; what a link points to may be anything. Raises OSError for a link."""
-    return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tuple[str, Path, bool]]:
@@ -172,7 +168,7 @@ def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tup
         yield file.name, file, False
     for file in (files.metrics, files.evals, files.parity):
         yield file.name, file, False
-    for file in sorted(path for path in files.logs.rglob("*") if path.is_file()):
+    for file in sorted(path for path in files.logs.rglob("*") if not path.is_dir()):
         yield f"logs/{file.relative_to(files.logs)}", file, True
     yield "gpu_check.json", report, False
     if samples:
@@ -216,8 +212,8 @@ def pack(run: Run, out: Path, samples: bool, report: Path = GPU_REPORT) -> dict[
 
 
 def _whole(file: Path) -> str:
-    with open_itself(file) as opened:
-        return clean(opened.read().decode("utf-8", errors="replace"))
+    with open_file(file, follow=False) as opened:
+        return clean(read_rest(opened).decode("utf-8", errors="replace"))
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:

@@ -15,6 +15,7 @@ from grpo.model.model_files import FileFault
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps, step_name
+from grpo.stack.json_files import open_file, read_bytes
 
 NAME = "SHA256SUMS"
 PARTS = ("adapter", "trainer")  # of a step
@@ -102,7 +103,7 @@ def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
 
 def _read(file: Path) -> dict[str, str]:
     """Return the digests by name. Raises ValueError if the list itself is damaged."""
-    text, seal, digest = file.read_bytes().rpartition(_SEAL.encode())
+    text, seal, digest = read_bytes(file).rpartition(_SEAL.encode())
     if not seal or digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise ValueError("was changed after it was saved: its last line does not match the lines above it")
     matches = map(_LINE.fullmatch, text.decode().splitlines())
@@ -110,7 +111,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

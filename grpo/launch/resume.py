@@ -12,12 +12,11 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
-from grpo.stack.json_files import read_rows
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.variables import in_variables
 from reward import settings, user_files
@@ -235,7 +234,7 @@ def describe(config: Config) -> list[str]:
 def _repeated(config: Config) -> str:
     """Name the steps that the run had completed after the checkpoint; "" without any."""
     first = resumed_step(config) + 1
-    rows = read_rows(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
+    rows = read_steps(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
     last = max((row["step"] for row in rows), default=0)
     if last < first:
         return ""
@@ -254,7 +253,7 @@ def complete(config: Config, plan: Plan) -> list[str]:
 
 def finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
-    done, ends = complete(config, plan), read_rows(RunFiles(Path(config.args.run_dir)).ends)
+    done, ends = complete(config, plan), read_parts(RunFiles(Path(config.args.run_dir)).ends)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
         return []

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from grpo.run.run_files import RunFiles
 from grpo.stack import secrets
 from grpo.stack.checkout import CHECKOUT, requirements
-from grpo.stack.json_files import replace
+from grpo.stack.json_files import read_json, replace
 from grpo.stack.problem import Problem
 from grpo.stack.upstream.arguments import Arguments
 
@@ -70,7 +70,7 @@ class Wandb:
 
         self._file = RunFiles(Path(args.run_dir)).wandb
         try:
-            self._page: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+            self._page: dict[str, Any] = read_json(self._file)
         except FileNotFoundError:
             self._page = {"id": uuid.uuid4().hex}
             replace(self._file, json.dumps(self._page))
