@@ -19,6 +19,7 @@ from grpo.stack.json_files import open_file, read_bytes
 
 NAME = "SHA256SUMS"
 PARTS = ("adapter", "trainer")  # of a step
+_MORE = f"is not in {NAME}"
 _SEAL = "# sha256 of the lines above: "
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
@@ -54,8 +55,14 @@ def damage(folder: Path) -> list[FileFault]:
     damaged = _damage(folder)
     if not damaged:
         return []
-    remedy = _remedy(folder)
+    remedy = own_remedy(damaged) or _remedy(folder)
     return [FileFault(name, what, remedy) for name, what in damaged]
+
+
+def own_remedy(damaged: list[tuple[str, str]]) -> str:
+    """Return the remedy of a folder that only holds more than was saved; "" for another one."""
+    only_more = all(what == _MORE for _, what in damaged)
+    return f"remove {', '.join(name for name, _ in damaged)}: no save wrote it" if only_more else ""
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:
@@ -83,7 +90,7 @@ def _damage(folder: Path) -> list[tuple[str, str]]:
         return [(NAME, str(error))]
     files = {path.name: path for path in folder.iterdir() if path.name != NAME}
     missing = [(name, f"is missing, but {NAME} lists it") for name in listed if name not in files]
-    extra = [(name, f"is not in {NAME}") for name in sorted(files) if name not in listed]
+    extra = [(name, _MORE) for name in sorted(files) if name not in listed]
     with ThreadPoolExecutor() as pool:
         shared = {name: files[name] for name in listed if name in files}
         differing = [fault for fault in pool.map(_difference, shared.values(), map(listed.get, shared)) if fault]

@@ -106,7 +106,7 @@ def check_whole(step: Path, base: Path) -> None:
     if wrong := _wrong_with(step, base):
         others = _other_steps(step.parent, step_of(step), base)
         anew = f"no other step is whole; restore a copy, or move {step.parent} away to start again"
-        raise UserError(wrong.what, others or wrong.remedy or anew)
+        raise UserError(wrong.what, wrong.remedy or others or anew)
 
 
 def _check_ahead(step: Path, config: Config) -> None:
@@ -145,7 +145,8 @@ def _wrong_with(step: Path, base: Path) -> Problem | None:
     The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
-        return Problem(f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage), "")
+        what = f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage)
+        return Problem(what, digests.own_remedy(damage))
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:

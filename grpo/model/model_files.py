@@ -125,11 +125,7 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults = [
-        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
-        for file in sorted(folder.glob("*config.json"))
-        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
-    ]
+    faults = code_faults(folder)
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():
@@ -146,6 +142,15 @@ def read(folder: Path) -> Model:
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
     return Model(folder, config, tensors, tuple(folder / shard for shard in promised), tuple(faults))
+
+
+def code_faults(folder: Path) -> list[FileFault]:
+    """Return the settings that would make a program run code of others. Raises CheckpointError as :func:`read_json`."""
+    return [
+        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
+        for file in sorted(folder.glob("*config.json"))
+        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
+    ]
 
 
 def _keys(content: Any) -> set[str]:
