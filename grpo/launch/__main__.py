@@ -8,13 +8,14 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 import argparse
 import errno
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from grpo.launch import (
     cost,
@@ -90,7 +91,7 @@ def main() -> int:
         signals.raise_them()
         return _main(options, rest)
     except BrokenPipeError:
-        if options.mode == "run":
+        if not _is_unread(sys.stdout):
             raise
         # The reader, such as head, wants no more. Nor does it want what is in the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,6 +106,13 @@ def main() -> int:
         if options.held is not None:
             return end_restarts(Path(options.resume), came.code)
         return came.code
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Tell whether the other end of a pipe is closed."""
+    poller = select.poll()
+    poller.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def _main(options: argparse.Namespace, rest: list[str]) -> int:

@@ -277,6 +277,7 @@ def take_back(config: Config, folder: Path) -> list[str]:
     files.rewind(step)
     if moved:  # the run takes another way from here on, and gets another page
         files.wandb.unlink(missing_ok=True)
+        files.trackio.unlink(missing_ok=True)
     files.note_resume(
         step,
         changed={name.removeprefix("--"): values for name, values in differing.items()},

@@ -35,7 +35,7 @@ class RunFiles:
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
         replaced: a line for each engine that died and was replaced.
-        wandb: the page of the run at Weights & Biases, see :class:`grpo.run.trackers.Wandb`.
+        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :class:`grpo.run.trackers.Page`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
@@ -48,7 +48,7 @@ class RunFiles:
         self.config, self.environment = folder / "config.json", folder / "env.json"
         self.patches, self.command = folder / "patches.json", folder / "command.sh"
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
-        self.wandb = folder / "wandb.json"
+        self.wandb, self.trackio = folder / "wandb.json", folder / "trackio.json"
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
