@@ -6,9 +6,10 @@ The archive has configuration, versions, hardware, patches, the last lines of ev
 evaluations and the parity gate. It also has the report of `python -m scripts.gpu_check`, if this checkout has one.
 Samples are left out unless you ask for them, since they show your problems. Checkpoints are always left out.
 
-Values of this shell's secret variables are replaced by their names, also quoted or in base64, and so is what looks like
-a key, a token, or a password. Links are not followed. Look through the archive before you publish it: prompts or paths
-in a log may be private, too, and no pattern knows every key.
+Values of this shell's secret variables are replaced by their names, also quoted, in hex, or in base64, and so is what
+looks like a key, a token, or a password. A value below 8 characters is only found behind its name, and one that is
+compressed, encrypted, or encoded in two ways is not. Links are not followed. Look through the archive before you publish it:
+prompts or paths in a log may be private, too, and no pattern knows every key.
 
 Exit code: 0 done; 1 a file could not be read (the archive names it); 2 RUN_DIR is not a run, or FILE exists.
 """
@@ -34,6 +35,8 @@ from grpo.stack.secrets import is_secret, redact, secrets
 
 DONE, INCOMPLETE, REFUSED = range(3)
 LOG_LINES = 2000
+# What may lie within a key: the codes of a terminal, also as JSON has them, and the zeros of UTF-16.
+_INVISIBLE = re.compile(r"(?:\x1b|\\+(?:u001b|x1b|033|e))\[[0-9;]*[A-Za-z]|\0")
 LOG_BYTES = 16 << 20  # of a log's end: its lines may be long
 # Also without its end.
 _PRIVATE_KEY = re.compile(
@@ -85,7 +88,7 @@ _NAMED = re.compile(
     + r"""(?P<plain>[^\s"'<>\\]{4,}))"""
 )
 _IN_NAMES = ("pass", "pwd", "secret", "credential", "cookie", "token", "auth", "key", "art-api")
-_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)([^\s"',;<>\\]{8,})""")
+_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)(?!\d+\b)([^\s"',;<>\\]{4,})""")
 _PARAMETER = re.compile(r"(?i)([?&](?:[\w-]*-)?(?:key|token|sig|signature)=|\b(?:bearer|negotiate)\s+)[\w.~+/=%-]{8,}")
 _FLAG = re.compile(r"""(?i)(\s--[\w-]*(?:token|key|secret|pass(?:w(?:or)?d)?)[ \t]+["']?)([^\s"'-][^\s"']+)""")
 _BASIC = re.compile(r"\b([Bb]asic\s+)(?=[\w+/]*[A-Z0-9])[\w+/]{8,}=*")
@@ -96,7 +99,7 @@ _IN_ADDRESS = re.compile(r"""(://[^\s/:@"']*:)[^\s/"']+@|(?<![\w.+%-])([\w.+%-]+
 
 def clean(text: str) -> str:
     """Return a text without secrets: of this shell, in assignments to variables with such names, and common keys."""
-    text = _PRIVATE_KEY.sub("<key>", redact(text))
+    text = _PRIVATE_KEY.sub("<key>", redact(_INVISIBLE.sub("", text)))
     return "".join(map(_clean_line, text.splitlines(keepends=True)))
 
 

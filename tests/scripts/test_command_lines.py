@@ -129,3 +129,12 @@ def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run) -> 
     ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(inside)
     assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_closed_pipe_ends_the_building_of_a_tiny_model(tmp_path: Path) -> None:
+    outside, inside = os.pipe()
+    os.close(outside)
+    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(tmp_path / "tiny")]
+    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(inside)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
