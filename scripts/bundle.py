@@ -8,8 +8,8 @@ Samples are left out unless you ask for them, since they show your problems. Che
 
 Values of this shell's secret variables are replaced by their names, also quoted, in hex, or in base64, and so is what
 looks like a key, a token, or a password. A value below 8 characters is only found behind its name, and one that is
-compressed, encrypted, or encoded in two ways is not. Links are not followed. Look through the archive before you publish it:
-prompts or paths in a log may be private, too, and no pattern knows every key.
+compressed, encrypted, or encoded in two ways is not. Links are not followed. Look through the archive before you
+publish it: prompts or paths in a log may be private, too, and no pattern knows every key.
 
 Exit code: 0 done; 1 a file could not be read (the archive names it); 2 RUN_DIR is not a run, or FILE exists.
 """

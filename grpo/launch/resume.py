@@ -180,7 +180,7 @@ def _kept(flags: list[str], folder: Path) -> list[str]:
     """Return flags for the run's own folders and its date, unless given: prompts name seeds and resting problems."""
     given = {flag.partition("=")[0] for flag in flags}
     date = (RunFiles(folder).read_config().get("flags") or {}).get("template_date")
-    recorded = _recorded_folders(folder) | ({"template_date": date} if date else {})
+    recorded = _recorded_folders(folder) | ({"template_date": date} if isinstance(date, str) else {})
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 
