@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from grpo.launch import (
     cost,
     engine_share,
+    evaluate_command,
     gpu_memory,
     judge,
     kernels,
@@ -34,9 +35,8 @@ from grpo.launch import (
     signals,
     stop_rules,
 )
-from grpo.launch.checks import packages, reward
+from grpo.launch.checks import environment, packages, reward
 from grpo.launch.config import Config, resolve
-from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.own_settings import Changes
@@ -154,7 +154,8 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
+    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
+    warnings += [*own_settings.warnings(), *environment.describe(config)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
@@ -318,8 +319,8 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     lines = progress.summary(files.folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
-    if adapter and (command := evaluate_command(config, adapter)):
-        lines.append(f"evaluate     source scripts/env.sh && {command}")
+    if adapter:
+        lines.append(evaluate_command.describe(config, adapter))
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:

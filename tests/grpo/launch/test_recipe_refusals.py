@@ -17,6 +17,7 @@ from .recipe import call
     ("options", "message"),
     [
         (["--tinny"], "unknown option --tinny"),
+        (["--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
         (["--eps_clip_low_high", "0.2", "0.28"], "OpenRLHF flags go after --"),
         (["--lora_rank", "3"], "--lora_rank is a variable, not an option: LORA_RANK=VALUE ./train_grpo.sh"),
         (["--learning-rate=3"], "LEARNING_RATE=VALUE ./train_grpo.sh"),

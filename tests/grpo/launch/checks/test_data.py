@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from data import checks as data_checks
+from data import prepare
 from grpo.launch import rendering
 from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
@@ -107,6 +109,22 @@ def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp
         and problem.count("those of 4 other lines") == 1
     )
     assert "--decontaminate" in problem.split("->")[1]
+
+
+@pytest.mark.parametrize("held_out", ["train.jsonl", "copy.jsonl", "none.jsonl"])
+def test_the_remedy_for_data_without_held_out_problems_works(setting, tmp_path: Path, held_out: str) -> None:
+    (tmp_path / "copy.jsonl").write_text(
+        "".join(
+            json.dumps({**row, "label": json.dumps({"answer": row["label"], "split": "eval"})}) + "\n"
+            for row in map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+        )
+    )
+    ours = {"remote_rm_url": CHECKOUT / "reward" / "reward_func.py"}
+    [problem] = setting.problems(eval_dataset=tmp_path / held_out, **ours)
+    command, variables = problem.partition("hold some out: ")[2].replace("FOLDER", str(tmp_path / "own")).split("; ")
+    prepare.main(shlex.split(command)[3:])
+    train, evaluation = (word.partition("=")[2] for word in variables.split()[-2:])
+    assert setting.problems(prompt_data=train, eval_dataset=evaluation, **ours) == []
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
