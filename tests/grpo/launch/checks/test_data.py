@@ -214,8 +214,28 @@ def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatc
 def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("START_SECONDS", "PROMPT_SECONDS"):
         monkeypatch.setattr(rendering, name, 0.0)
-    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct its endless loop"):
+    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct the chat template"):
         RENDER(str(tmp_path), ["How many?"], {})
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize(("template", "what"), [(LOOPS, "takes more than 0.5 s for a prompt"), ("{% if", "jinja2.")])
+def test_a_faulty_template_is_named_and_ended(template: str, what: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "LONGEST", 0.5)
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=what) as refused:
+        RENDER(str(tmp_path), ["How many?"], {})
+    assert refused.value.problem.remedy.startswith("correct the chat template")
+
+
+def test_a_tokenizer_that_names_code_is_refused_for_that_alone(setting, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "render", RENDER)
+    write_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"auto_map": {}, "chat_template": ""}')
+    assert not any("cannot render" in problem for problem in setting.problems()), "check_model refuses it"
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:
