@@ -6,7 +6,7 @@ from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import RULES
-from scripts.bench.parts.real_runs import RealRun, SickRun, read_all
+from tests.grpo.diagnosis.real_runs import RealRun, SickRun, read_all
 
 RUNS: dict[str, RealRun] = {run.name: run for run in read_all()}
 SICK = {name: run for name, run in RUNS.items() if isinstance(run, SickRun)}
