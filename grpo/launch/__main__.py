@@ -240,9 +240,9 @@ def run(
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if places:
-        environment |= {seats.VARIABLE: places.dump()} | (
-            {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
-        )
+        environment[seats.VARIABLE] = places.dump()
+    if run_judge.settings:
+        environment[judge_place.VARIABLE] = judge_place.NAME
     is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
@@ -250,7 +250,6 @@ def run(
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
-        judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)
