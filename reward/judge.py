@@ -170,7 +170,7 @@ class Judge:
 
     def _end_claim(self, key: str, scores: Scores | None) -> None:
         try:
-            self.judgements.end_claim(key, scores and scores.model_dump_json())
+            self.judgements.end_claim(key, scores.model_dump_json() if scores else None)
         except sqlite3.Error as error:  # the judgement counts all the same
             logger.warning("a judgement was not kept: %s", error)
 

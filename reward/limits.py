@@ -161,10 +161,10 @@ class Limits:
         recent = [call for call in state.calls if call.started > now - window or not call.is_sent]
         recent.sort(key=lambda call: call.started)
         if len(recent) >= cap:
-            until = recent[len(recent) - cap].started + window
-            return NoSlot("the requests of this window are used up", max(until, now + _POLL_SECONDS))
+            first = recent[len(recent) - cap].started + window
+            return NoSlot("the requests of this window are used up", max(first, now + _POLL_SECONDS))
         excess = sum(call.tokens for call in recent) + tokens - self._settings.tokens_per_window
-        until = None
+        until: float | None = None
         for call in recent:  # a prompt above the limit is sent alone
             if excess <= 0:
                 break
