@@ -149,7 +149,7 @@ class World:
 
     def keep(self) -> Callable[[], None]:
         """Return a function that restores the installation to its present state."""
-        copy = Path(tempfile.mkdtemp(dir=self.site.parent), "site")
+        copy = self.site.with_name("kept")
         shutil.copytree(self.site, copy)
 
         def bring_back() -> None:

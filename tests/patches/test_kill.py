@@ -27,12 +27,10 @@ def test_killed_before_every_write(world, before, after, look, killed):
         seen.add(tuple(sorted(tree.items())))
         for path, text in tree.items():  # every file is the old one or the new one
             assert text in (before.get(f"openrlhf/{path}"), after.get(f"openrlhf/{path}"))
-        left = world.keep()
-        for following in ("apply", "revert"):
-            left()
-            assert world.call(following) == 0
-            assert look(world.site) == (after if following == "apply" else before), number
-            assert (world.target / "hooks").exists() == (following == "apply")
+        following = ("apply", "revert")[number % 2]  # what is left is the same for several numbers
+        assert world.call(following) == 0
+        assert look(world.site) == (after if following == "apply" else before), number
+        assert (world.target / "hooks").exists() == (following == "apply")
     else:
         pytest.fail("the process never got through")
     assert number > 15
