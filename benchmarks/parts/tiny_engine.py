@@ -6,27 +6,9 @@ It is so fast that Python's share of the time per token is as large as it can be
 from pathlib import Path
 from typing import Any
 
-from grpo.model.model_files import read_json
 from grpo.rollout import engine
-from scripts.tiny_model.checkpoint import write_config, write_json
-from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
-from scripts.tiny_model.warm_start import tiny_config
 
 PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
-
-
-def write_model(folder: Path) -> Any:
-    """Write configuration and tokenizer of the tiny model; return the tokenizer."""
-    from transformers import AutoTokenizer
-
-    write_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = dict(zip(STOP_TOKENS, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), strict=True))
-    write_config(folder, tiny_config(len(tokenizer)), stop_ids=[ids[EOS]], pad_id=ids[PAD])
-    config = read_json(folder / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU does not support MXFP4
-    write_json(folder / "config.json", config)
-    return tokenizer
 
 
 def start_engine(
