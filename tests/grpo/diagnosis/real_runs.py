@@ -5,6 +5,7 @@ The faults are independent of the rules, and so are the findings expected for ea
 ones differ only in their seed.
 """
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class RealRun:
     evals: list[dict[str, Any]]
     config: Mapping[str, Any]
 
+    @functools.cached_property
     def named(self) -> dict[str, int]:
         """Return the findings by name, each with the step after which it is first reported during the run."""
         monitor = Monitor(self.config)
@@ -64,7 +66,7 @@ class SickRun(RealRun):
 
     def found_at(self) -> int | None:
         """Return the step after which the fault is named; None if it never is."""
-        return min((step for name, step in self.named().items() if name in self.expected), default=None)
+        return min((step for name, step in self.named.items() if name in self.expected), default=None)
 
     def is_noticed_by_other_rules(self) -> bool:
         """Tell whether any finding names the run sick in time without the rules that are for its fault."""
