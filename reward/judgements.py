@@ -28,7 +28,8 @@ class Judgements:
         self._asked: set[str] = set()
         self._means: dict[bool, tuple[int, float]] = {}
         self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._file.execute("PRAGMA journal_mode = DELETE")  # one file, also of a run whose judge wrote a log beside it
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = NORMAL")  # a machine that loses power loses the last, not the file
         self._file.execute("CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, value TEXT)")
 
     def find_or_claim(self, key: str, deadline: float) -> str | None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from patches import originals
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,6 +24,7 @@ def installed() -> Path:
 def pristine(target: Path) -> Path:
     """Copy the installed package to `target` and remove all patches; returns `target`."""
     shutil.copytree(installed(), target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(originals.folder(installed()), originals.folder(target))
     command = [sys.executable, "-m", "patches", "revert", "--target", str(target)]
     command += ["--version", importlib.metadata.version("openrlhf")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -250,6 +250,7 @@ def run(
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
+        judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)

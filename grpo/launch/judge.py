@@ -1,5 +1,6 @@
 """The judge of a run before it starts: its settings, its key, and its models or the local stand-in."""
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint
 from reward.judgements import Judgements
 from reward.settings import ChainSettings, JudgeSettings, SettingsError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,17 @@ def prepare(judge: RunJudge, folder: Path) -> None:
         raise UserError(
             f"{path} cannot be read ({error})", "move it away; you then pay for its judgements again"
         ) from None
+
+
+def finish(judge: RunJudge, folder: Path) -> None:
+    """Merge the file of judgements with its log: the judge's process was killed without closing it."""
+    path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
+    if judge.settings is None or not path.is_file():
+        return
+    try:
+        Judgements(path).close()
+    except sqlite3.Error as error:
+        logger.warning("%s was not merged: %s", path, error)
 
 
 def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:

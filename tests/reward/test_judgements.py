@@ -26,19 +26,6 @@ def test_a_run_begins_with_the_judgements_of_its_earlier_part_alone(judgements, 
     assert again.find_or_claim("kept", time.monotonic()) == "value"
     assert again.find_or_claim("claimed", time.monotonic()) is None
     assert math.isnan(again.mean_quality(True))
-    assert [file.name for file in tmp_path.iterdir()] == ["judge.sqlite"]
-
-
-def test_the_judgements_of_an_earlier_version_are_read(tmp_path):
-    """Its file had a log beside it, and tables of its limits."""
-    file = sqlite3.connect(tmp_path / "judge.sqlite")
-    file.execute("PRAGMA journal_mode = WAL")
-    file.execute("CREATE TABLE models (model TEXT PRIMARY KEY)")
-    file.execute("CREATE TABLE judgements (key TEXT PRIMARY KEY, value TEXT)")
-    file.execute("INSERT INTO judgements VALUES ('key', 'value')")
-    file.commit()
-    file.close()
-    assert Judgements(tmp_path / "judge.sqlite").find_or_claim("key", 0.0) == "value"
 
 
 def test_file_that_is_not_a_database_is_an_error(tmp_path):
