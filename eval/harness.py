@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.rollout.multi_turn.conversation import Outcome, is_message
-from grpo.rollout.multi_turn.environment import Environment, Score, load
+from grpo.rollout.multi_turn.environment import Environment, Score
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.stack.problem import UserError

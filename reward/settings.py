@@ -243,12 +243,12 @@ def api_key(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def state_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the file that the judge's processes share, in the run directory.
+    """Return the file of judgements in the run directory.
 
     Raises:
         SettingsError: without a run directory.
     """
     environ = os.environ if environ is None else environ
     if not environ.get("GRPO_RUN_DIR"):
-        raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judge keeps its state")
+        raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judgements are kept")
     return Path(environ["GRPO_RUN_DIR"]) / "judge.sqlite"

@@ -251,9 +251,9 @@ def run(
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if places:
-        environment |= {seats.VARIABLE: places.dump()} | (
-            {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
-        )
+        environment[seats.VARIABLE] = places.dump()
+    if run_judge.settings:
+        environment[judge_place.VARIABLE] = judge_place.NAME
     is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)

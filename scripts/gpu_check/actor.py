@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.memory import peak_of
+from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from scripts.bench.parts.memory import peak_of
-from scripts.bench.parts.random_values import fill_
 from scripts.gpu_check import full_size
 from scripts.gpu_check.rung import Passed, device_of, note
 from scripts.gpu_check.scoring import scored, with_adapter
@@ -94,8 +94,8 @@ def build(shape: Architecture, device: torch.device) -> Any:
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig
 
+    from benchmarks.parts.random_model import write_config_of
     from grpo.model import deepspeed_start, loading, zero
-    from scripts.bench.parts.random_model import write_config_of
 
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
     deepspeed_start.shorten()

@@ -22,7 +22,8 @@ PACKAGES = {
     "reward": set(),
     "data": {"reward", "grpo"},
     "eval": {"reward", "grpo"},
-    "scripts": {"patches", "reward", "data", "eval", "grpo"},
+    "scripts": {"patches", "reward", "data", "eval", "grpo", "benchmarks"},  # gpu_check measures with its parts
+    "benchmarks": {"patches", "grpo", "scripts"},  # the tiny model and what converts checkpoints
 }
 
 

@@ -10,8 +10,8 @@ from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
     SetupError,
-    load,
 )
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import Member, Mixture
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
