@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config
-from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
+from grpo.settings.choose import Changes
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
@@ -73,7 +73,7 @@ def write(
     Args:
         options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
-        changes: what the user set, see :func:`grpo.launch.own_settings.changed`.
+        changes: what the user set, see :func:`grpo.settings.choose.changes`.
         again: the options of train_grpo.sh with which the run is resumed.
     """
     files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"

@@ -1,14 +1,13 @@
 """`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
 
 import functools
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from grpo.stack.variables import by_flag
+from grpo.settings.table import SETTINGS
 
 from .recipe import ROOT, call
 from .recipe_values import OVERRIDES, RUN_LOG
@@ -58,10 +57,8 @@ def test_of_greedy_samples_which_are_equal_there_is_one(checkout: Path, given: s
     assert flags(checkout, EVAL_TEMPERATURE=given)["--eval_n_samples_per_prompt"] == count
 
 
-def test_the_table_has_every_variable_of_the_script() -> None:
-    names = set(re.findall(r': "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
-    names |= set(re.findall(r'" "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
-    assert names == set(OVERRIDES)
+def test_every_setting_is_tried() -> None:
+    assert SETTINGS.keys() == OVERRIDES.keys()
 
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
@@ -218,14 +215,6 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     assert f"--run_dir {tmp_path / 'out'}" in done.stdout
 
 
-def test_errors_name_the_variables_of_the_script() -> None:
-    table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
-    table.pop("run_dir")  # NAME is a part of it
-    table["remote_rm_url"] = "REWARD"  # for files of the user's own, by way of a file of ours
-    table["ref_num_gpus_per_node"] = "ACTOR_GPUS"  # a second flag of this variable
-    assert by_flag() == table
-
-
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
 def test_held_out_problems_are_those_beside_the_training_problems(checkout: Path, tmp_path: Path, options) -> None:
     train, held_out = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
@@ -262,10 +251,16 @@ def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:
     scripts.mkdir()
     script.write_text((ROOT / "train_grpo.sh").read_text())
     (scripts / "setup.sh").write_text(f"#!/bin/sh\nprintf '# edited\\n%s' \"$(cat {script})\" >{script}\n")
+    (scripts / "launch.sh").write_text((ROOT / "scripts" / "launch.sh").read_text())
     (scripts / "env.sh").write_text(f"PATH={tmp_path}:$PATH\n")
-    (tmp_path / "python").write_text('#!/bin/sh\necho "launched $*"\n')
-    for file in (script, scripts / "setup.sh", tmp_path / "python"):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "python")
+    (tmp_path / "python").write_text(
+        '#!/bin/sh\n[ "$3" = grpo.settings.options ] || { echo "launched $*"; cat "$4"; }\n'
+    )
+    for file in (script, scripts / "setup.sh", scripts / "launch.sh", tmp_path / "python"):
         file.chmod(0o755)
-    done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr == "" and done.stdout.startswith("launched -P -m grpo.launch dry-run --name gpt-oss-120b")
+    done = subprocess.run([script, "--steps", "3"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "" and done.stdout.startswith("launched -P -m grpo.launch.recipe /dev/fd/3 --steps 3")
+    assert done.stdout.rstrip().endswith("its key is WANDB_API_KEY"), "the whole recipe"
     assert script.read_text().startswith("# edited")

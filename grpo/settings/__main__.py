@@ -1,0 +1,50 @@
+"""python -P -m grpo.settings [--page]: lists all settings, for a terminal or as docs/settings.md."""
+
+import re
+import sys
+import textwrap
+
+from grpo.settings.recipe import default
+from grpo.settings.setting import Setting
+from grpo.settings.table import GROUPS
+
+_HEAD = """# Settings
+
+Every setting of a run. Edit those that `train_grpo.sh` lists there. Set any of them for one run as a variable of the
+environment, which wins: `LEARNING_RATE=2e-6 ./train_grpo.sh`. A switch is 1 (on) or 0 (off). What the trainer gets is
+the flag; `-- --flag value` at the end of the command sets it directly, and any other flag of OpenRLHF.
+
+This page is generated: `python -P -m grpo.settings --page > docs/settings.md`.
+"""
+
+
+def page() -> str:
+    """Return docs/settings.md."""
+    parts = [_HEAD]
+    for title, group in GROUPS.items():
+        parts += [f"## {title}\n", "| Setting | Default | | Flag |", "|---|---|---|---|"]
+        parts += [_row(setting) for setting in group]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _row(setting: Setting) -> str:
+    value, flag = default(setting.name), f"`--{setting.flag}`" if setting.flag else ""
+    return f"| `{setting.name}` | {f'`{value}`' if value else ''} | {setting.help} | {flag} |"
+
+
+def listing() -> str:
+    """Return all settings for a terminal."""
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines.append(f"\n{title}:")
+        for setting in group:
+            value = default(setting.name)
+            lines.append(f"  {setting.name}={value}")
+            about = re.sub(r"\[(.*?)\]\((.*?)\)", r"docs/\2", setting.help)
+            lines += textwrap.wrap(about, 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page() if sys.argv[1:] == ["--page"] else listing(), end="" if sys.argv[1:] == ["--page"] else "\n")

@@ -1,0 +1,102 @@
+"""Which value counts: the environment's, else that of a box or the tiny run, of train_grpo.sh, or of the table."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo.settings.boxes import of_box, of_tiny
+from grpo.settings.options import Options
+from grpo.settings.table import SETTINGS
+from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT, TINY_MODEL, on_cpu_stack
+
+Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
+OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
+_PREPARED = CHECKOUT / "data" / "prepared"
+
+
+def given(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings in the environment. An empty variable is as if it were not set, unless empty is a value."""
+    return {
+        name: environ[name]
+        for name, setting in SETTINGS.items()
+        if name in environ and (environ[name] or setting.may_be_empty)
+    }
+
+
+def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of every setting as text.
+
+    Args:
+        given: what the user set in the environment.
+        recipe: the settings of train_grpo.sh.
+    """
+    gpus = options.gpus or (_gpus_of_tiny() if options.is_tiny else None)
+    is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
+    layers = [
+        {"STEPS": options.values["steps"]} if "steps" in options.values else {},
+        given,
+        of_box(gpus, options.is_tiny, is_shared),
+        of_tiny(given) if options.is_tiny else {},
+        recipe,
+    ]
+    values = {name: setting.default or "" for name, setting in SETTINGS.items()}
+    for layer in reversed(layers):
+        values |= layer
+    for name, value in _following(values, gpus or 8, options.is_tiny).items():
+        values[name] = values[name] or value
+    return values
+
+
+def changes(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> Changes:
+    """Return what the user changed: settings that would have another value otherwise, and flags after `--`."""
+    changed: Changes = {}
+    for name, value in given.items():
+        others = {other: text for other, text in given.items() if other != name}
+        if (default := choose(options, others, recipe)[name]) != value:
+            changed[name] = [value, default]
+    name = ""
+    for word in options.flags:
+        if word.startswith("--"):
+            name, changed[word] = word, ["", ""]
+        elif name:
+            changed[name][0] = f"{changed[name][0]} {word}".strip()
+    return changed
+
+
+def describe(changed: Changes) -> list[str]:
+    """Return the changed settings in lines for people."""
+    lines = [
+        f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
+        for name, (value, default) in changed.items()
+    ]
+    heads = ["set by you", *[""] * len(lines)]
+    return [f"{head:<12}{line}" for head, line in zip(heads, lines, strict=False)]
+
+
+def _gpus_of_tiny() -> int | None:
+    """Return the box of a tiny run that fits a machine with fewer than 4 GPUs."""
+    if on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
+        return None
+    return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
+
+
+def _following(values: Mapping[str, str], gpus: int, is_tiny: bool) -> dict[str, str]:
+    """Return the values that follow from others where a setting is empty."""
+    train = Path(values["TRAIN_DATA"] or _PREPARED / "train.jsonl")
+    beside, made = train.with_name("eval.jsonl"), (TINY_MODEL if is_tiny else _PREPARED) / "eval.jsonl"
+    is_host = values["EXPERTS"] == "bf16" and values["ACTOR_SHARD"] == "zero3"
+    is_greedy = re.fullmatch(r"0(\.0*)?", values["EVAL_TEMPERATURE"])
+    return {
+        "ENGINE_MODEL": values["MODEL"],
+        "NAME": os.path.basename(values["MODEL"].rstrip("/")),
+        "TRAIN_DATA": str(train),
+        "EVAL_DATA": str(beside if beside.is_file() else made),
+        "REWARD": str(OUR_REWARD),
+        "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
+        "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",
+        "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else "0.90",
+        "OFFLOAD": "1" if is_host else "0",
+        "EVAL_N_SAMPLES_PER_PROMPT": "1" if is_greedy else "8",
+    }
