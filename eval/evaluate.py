@@ -31,9 +31,9 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.settings import TEMPLATES
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.settings.recipe import default
+from grpo.settings.table import SETTINGS
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 
@@ -85,7 +85,10 @@ def parser() -> argparse.ArgumentParser:
     )
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
     command_line.add_argument(
-        "--template", choices=TEMPLATES, default="served", help="how gpt-oss reads tool results (default: served)"
+        "--template",
+        choices=SETTINGS["TEMPLATE"].choices,
+        default=default("TEMPLATE"),
+        help="how gpt-oss reads tool results (default: served)",
     )
     harness.add_limits(command_line)
     engine = command_line.add_argument_group("engine")

@@ -86,9 +86,9 @@ def arguments(words: list[str]) -> argparse.Namespace:
     return options
 
 
-def main(words: list[str]) -> int:
-    """Run one of the modes; return the exit code."""
-    options = arguments(words)
+def main(words: list[str] | None = None) -> int:
+    """Run one of the modes; return the exit code. The words are those of the process, unless given."""
+    options = arguments(sys.argv[1:] if words is None else words)
     try:
         signals.raise_them()
         return _main(options)
@@ -336,4 +336,4 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
 
 if __name__ == "__main__":
     command.print_plainly()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

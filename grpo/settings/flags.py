@@ -57,14 +57,11 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
 def variable_problems(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield each wrong value among the settings that reach workers as GRPO_* variables."""
     for name in EXPORTED:
-        if f"GRPO_{name}" not in environ:
-            continue
-        try:
-            error = SETTINGS[name].problem(SETTINGS[name].value(environ[f"GRPO_{name}"]))
-        except UserError as wrong:
-            error = wrong
-        if error:
-            yield error.problem
+        if f"GRPO_{name}" in environ:
+            try:
+                SETTINGS[name].checked(environ[f"GRPO_{name}"])
+            except UserError as error:
+                yield error.problem
 
 
 def name_of(flag: str) -> str:

@@ -93,6 +93,17 @@ class Setting:
         shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
         return UserError(f"{self.name} is {shown}", f"give {self.check.wanted}")
 
+    def checked(self, text: str) -> Any:
+        """Return the typed value.
+
+        Raises:
+            UserError: if the text is no good value.
+        """
+        value = self.value(text)
+        if error := self.problem(value):
+            raise error
+        return value
+
     def _converted(self, text: str) -> Any:
         try:
             return self.kind(text)

@@ -5,7 +5,8 @@ A new setting is an entry here and the code that uses it. The trainer gets it as
 
 from grpo.settings.setting import POSITIVE_SHARE, SHARE, Check, Setting, above, at_least
 
-COUNT = at_least(1)
+COUNT = at_least(1)  # of something that the plan divides by, so it is checked first
+POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
 _INTERVAL = Check("1 or more, or -1 for never", lambda value: value >= 1 or value == -1)
@@ -68,12 +69,12 @@ ROLLOUT = (
             "correctness, or that of your own reward.", "0 1", "dynamic_filtering_reward_range", count=2,
             only_with="DYNAMIC_FILTERING"),
     Setting("DYNAMIC_FILTERING_BATCHES", int, "A step draws at most this many times ROLLOUT_BATCH_SIZE prompts; then "
-            "the groups nearest to the range fill it.", "4", "dynamic_filtering_batches", is_ours=True, check=COUNT,
+            "the groups nearest to the range fill it.", "4", "dynamic_filtering_batches", is_ours=True, check=POSITIVE,
             only_with="DYNAMIC_FILTERING"),
     Setting("RETIRE_AFTER", int, "A problem rests after this many groups in a row in which every rollout had the score "
-            "1. Empty: never.", "", "retire_after", is_ours=True, check=COUNT),
+            "1. Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
     Setting("RETIRE_FOR", int, "Global steps for which such a problem rests. One more such group, and it rests again.",
-            "50", "retire_for", is_ours=True, check=COUNT, only_with="RETIRE_AFTER"),
+            "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
     Setting("DROP_REPETITION", float, "Leave a rollout out of the update and of its group's mean if more than this "
             "share of the 3-grams in some 512 tokens occurred earlier in them, such as 0.8. Empty: none.", "",
             "drop_repetition", is_ours=True, check=Check("a share between 0 and 1, such as 0.8", lambda v: 0 < v < 1)),
@@ -118,13 +119,14 @@ REWARD = (
             choices=("correctness", "mean_quality", "group")),
     Setting("JUDGE_UNFINISHED", bool, "1: also judge responses without a final answer. They earn at most "
             "QUALITY_WEIGHT, and each costs a call. 0: their quality is 0.", "1"),
-    Setting("JUDGE_TRIES", int, "Calls to each model per rollout, if the deadline leaves time.", "3", check=COUNT),
-    Setting("JUDGE_DEADLINE", float, "Seconds per rollout, over all models and with all waiting.", "240", check=COUNT),
-    Setting("JUDGE_CALL_TIMEOUT", float, "Seconds per call.", "90", check=COUNT),
+    Setting("JUDGE_TRIES", int, "Calls to each model per rollout, if the deadline leaves time.", "3", check=POSITIVE),
+    Setting("JUDGE_DEADLINE", float, "Seconds per rollout, over all models and with all waiting.", "240",
+            check=POSITIVE),
+    Setting("JUDGE_CALL_TIMEOUT", float, "Seconds per call.", "90", check=POSITIVE),
     Setting("JUDGE_RPM", int, "Your quota: requests per minute to each model, over all engines. The local server of "
-            "`--tiny` has no quota.", "120", check=COUNT),
-    Setting("JUDGE_TPM", int, "Your quota: prompt tokens per minute to each model.", "1000000", check=COUNT),
-    Setting("JUDGE_CONCURRENCY", int, "Calls under way at once, for each model.", "32", check=COUNT),
+            "`--tiny` has no quota.", "120", check=POSITIVE),
+    Setting("JUDGE_TPM", int, "Your quota: prompt tokens per minute to each model.", "1000000", check=POSITIVE),
+    Setting("JUDGE_CONCURRENCY", int, "Calls under way at once, for each model.", "32", check=POSITIVE),
     Setting("JUDGE_PRICE", float, 'Prices for `--plan` in USD: of a million prompt tokens and of a million tokens of '
             'replies, such as "2 12". Empty: unknown.', "", count=2, check=NOT_NEGATIVE),
     Setting("JUDGE_BASE_URL", str, "Where key and prompts are sent. Variables of google-genai have no effect, and "
@@ -141,7 +143,7 @@ ENVIRONMENT = (
             "own. Empty: equal.", ""),
     Setting("LIBRARY", str, "For `retrieval`: a folder of .txt and .md files, or a .jsonl file with title and text.",
             ""),
-    Setting("TURN_LIMIT", int, "Turns per rollout.", "8", check=COUNT),
+    Setting("TURN_LIMIT", int, "Turns per rollout.", "8", check=POSITIVE),
     Setting("ROLLOUT_SECONDS", float, "Seconds per rollout.", "300", check=above(0)),
     Setting("TOOL_SECONDS", float, "Seconds per tool call.", "20", check=above(0)),
     Setting("SCORE_SECONDS", float, "Seconds per score.", "60", check=above(0)),
@@ -187,7 +189,7 @@ ALGORITHM = (
             check=COUNT),
     Setting("NUM_EPISODES", int, "Passes over the training problems.", flag="num_episodes", check=COUNT),
     Setting("STEPS", int, "Global steps after which the run ends; the schedule of the learning rate stays that of all "
-            "episodes. Empty: all episodes.", flag="max_steps", is_ours=True, check=COUNT),
+            "episodes. Empty: all episodes.", flag="max_steps", is_ours=True, check=POSITIVE),
 )  # fmt: skip
 
 OPTIMIZER = (
@@ -201,7 +203,7 @@ OPTIMIZER = (
     Setting("MAX_GRAD_NORM", float, "Longer gradients are scaled down to this norm. 0: none.", "1.0", "max_norm",
             check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
-    Setting("LORA_ALPHA", int, "The adapter is scaled by this / LORA_RANK.", flag="lora_alpha", check=COUNT),
+    Setting("LORA_ALPHA", int, "The adapter is scaled by this / LORA_RANK.", flag="lora_alpha", check=POSITIVE),
     Setting("TARGET_MODULES", str, "Projections with an adapter, of the attention alone: the engines keep their MXFP4 "
             "kernels for the experts.", flag="target_modules", count=0),
 )  # fmt: skip
@@ -238,7 +240,7 @@ EVALUATION = (
     Setting("SAVE_STEPS", int, "Global steps between checkpoints, which hold adapter and optimizer; -1: none.",
             flag="save_steps", check=_INTERVAL),
     Setting("MAX_CHECKPOINTS", int, "The newest so many are kept, and always the best by held-out score and the last "
-            "one before a fall of correctness.", flag="max_ckpt_num", check=COUNT),
+            "one before a fall of correctness.", flag="max_ckpt_num", check=POSITIVE),
     Setting("CKPT_DIR", str, "Where checkpoints go. Empty: the run directory.", "", "ckpt_path"),
     Setting("METRICS_DIR", str, "Where metrics.jsonl and eval.jsonl go. Empty: the run directory.", "", "metrics_dir",
             is_ours=True),

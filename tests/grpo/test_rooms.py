@@ -7,20 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ROOMS = (
-    *(
-        "stack",
-        "settings",
-        "model",
-        "lora",
-        "rollout",
-        "batch",
-        "update",
-        "metrics",
-        "run",
-        "diagnosis",
-        "checkpoint",
-        "launch",
-    ),
+    *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
+    *("checkpoint", "launch"),
     "hooks",
 )
 OUTSIDE = {

@@ -32,4 +32,4 @@ joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
 clock.follow()
 
 if __name__ == "__main__":
-    sys.exit(launch.main(sys.argv[1:]))
+    sys.exit(launch.main())

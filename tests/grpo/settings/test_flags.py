@@ -2,6 +2,8 @@
 
 import argparse
 
+import pytest
+
 from grpo.launch.config import trainer_parser
 from grpo.settings import flags
 from grpo.settings.table import BY_FLAG, SETTINGS
@@ -29,9 +31,26 @@ def test_a_setting_without_effect_is_left_out():
     assert "--partial_policies 2" in " ".join(flags.words(values | {"PARTIAL_ROLLOUTS": "3"}))
 
 
-def test_wrong_variables_are_named():
-    wrong = {"GRPO_JUDGE_TRIES": "0", "GRPO_TURN_LIMIT": "few", "GRPO_TEMPLATE": "served", "GRPO_OTHER": "x"}
-    assert [problem.what for problem in flags.variable_problems(wrong)] == ["JUDGE_TRIES is 0", "TURN_LIMIT is 'few'"]
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("JUDGE_UNFINISHED", "all", "set it to 1"),
+        ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
+        ("CORRECTNESS_WEIGHT", "-0.1", "give 0 or more"),
+        ("QUALITY_WEIGHT", "nan", "give 0 or more"),
+        ("JUDGE_TRIES", "0", "give 1 or more"),
+        ("JUDGE_TRIES", "1.5", "give a whole number"),
+        ("JUDGE_DEADLINE", "inf", "give 1 or more"),
+        ("JUDGE_PRICE", "2", "give 2 numbers"),
+        ("JUDGE_PRICE", "2 -1", "give 0 or more"),
+        ("TURN_LIMIT", "0", "give 1 or more"),
+        ("ROLLOUT_SECONDS", "0", "give more than 0"),
+        ("TEMPLATE", "x", "use one of served, hub"),
+    ],
+)
+def test_a_wrong_variable_of_the_workers_is_named(name: str, value: str, message: str):
+    [problem] = flags.variable_problems({f"GRPO_{name}": value, "GRPO_MAX_BRANCHES": "0", "GRPO_OTHER": "x"})
+    assert problem.what.startswith(f"{name} is ") and problem.remedy.startswith(message)
 
 
 def test_flags_in_the_words_of_the_settings():
