@@ -18,6 +18,7 @@ import random
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,6 @@ import torch
 from grpo.batch.advantages import shaped
 from grpo.batch.rewards import complete
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from reward.chain import Chain, ChainError
 from reward.gemini import Client
@@ -210,5 +210,5 @@ def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Te
         with mock.patch.dict(os.environ, {"GRPO_JUDGE_FALLBACK": policy}):
             complete(cast(list[Sample], samples), GROUP)
     rewards = torch.cat([sample.rewards for sample in samples]).double().view(-1, GROUP)
-    args = SimpleNamespace(advantage_estimator="dr_grpo", reward_clip_range=(-10, 10))
-    return shaped(rewards, rewards.isfinite(), cast(Arguments, args))[0].view(-1).float()
+    args = Namespace(advantage_estimator="dr_grpo", reward_clip_range=(-10, 10))
+    return shaped(rewards, rewards.isfinite(), args)[0].view(-1).float()

@@ -3,6 +3,7 @@
 import pickle
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,7 +31,7 @@ def openrlhf_modules(package: str | None) -> list[ModuleType]:
     return modules
 
 
-def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: SimpleNamespace) -> Any:
+def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: Namespace) -> Any:
     """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
     extra = {} if job["package"] else {"router_logits": passes.router_logits(args), "experts": job["experts"]}
     actor = actor_class(
@@ -65,7 +66,7 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def loss_of(
-    job: dict[str, Any], trainer_module: ModuleType, args: SimpleNamespace, batch: dict[str, torch.Tensor]
+    job: dict[str, Any], trainer_module: ModuleType, args: Namespace, batch: dict[str, torch.Tensor]
 ) -> torch.nn.Module:
     """Return stock's loss, or ours with the one sequence as the whole batch: the two are equal."""
     if job["package"]:
@@ -102,7 +103,7 @@ class TimedMetrics:
         notes: of the last step, pickled.
     """
 
-    def __init__(self, actor: torch.nn.Module, args: SimpleNamespace) -> None:
+    def __init__(self, actor: torch.nn.Module, args: Namespace) -> None:
         from grpo.metrics.token_recorder import ActorMetrics
 
         optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
@@ -124,9 +125,9 @@ class TimedMetrics:
         self.seconds += time.perf_counter() - begin
 
 
-def arguments(job: dict[str, Any]) -> SimpleNamespace:
+def arguments(job: dict[str, Any]) -> Namespace:
     """Return the flags of a run whose rollout is one sample and one optimizer step."""
-    return SimpleNamespace(
+    return Namespace(
         entropy_loss_coef=None if job.get("notes") else 0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
         rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
