@@ -138,5 +138,3 @@ def test_every_flag_that_is_read_is_one_of_the_parser(flags):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "args":
                 assert node.attr in flags, f"{file.relative_to(folder)}, line {node.lineno}: args.{node.attr}"
-
-
