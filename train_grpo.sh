@@ -4,12 +4,15 @@
 #   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 minutes on 2 cores, 12 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
 #   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
+#   ./train_grpo.sh --config my.env                             settings in a file of your own
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
 #   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 48 GB
 #
 # Options:
 #   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
+#   --config FILE   settings in a file with lines like those below; they win over this file and --gpus, and a variable wins
+#                   over them; the run keeps them, so --resume does not need the file again
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed

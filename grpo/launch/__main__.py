@@ -75,6 +75,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
         "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
     )
     parser.add_argument("--changes", type=json.loads, default={}, help="settings that the user changed, as JSON")
+    parser.add_argument("--config", type=json.loads, default={}, help="settings of --config, as JSON")
     parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
@@ -134,7 +135,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    about = [*choose.describe(options.changes), *_about(plan, config, run_judge)]
+    about = [*choose.describe(options.changes, options.config), *_about(plan, config, run_judge)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
@@ -233,7 +234,9 @@ def run(
     status = preflight.patch_status()
     stand_in = ["--stand-in"] if run_judge.is_stand_in else []
     again = options.options.split()
-    run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again)
+    run_dir.write(
+        folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again, options.config
+    )
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.lost.begin(resume.resumed_step(config))

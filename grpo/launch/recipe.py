@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from grpo.launch import resume
+from grpo.run.run_files import RunFiles
 from grpo.settings import boxes, choose, flags, misspelt, options, recipe
 from grpo.settings.options import Options
 from grpo.settings.table import EXPORTED, SETTINGS
@@ -41,24 +43,35 @@ def main(file: Path, words: list[str]) -> int:
         ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"the recipe in train_grpo.sh has no line for {', '.join(missing)}", "put it back")
-        values = choose.choose(asked, given, ours)
+        config = _config(asked, given, ours)
+        values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
-    if asked.is_tiny and asked.mode in ("run", "check") and (code := _make_tiny(boxes.tools_of_tiny(given), values)):
+    if asked.is_tiny and asked.mode in ("run", "check") and (code := _make_tiny(boxes.tools_of_tiny(config | given))):
         return code
     os.environ.update(_variables(values))
     from grpo.launch.__main__ import main as launch
 
-    changed = choose.changes(asked, given, ours)
-    return launch([asked.mode, *_options(asked, values, changed), "--", *_flags(values), *asked.flags])
+    own = [f"--changes={json.dumps(choose.changes(asked, given, config, ours))}", f"--config={json.dumps(config)}"]
+    return launch([asked.mode, *own, *_options(asked, values), "--", *_flags(values), *asked.flags])
 
 
-def _options(asked: Options, values: Mapping[str, str], changed: choose.Changes) -> list[str]:
+def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of --config; those that a run has kept if it is resumed without."""
+    if file := asked.values.get("config"):
+        return recipe.read_file(Path(file))
+    if which := asked.values.get("resume"):
+        folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
+        return RunFiles(folder).read_config().get("config") or {}
+    return {}
+
+
+def _options(asked: Options, values: Mapping[str, str]) -> list[str]:
     """Return the launcher's own options."""
-    words = ["--name", values["NAME"], f"--options={' '.join(asked.again)}", f"--changes={json.dumps(changed)}"]
+    words = ["--name", values["NAME"], f"--options={' '.join(asked.again)}"]
     words += ["--stand-in"] if asked.is_tiny else []
     named = ("run-dir", "resume", "from-step")
     return [*words, *(f"--{name}={asked.values[name]}" for name in named if asked.values.get(name))]
@@ -102,7 +115,7 @@ def _is_program(reward: str) -> bool:
     return reward.startswith(("http://", "https://")) or is_ours
 
 
-def _make_tiny(tools: str, values: Mapping[str, str]) -> int:
+def _make_tiny(tools: str) -> int:
     """Make the tiny model and its problems, once and again after their code has changed; return an exit code."""
     bf16, folder = TINY_MODEL / "bf16", str(TINY_MODEL)
     commands = [

@@ -78,5 +78,6 @@ def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
     signals.hold_back()  # an interpreter that starts would die of one without a word
     os.set_inheritable(held, True)
     words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
-    words += [f"--changes={json.dumps(options.changes)}", *(["--stand-in"] if options.stand_in else [])]
+    words += [f"--changes={json.dumps(options.changes)}", f"--config={json.dumps(options.config)}"]
+    words += ["--stand-in"] if options.stand_in else []
     os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, "--", *options.flags])

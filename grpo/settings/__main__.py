@@ -11,7 +11,8 @@ from grpo.settings.table import GROUPS
 _HEAD = """# Settings
 
 Every setting of a run. Edit those that `train_grpo.sh` lists there. Set any of them for one run as a variable of the
-environment, which wins: `LEARNING_RATE=2e-6 ./train_grpo.sh`. A switch is 1 (on) or 0 (off). What the trainer gets is
+environment, which wins: `LEARNING_RATE=2e-6 ./train_grpo.sh`. Or write them into a file, a line for each, and name it:
+`./train_grpo.sh --config my.env`. A switch is 1 (on) or 0 (off). What the trainer gets is
 the flag; `-- --flag value` at the end of the command sets it directly, and any other flag of OpenRLHF.
 
 This page is generated: `python -P -m grpo.settings --page > docs/settings.md`.

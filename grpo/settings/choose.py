@@ -1,4 +1,4 @@
-"""Which value counts: the environment's, else that of a box or the tiny run, of train_grpo.sh, or of the table."""
+"""Which value counts: that of the environment, --config, a box or the tiny run, train_grpo.sh, or the table."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
     """Return the value of every setting as text.
 
     Args:
-        given: what the user set in the environment.
+        given: what the user set, in the environment or by --config.
         recipe: the settings of train_grpo.sh.
     """
     gpus = options.gpus or (_gpus_of_tiny() if options.is_tiny else None)
@@ -49,11 +49,17 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
     return values
 
 
-def changes(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> Changes:
-    """Return what the user changed: settings that would have another value otherwise, and flags after `--`."""
+def changes(
+    options: Options, given: Mapping[str, str], config: Mapping[str, str], recipe: Mapping[str, str]
+) -> Changes:
+    """Return what the user changed for this start: settings that would have another value, and flags after `--`.
+
+    Args:
+        config: the settings of --config.
+    """
     changed: Changes = {}
     for name, value in given.items():
-        others = {other: text for other, text in given.items() if other != name}
+        others = {**config, **{other: text for other, text in given.items() if other != name}}
         if (default := choose(options, others, recipe)[name]) != value:
             changed[name] = [value, default]
     name = ""
@@ -65,9 +71,10 @@ def changes(options: Options, given: Mapping[str, str], recipe: Mapping[str, str
     return changed
 
 
-def describe(changed: Changes) -> list[str]:
-    """Return the changed settings in lines for people."""
-    lines = [
+def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
+    """Return the changed settings, and those of --config, in lines for people."""
+    lines = [f"{name}={value} (by --config)" for name, value in config.items() if name not in changed]
+    lines += [
         f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
         for name, (value, default) in changed.items()
     ]

@@ -13,7 +13,7 @@ from grpo.settings.table import SETTINGS
 from grpo.stack.problem import UserError
 
 MODES = ("check", "plan", "dry-run")
-_VALUED = ("gpus", "run-dir", "resume", "from-step", "steps")
+_VALUED = ("config", "gpus", "run-dir", "resume", "from-step", "steps")
 _HELP = "./train_grpo.sh --help lists the options; OpenRLHF flags go after --"
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 from grpo.settings.misspelt import close_to
 from grpo.settings.table import SETTINGS
@@ -42,6 +43,18 @@ def read(lines: Iterable[str], source: str) -> dict[str, str]:
             raise UserError(f"{where}: {name} is set a second time", "remove one of the two lines")
         values[name] = os.path.expanduser(os.path.expandvars(value))
     return values
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """Return the settings of a file.
+
+    Raises:
+        UserError: if it cannot be read, or has a line that is no setting.
+    """
+    try:
+        return read(path.read_text(encoding="utf-8").splitlines(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error})", "name a file with lines of NAME=VALUE") from None
 
 
 @cache

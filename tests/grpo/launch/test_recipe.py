@@ -1,6 +1,7 @@
 """`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
 
 import functools
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -202,6 +203,26 @@ def test_no_secret_is_in_the_command(checkout: Path) -> None:
     done = call(checkout, "--dry-run", USE_WANDB="1", **secrets)
     assert "--use_wandb 1" in done.stdout
     assert "0123456789" not in done.stdout + done.stderr
+
+
+def test_a_file_of_settings_wins_over_the_script_and_a_box(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_text("# mine\nLORA_RANK=5\nNUM_ENGINES=3  # of four\nTARGET_MODULES='q_proj v_proj'\n")
+    passed = flags(checkout, "--gpus", "4", "--config", str(tmp_path / "my.env"), NUM_ENGINES="7")
+    assert (passed["--lora_rank"], passed["--vllm_num_engines"], passed["--target_modules"]) == (
+        "5",
+        "7",
+        "q_proj v_proj",
+    )
+    (tmp_path / "my.env").write_text("LORA_RNK=5\n")
+    wrong = call(checkout, "--dry-run", "--config", str(tmp_path / "my.env"))
+    assert wrong.returncode == 2 and "my.env, line 1: LORA_RNK is no setting: did you mean LORA_RANK?" in wrong.stderr
+
+
+def test_a_resumed_run_keeps_the_file_of_settings(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    config = {"config": {"LORA_RANK": "5"}, "flags": {"lora_rank": 4}}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert "LORA_RANK was 4, now 5" in call(checkout, "--dry-run", "--resume", str(tmp_path / "run")).stderr
 
 
 def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:

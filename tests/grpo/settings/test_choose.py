@@ -49,7 +49,7 @@ def test_an_empty_variable_is_no_value_except_where_empty_is_one():
 def test_what_the_user_changed_is_listed():
     options = Options(flags=["--eps_clip_low_high", "0.2", "0.28", "--use_kl_loss"])
     given = {"LEARNING_RATE": "2e-6", "LORA_RANK": "64", "STEPS": "5", "PIPELINE": "1", "OLD_LOG_PROBS": "engine"}
-    changes = choose.changes(options, given, recipe())
+    changes = choose.changes(options, given, {}, recipe())
     assert changes == {
         "LEARNING_RATE": ["2e-6", "1e-6"],
         "STEPS": ["5", ""],
@@ -57,12 +57,22 @@ def test_what_the_user_changed_is_listed():
         "--eps_clip_low_high": ["0.2 0.28", ""],
         "--use_kl_loss": ["", ""],
     }
-    assert choose.describe(changes)[:2] == [
+    assert choose.describe(changes, {})[:2] == [
         "set by you  LEARNING_RATE=2e-6 (default: 1e-6)",
         "            STEPS=5 (default: empty)",
     ]
-    tiny = choose.changes(Options(is_tiny=True), {"LEARNING_RATE": "1e-6"}, recipe())
+    tiny = choose.changes(Options(is_tiny=True), {"LEARNING_RATE": "1e-6"}, {}, recipe())
     assert tiny == {"LEARNING_RATE": ["1e-6", "2e-3"]}
+
+
+def test_what_is_in_the_users_file_is_no_change_of_this_start():
+    file = {"LEARNING_RATE": "3e-6", "STEPS": "4"}
+    changes = choose.changes(Options(), {"LEARNING_RATE": "3e-6", "STEPS": "5"}, file, recipe())
+    assert changes == {"STEPS": ["5", "4"]}
+    assert choose.describe(changes, file) == [
+        "set by you  LEARNING_RATE=3e-6 (by --config)",
+        "            STEPS=5 (default: 4)",
+    ]
 
 
 def test_a_file_of_settings(monkeypatch: pytest.MonkeyPatch):
