@@ -201,6 +201,7 @@ def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
 
 def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
+        message = message.replace("(choose from 'gae', ", "(choose from ")  # which is refused, too
         name, colon, rest = message.removeprefix("argument ").partition(":")
         raise UserError(f"{name_of(name)}{colon}{rest}", "python -m openrlhf.cli.train_ppo_ray --help lists the flags")
 

@@ -72,7 +72,7 @@ def of_tiny(given: Mapping[str, str]) -> dict[str, str]:
     values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
     values["TRAIN_DATA"] = str(data / "train.jsonl")
     if tools:
-        values |= {"EVAL_DATA": str(data / "eval.jsonl"), "PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}
+        values |= {"PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}
     if tools == "retrieval":
         values["LIBRARY"] = str(data / "library.jsonl")
     return values

@@ -9,7 +9,7 @@ from grpo.settings.boxes import of_box, of_tiny
 from grpo.settings.options import Options
 from grpo.settings.table import SETTINGS
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT, TINY_MODEL, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 
 Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
 OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
@@ -44,7 +44,7 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
     for layer in reversed(layers):
         values |= layer
-    for name, value in _following(values, gpus or 8, options.is_tiny).items():
+    for name, value in _following(values, gpus or 8).items():
         values[name] = values[name] or value
     return values
 
@@ -89,17 +89,16 @@ def _gpus_of_tiny() -> int | None:
     return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
 
 
-def _following(values: Mapping[str, str], gpus: int, is_tiny: bool) -> dict[str, str]:
+def _following(values: Mapping[str, str], gpus: int) -> dict[str, str]:
     """Return the values that follow from others where a setting is empty."""
     train = Path(values["TRAIN_DATA"] or _PREPARED / "train.jsonl")
-    beside, made = train.with_name("eval.jsonl"), (TINY_MODEL if is_tiny else _PREPARED) / "eval.jsonl"
     is_host = values["EXPERTS"] == "bf16" and values["ACTOR_SHARD"] == "zero3"
     is_greedy = re.fullmatch(r"0(\.0*)?", values["EVAL_TEMPERATURE"])
     return {
         "ENGINE_MODEL": values["MODEL"],
         "NAME": os.path.basename(values["MODEL"].rstrip("/")),
         "TRAIN_DATA": str(train),
-        "EVAL_DATA": str(beside if beside.is_file() else made),
+        "EVAL_DATA": str(train.with_name("eval.jsonl")),
         "REWARD": str(OUR_REWARD),
         "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
         "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",

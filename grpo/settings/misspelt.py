@@ -4,10 +4,33 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 
-from grpo.settings.table import SETTINGS
+from grpo.settings.table import BY_FLAG, SETTINGS
 from grpo.stack.problem import Problem
 
 _CLOSE = 0.86  # of difflib's ratio: one or two wrong letters in a name, not another word
+# Names of other trainers, besides OpenRLHF's flags
+_OTHERS = {
+    "BETA": "KL_COEF",
+    "MAX_COMPLETION_LENGTH": "GENERATE_MAX_LEN",
+    "MAX_PROMPT_LENGTH": "PROMPT_MAX_LEN",
+    "MAX_STEPS": "STEPS",
+    "NUM_GENERATIONS": "N_SAMPLES_PER_PROMPT",
+    "NUM_TRAIN_EPOCHS": "NUM_EPISODES",
+    "PER_DEVICE_TRAIN_BATCH_SIZE": "MICRO_TRAIN_BATCH_SIZE",
+    "REWARD_FUNC": "REWARD",
+    "REWARD_FUNCS": "REWARD",
+}
+
+
+def warnings(environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable that another trainer reads, perhaps for another program, and we do not."""
+    by_flag = {flag.upper(): setting.name for flag, setting in BY_FLAG.items()}
+    meant = {name: (_OTHERS | by_flag).get(name) for name in environ if name not in SETTINGS}
+    return [
+        f"WARNING: {name} has no effect: the setting of train_grpo.sh is {setting}"
+        for name, setting in sorted(meant.items())
+        if setting
+    ]
 
 
 def find(environ: Mapping[str, str]) -> Iterator[Problem]:

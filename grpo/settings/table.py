@@ -21,8 +21,8 @@ MODEL = (
     Setting("ENGINE_MODEL", str, "What the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems, see [data](data.md). Empty: data/prepared/train.jsonl.",
             flag="prompt_data"),
-    Setting("EVAL_DATA", str, "Held-out problems. Empty: eval.jsonl beside TRAIN_DATA if it exists, else "
-            "data/prepared/eval.jsonl.", flag="eval_dataset"),
+    Setting("EVAL_DATA", str, "Held-out problems. Empty: eval.jsonl beside TRAIN_DATA, as data.prepare writes it.",
+            flag="eval_dataset"),
     Setting("NAME", str, "First part of the run directory's name. Empty: the last part of MODEL.", ""),
     Setting("SEED", int, "Seed of all random choices.", "42", "seed",
             check=Check("a number from 0 to 4294967295", lambda value: 0 <= value < 2**32)),
@@ -60,7 +60,8 @@ ROLLOUT = (
     Setting("PROMPT_MAX_LEN", int, "Longest prompt, in tokens.", flag="prompt_max_len", check=COUNT),
     Setting("GENERATE_MAX_LEN", int, "Longest response, in tokens. A response that is cut before its final answer is "
             "wrong. `--plan` says which lengths fit.", flag="generate_max_len", check=COUNT),
-    Setting("TEMPERATURE", float, "Sampling temperature.", flag="temperature", check=above(0)),
+    Setting("TEMPERATURE", float, "Sampling temperature.", flag="temperature",
+            check=above(0, "more than 0, at which all samples of a prompt would be equal")),
     Setting("TOP_P", float, "Nucleus sampling; 1 keeps all tokens.", "1.0", "top_p", check=POSITIVE_SHARE),
     Setting("DYNAMIC_FILTERING", bool, "1: draw another prompt for each one whose rollouts teach nothing, because "
             "their mean score is not strictly inside DYNAMIC_FILTERING_RANGE. See [groups](groups.md).",

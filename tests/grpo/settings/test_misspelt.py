@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.settings import misspelt
+from grpo.settings.table import SETTINGS
 
 READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["']([A-Z][A-Z_0-9]+)["']""")
 
@@ -34,3 +35,14 @@ def test_no_variable_of_another_program_is_refused():
     assert len(names) > 700
     names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_PROXY"}
     assert list(misspelt.find(dict.fromkeys(names, ""))) == []
+    assert misspelt.warnings(dict.fromkeys(names, "")) == []
+
+
+def test_names_of_other_trainers_are_a_warning():
+    given = {"NUM_GENERATIONS": "8", "INIT_KL_COEF": "0", "N_SAMPLES_PER_PROMPT": "8", "SEED": "1", "HOME": "/root"}
+    assert list(misspelt.find(given)) == []
+    assert misspelt.warnings(given) == [
+        "WARNING: INIT_KL_COEF has no effect: the setting of train_grpo.sh is KL_COEF",
+        "WARNING: NUM_GENERATIONS has no effect: the setting of train_grpo.sh is N_SAMPLES_PER_PROMPT",
+    ]
+    assert set(misspelt._OTHERS.values()) <= SETTINGS.keys()
