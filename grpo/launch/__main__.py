@@ -123,7 +123,7 @@ def _is_unread(stream: TextIO) -> bool:
 def _main(options: argparse.Namespace) -> int:
     if options.from_step is not None and not options.resume:
         return refuse(options, UserError("--from-step only applies to a resumed run", "add --resume DIR"))
-    if wrong := list(flags.variable_problems(os.environ)):
+    if wrong := [*misspelt.find(os.environ), *flags.variable_problems(os.environ)]:
         return refuse_all(options, wrong)
     try:
         machine.number_gpus()

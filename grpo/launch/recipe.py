@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo.launch import resume
+from grpo.rollout.multi_turn.settings import AGENT
+from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.run_files import RunFiles
-from grpo.settings import boxes, choose, flags, misspelt, options, recipe
+from grpo.settings import boxes, choose, flags, options, recipe
 from grpo.settings.options import Options
 from grpo.settings.table import EXPORTED, SETTINGS
-from grpo.stack.checkout import CHECKOUT, TINY_MODEL
-from grpo.stack.counted import counted
+from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
-
-USER_REWARD = CHECKOUT / "reward" / "user_reward.py"  # calls the user's own files
-AGENT = CHECKOUT / "grpo" / "rollout" / "multi_turn" / "agent.py"
 
 
 def main(file: Path, words: list[str]) -> int:
@@ -36,9 +34,6 @@ def main(file: Path, words: list[str]) -> int:
         print(f"train_grpo.sh: {error}", file=sys.stderr)
         return 2
     given = choose.given(os.environ)
-    if wrong := list(misspelt.find(os.environ)):
-        print(f"refused, {counted(len(wrong), 'problem')}:", *wrong, sep="\n  ", file=sys.stderr)
-        return 2
     try:
         ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
@@ -65,13 +60,14 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
         return recipe.read_file(Path(file))
     if which := asked.values.get("resume"):
         folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
-        return RunFiles(folder).read_config().get("config") or {}
+        kept = RunFiles(folder).read_config().get("config")
+        return {name: str(value) for name, value in kept.items() if name in SETTINGS} if isinstance(kept, dict) else {}
     return {}
 
 
 def _options(asked: Options, values: Mapping[str, str]) -> list[str]:
     """Return the launcher's own options."""
-    words = ["--name", values["NAME"], f"--options={' '.join(asked.again)}"]
+    words = [f"--name={values['NAME']}", f"--options={' '.join(asked.again)}"]
     words += ["--stand-in"] if asked.is_tiny else []
     named = ("run-dir", "resume", "from-step")
     return [*words, *(f"--{name}={asked.values[name]}" for name in named if asked.values.get(name))]
@@ -80,7 +76,7 @@ def _options(asked: Options, values: Mapping[str, str]) -> list[str]:
 def _flags(values: Mapping[str, str]) -> list[str]:
     """Return the trainer's flags: those of the settings, and what every run has."""
     words = flags.words(values)
-    words += ["--remote_rm_url", values["REWARD"] if _is_program(values["REWARD"]) else str(USER_REWARD)]
+    words += ["--remote_rm_url", _program(values["REWARD"])]
     # An environment formats the chat itself.
     words += ["--agent_func_path", str(AGENT)] if values["ENVIRONMENT"] else ["--apply_chat_template"]
     # Each turn, and the answer after a cut thought, is a separate call; the engine has its prefix in the cache.
@@ -99,7 +95,7 @@ def _variables(values: Mapping[str, str]) -> dict[str, str]:
     exported["ENVIRONMENT"] = " ".join(os.path.realpath(one) if os.path.isfile(one) else one for one in environments)
     if os.path.exists(values["LIBRARY"]):
         exported["LIBRARY"] = os.path.realpath(values["LIBRARY"])
-    own = [] if _is_program(values["REWARD"]) else _files(values["REWARD"])
+    own = _files(values["REWARD"]) if _program(values["REWARD"]) == str(USER_REWARD) else []
     exported["REWARD_FILES"] = os.pathsep.join(map(os.path.realpath, own))
     return {f"GRPO_{name}": value for name, value in exported.items()}
 
@@ -109,10 +105,12 @@ def _files(text: str) -> list[str]:
     return [text] if os.path.isfile(text) else text.split()
 
 
-def _is_program(reward: str) -> bool:
-    """Return whether the trainer calls REWARD itself: a server, or this project's file."""
-    is_ours = os.path.exists(reward) and os.path.samefile(reward, choose.OUR_REWARD)
-    return reward.startswith(("http://", "https://")) or is_ours
+def _program(reward: str) -> str:
+    """Return what the trainer calls: a server, this project's file, or that which calls the user's files."""
+    if reward.startswith(("http://", "https://")):
+        return reward
+    is_ours = not reward or (os.path.exists(reward) and os.path.samefile(reward, OUR_REWARD))
+    return str(OUR_REWARD if is_ours else USER_REWARD)
 
 
 def _make_tiny(tools: str) -> int:

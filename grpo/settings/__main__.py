@@ -6,7 +6,7 @@ import textwrap
 
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
-from grpo.settings.table import GROUPS
+from grpo.settings.table import GROUPS, SETTINGS
 
 _HEAD = """# Settings
 
@@ -17,6 +17,8 @@ the flag; `-- --flag value` at the end of the command sets it directly, and any 
 
 This page is generated: `python -P -m grpo.settings --page > docs/settings.md`.
 """
+# A span of code in a text, or a variable, with a value if there is one
+_VARIABLE = re.compile(rf"`[^`]*`|\b(?:{'|'.join(SETTINGS)}|[A-Z]+_[A-Z_]+)\b(?:=\w+)?")
 
 
 def page() -> str:
@@ -31,7 +33,8 @@ def page() -> str:
 
 def _row(setting: Setting) -> str:
     value, flag = default(setting.name), f"`--{setting.flag}`" if setting.flag else ""
-    return f"| `{setting.name}` | {f'`{value}`' if value else ''} | {setting.help} | {flag} |"
+    about = _VARIABLE.sub(lambda match: f"`{match[0].strip('`')}`", setting.help)
+    return f"| `{setting.name}` | {f'`{value}`' if value else ''} | {about} | {flag} |"
 
 
 def listing() -> str:

@@ -12,7 +12,6 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 
 Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
-OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
 _PREPARED = CHECKOUT / "data" / "prepared"
 
 
@@ -99,7 +98,6 @@ def _following(values: Mapping[str, str], gpus: int) -> dict[str, str]:
         "NAME": os.path.basename(values["MODEL"].rstrip("/")),
         "TRAIN_DATA": str(train),
         "EVAL_DATA": str(train.with_name("eval.jsonl")),
-        "REWARD": str(OUR_REWARD),
         "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
         "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",
         "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else "0.90",

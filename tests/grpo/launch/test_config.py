@@ -80,6 +80,7 @@ def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monke
         (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
         (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: give 1 or more"),
         (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: give 1 or more"),
+        (["--nodes", "2", "--gpus_per_node", "0"], "GPUS_PER_NODE is 0: give 1 or more"),
         (["--prompt_max_len", "-5"], "PROMPT_MAX_LEN is -5"),
         (["--eval_n_samples_per_prompt", "0"], "EVAL_N_SAMPLES_PER_PROMPT is 0"),
         (["--max_epochs", "0"], "--max_epochs is 0"),

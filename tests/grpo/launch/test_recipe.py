@@ -117,7 +117,7 @@ def test_engines_and_actor_that_share_gpus_have_all_of_the_box(checkout, options
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     tiny, full = flags(checkout, "--tiny"), flags(checkout)
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
-    assert full.keys() <= tiny.keys()
+    assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
     assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2
 
