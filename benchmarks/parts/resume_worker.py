@@ -3,8 +3,8 @@
 import hashlib
 import os
 import time
+from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -44,7 +44,7 @@ def load_stock(engine: Any, folder: Path) -> dict[str, Any]:
 
 
 def load_ours(engine: Any, folder: Path) -> dict[str, Any]:
-    return saving.load_step(engine, SimpleNamespace(resume_from=folder / "step_1"))
+    return saving.load_step(engine, Namespace(resume_from=folder / "step_1"))
 
 
 def fingerprint(engine: Any) -> dict[str, Any]:

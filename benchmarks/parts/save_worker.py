@@ -2,9 +2,9 @@
 
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -54,7 +54,7 @@ def save_stock(engine, folder: Path) -> None:
 
 
 def save_ours(engine, folder: Path) -> None:
-    args = SimpleNamespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
+    args = Namespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
     saving.save_step(engine, args, {"global_step": 1})
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,7 +30,7 @@ def openrlhf_modules(package: str | None) -> list[ModuleType]:
     return modules
 
 
-def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: SimpleNamespace) -> Any:
+def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: Namespace) -> Any:
     """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
     extra = {} if job["package"] else {"router_logits": passes.has_balancing_loss(args), "experts": job["experts"]}
     actor = actor_class(
@@ -66,7 +67,7 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
 Step = Callable[[SimpleNamespace], dict[str, float]]
 
 
-def stock_step(actor: torch.nn.Module, args: SimpleNamespace, trainer_module: ModuleType) -> Step:
+def stock_step(actor: torch.nn.Module, args: Namespace, trainer_module: ModuleType) -> Step:
     """Return stock's training step of one micro-batch, with the pass for the old log-probs that it always makes."""
 
     def ignore(*_: object, **__: object) -> None:
@@ -98,7 +99,7 @@ def stock_step(actor: torch.nn.Module, args: SimpleNamespace, trainer_module: Mo
     return step
 
 
-def our_step(actor: torch.nn.Module, args: SimpleNamespace, batch: SimpleNamespace) -> Step:
+def our_step(actor: torch.nn.Module, args: Namespace, batch: SimpleNamespace) -> Step:
     """Return a rank's training of one micro-batch, which is the whole batch of the loss: it then equals stock's."""
     from grpo.training.update import Rank
 
@@ -113,9 +114,9 @@ def our_step(actor: torch.nn.Module, args: SimpleNamespace, batch: SimpleNamespa
     return step
 
 
-def arguments(job: dict[str, Any]) -> SimpleNamespace:
+def arguments(job: dict[str, Any]) -> Namespace:
     """Return the flags of a run whose rollout is one sample and one optimizer step."""
-    return SimpleNamespace(
+    return Namespace(
         entropy_loss_coef=0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
         rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",

@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ROOMS = (
-    *("stack", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis", "checkpoint"),
-    *("training", "launch", "hooks"),
+    *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
+    *("checkpoint", "training", "launch", "hooks"),
 )
 OUTSIDE = {
     "stack": {"patches"},  # the digest of the installed OpenRLHF

@@ -28,7 +28,7 @@ from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits, has_environment
 from grpo.stack.json_files import numbered_rows
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 from reward.labels import LabelError, parse_label
 from reward.trial import locate_error
 
@@ -54,7 +54,7 @@ def check_environment(config: Config) -> Iterator[Problem]:
             if file and Path(file).is_file():
                 check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
         yield from check_conversations(settings, args)
-    except SetupError as error:
+    except UserError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
 
 

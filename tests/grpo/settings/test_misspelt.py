@@ -1,4 +1,4 @@
-"""Settings of the user: misspelt ones are refused, and those that differ from the default are shown."""
+"""Variables whose names are close to those of settings are refused."""
 
 import re
 import site
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import own_settings
-from grpo.stack.variables import defaults
+from grpo.settings import misspelt
+from grpo.settings.table import SETTINGS
 
 READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["']([A-Z][A-Z_0-9]+)["']""")
 
@@ -22,7 +22,7 @@ READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["']([A-Z][A-Z_0-9]+
     ],
 )  # fmt: skip
 def test_a_misspelt_variable_is_refused_with_the_right_name(name, meant):
-    [problem] = own_settings.misspelt({name: "1", "LEARNING_RATE": "2", "HOME": "/root"})
+    [problem] = misspelt.find({name: "1", "LEARNING_RATE": "2", "HOME": "/root"})
     assert problem.what.startswith(f"{name} is not a setting") and f"did you mean {meant}?" in problem.remedy
 
 
@@ -34,41 +34,15 @@ def test_no_variable_of_another_program_is_refused():
     names = {name for file in files for name in READ.findall(file.read_text(encoding="utf-8", errors="replace"))}
     assert len(names) > 700
     names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_PROXY"}
-    assert list(own_settings.misspelt(dict.fromkeys(names, ""))) == []
-    assert own_settings.warnings(dict.fromkeys(names, "")) == []
+    assert list(misspelt.find(dict.fromkeys(names, ""))) == []
+    assert misspelt.warnings(dict.fromkeys(names, "")) == []
 
 
 def test_names_of_other_trainers_are_a_warning():
     given = {"NUM_GENERATIONS": "8", "INIT_KL_COEF": "0", "N_SAMPLES_PER_PROMPT": "8", "SEED": "1", "HOME": "/root"}
-    assert list(own_settings.misspelt(given)) == []
-    assert own_settings.warnings(given) == [
+    assert list(misspelt.find(given)) == []
+    assert misspelt.warnings(given) == [
         "WARNING: INIT_KL_COEF has no effect: the setting of train_grpo.sh is KL_COEF",
         "WARNING: NUM_GENERATIONS has no effect: the setting of train_grpo.sh is N_SAMPLES_PER_PROMPT",
     ]
-    assert set(own_settings._OTHERS.values()) <= set(defaults(is_tiny=False))
-
-
-def test_settings_that_differ_from_the_default_are_listed():
-    given = {"LEARNING_RATE": "2e-6", "LORA_RANK": "64", "STEPS": "5", "HOME": "/root"}
-    flags = ["--eps_clip_low_high", "0.2", "0.28", "--use_kl_loss"]
-    changes = own_settings.changed(False, flags, given)
-    assert changes == {
-        "STEPS": ["5", ""],
-        "LEARNING_RATE": ["2e-6", "1e-6"],
-        "--eps_clip_low_high": ["0.2 0.28", ""],
-        "--use_kl_loss": ["", ""],
-    }
-    assert own_settings.describe(changes) == [
-        "set by you  STEPS=5 (default: empty)",
-        "            LEARNING_RATE=2e-6 (default: 1e-6)",
-        "            --eps_clip_low_high 0.2 0.28",
-        "            --use_kl_loss ",
-    ]
-    assert own_settings.changed(True, [], {"LEARNING_RATE": "1e-6"}) == {"LEARNING_RATE": ["1e-6", "2e-3"]}
-
-
-def test_the_defaults_are_those_of_the_script():
-    recipe, tiny = defaults(is_tiny=False), defaults(is_tiny=True)
-    assert (recipe["LORA_RANK"], tiny["LORA_RANK"]) == ("64", "8")
-    assert (recipe["OFFLOAD"], recipe["NAME"], recipe["STEPS"]) == ("0", '$(basename "$MODEL")', "")
-    assert recipe.keys() == tiny.keys() and len(recipe) > 70
+    assert set(misspelt._OTHERS.values()) <= SETTINGS.keys()
