@@ -67,6 +67,12 @@ def at(address: str | None) -> dict[str, Any]:
     return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}} if address else {}
 
 
+def at_home() -> dict[str, Any]:
+    """Return the options that place an actor on the launcher's node; {} for a run on one node."""
+    chosen = seats.read()
+    return at(chosen.home) if chosen else {}
+
+
 def lost_nodes() -> list[str]:
     """Return the addresses of the run's nodes that Ray has lost; [] for a run on one node."""
     chosen = seats.read()
