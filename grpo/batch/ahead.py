@@ -122,7 +122,7 @@ class Batches:
             step: the global step.
 
         Raises:
-            RuntimeError: if the judge of a run on several nodes has died.
+            RuntimeError: if the judge has died.
         """
         if not self._waiting:
             batch, sampling = self._begin(step)
