@@ -147,6 +147,7 @@ SPLITS = {
     "four ranks": [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]],
 }
 
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
 def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan):
