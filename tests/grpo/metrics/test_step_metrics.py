@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience_maker import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
 from torch import nn
 
+from grpo.batch import branches
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
@@ -71,14 +71,12 @@ def as_experience(index: int, sample: dict) -> Experience:
     )  # fmt: skip
 
 
-def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples: list[dict], size: int) -> dict:
-    """The records of one rank. Its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
-    metrics = token_recorder.ActorMetrics(trainer)
-    buffer = NaiveReplayBuffer(size, 0, True, False, False)
-    for experience in experiences:
-        buffer.append(experience)
-    for start in range(0, len(buffer.items), size):
-        batch = make_experience_batch(buffer.items[start : start + size])
+def train_rank(engine: SimpleNamespace, args, experiences: list[Experience], samples: list[dict], size: int) -> dict:
+    """The records of one rank, whose share is trained in micro-batches of `size`."""
+    metrics = token_recorder.ActorMetrics(args, engine)
+    rows = [row for experience in experiences for row in branches.rows_of(experience)]
+    for start in range(0, len(rows), size):
+        batch = branches.joined(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
         for row, index in enumerate(batch.info["sample"]):
@@ -90,16 +88,16 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
         targets = torch.zeros(logits.shape[:2], dtype=torch.long).flatten()
         scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, Allocated(ALLOCATED))
         output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
-        loss = PolicyLoss(trainer.args)
+        loss = PolicyLoss(args)
         loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
-        old = passes.old_log_probs(trainer.args, batch, log_probs)
-        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
+        old = passes.old_log_probs(args, batch, log_probs)
+        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)
         loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
         # of two layers and every token, the first token of each row would have gone to other experts in one
         batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
         metrics.note(batch, log_probs, output, value, loss.per_token)
         metrics.after_backward_and_step()
-    trainer.actor.model.global_steps += 1
+    engine.global_steps += 1
     metrics.after_backward_and_step()
     return metrics.pop()
 
@@ -114,16 +112,15 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     step_metrics.before_training(experiences)
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
-        model = SimpleNamespace(
+        engine = SimpleNamespace(
             global_steps=0,
             get_global_grad_norm=lambda: 2.0,
             module=nn.Linear(1, 1),
             named_parameters=lambda: [],
             optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
-        trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
         share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
-        step_metrics.merge(status, train_rank(trainer, share, samples, size))
+        step_metrics.merge(status, train_rank(engine, arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
     step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
     return status, single
@@ -231,7 +228,7 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
 
 def test_unrecordable_micro_batch_does_not_end_the_run():
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
-    metrics = token_recorder.ActorMetrics(SimpleNamespace(args=arguments(True), actor=SimpleNamespace(model=engine)))
+    metrics = token_recorder.ActorMetrics(arguments(True), engine)
     metrics.note(None, None, None, None)
     noted = metrics.pop()
     assert noted["metric_errors"] == 1 and noted["micro_batches"] == []
