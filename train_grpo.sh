@@ -44,6 +44,9 @@ refuse() {
     exit 2
 }
 
+# Prints the letters of a word in the order of the alphabet, each once
+letters() { fold -w 1 <<<"$1" | sort -u | tr -d '\n'; }
+
 # Prints how many GPUs of this machine a run may use
 count_gpus() {
     if [[ -v CUDA_VISIBLE_DEVICES ]]; then
@@ -90,6 +93,11 @@ while (($#)); do
             if grep -q "\"\${$VARIABLE:\?=" "${BASH_SOURCE[0]}"; then
                 refuse "$1 is a variable, not an option: $VARIABLE=VALUE ./train_grpo.sh"
             fi
+            for OPTION in --tiny --gpus --check --plan --dry-run --run-dir --resume --from-step --steps --help; do
+                if [[ $(letters "${1%%=*}") == "$(letters "$OPTION")" ]]; then
+                    refuse "unknown option $1; did you mean $OPTION?"
+                fi
+            done
             refuse "unknown option $1; OpenRLHF flags go after --, options are in ./train_grpo.sh --help"
             ;;
     esac
@@ -136,8 +144,7 @@ if ((TINY)); then
     if [[ ${ENVIRONMENT-} =~ ^(python|retrieval)$ && -z ${MODEL-}${TRAIN_DATA-} ]]; then
         TINY_TOOLS="$TINY_DIR/$ENVIRONMENT"
         : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/$TINY_FORMAT}"
-        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
-        : "${EVAL_DATA:=$TINY_TOOLS/data/eval.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
+        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
         if [[ $ENVIRONMENT == retrieval ]]; then : "${LIBRARY:=$TINY_TOOLS/data/library.jsonl}"; fi
     fi
     : "${MODEL:=$TINY_DIR/mxfp4}" "${ENGINE_MODEL:=$TINY_DIR/$TINY_FORMAT}"
@@ -160,11 +167,8 @@ fi
 : "${MODEL:=openai/gpt-oss-120b}" # a folder, or a hub id that is already in the hub's cache
 : "${ENGINE_MODEL:=$MODEL}"       # what the engines load
 : "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
-# Held-out problems: eval.jsonl beside the training problems, as data.prepare writes it, if there is one
-OWN_EVAL_DATA="$(dirname -- "$TRAIN_DATA")/eval.jsonl"
-if [[ -f $OWN_EVAL_DATA ]]; then : "${EVAL_DATA:=$OWN_EVAL_DATA}"; fi
-if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
-: "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
+# Held-out problems: by default eval.jsonl beside the training problems, as data.prepare writes it
+: "${EVAL_DATA:=$(dirname -- "$TRAIN_DATA")/eval.jsonl}"
 # The reward: this project's (below), or .py files of your own with reward_func(queries, prompts, labels), separated by
 # blanks. REWARD_WEIGHTS has a weight for each of them (empty: 1); the reward is their weighted sum
 : "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def prompt_lengths(tokenizer_name: str, prompts: Sequence[str]) -> list[int]:
 
 
 def render(
-    tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]], variables: Mapping[str, Any]
+    tokenizer_name: str, prompts: Iterable[str | list[dict[str, str]]], variables: Mapping[str, Any]
 ) -> list[tuple[list[int], str]]:
     """Return each prompt as the engine gets it, in tokens, and as text.
 

@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
         result["settings"] = differing_settings_of_runs(options.a, options.b)
         if result["samples_a"] != result["samples_b"]:
             result["differing"].append(f"n (samples per problem: {result['samples_a']} and {result['samples_b']})")
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"eval.compare: {error}", file=sys.stderr)
         return 2
     for warning in warnings(result):

@@ -3,7 +3,6 @@
 import atexit
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 from eval.stepped import Stepped, run
 from grpo.checkpoint.adapter_files import WEIGHTS, Adapter
+from grpo.launch.supervise import base_dir
 from grpo.lora.adapter import Receipt, TensorSpec, layout
 from grpo.lora.engine_actor import SharedMemory, check_receipts
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
@@ -54,9 +54,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
-    meeting = tempfile.mkdtemp(prefix="grpo-rendezvous-")
-    atexit.register(shutil.rmtree, meeting, ignore_errors=True)
-    os.environ.update(rendezvous.variables(Path(meeting)))
+    os.environ.update(rendezvous.variables(meeting_place()))
     from vllm import LLM
 
     llm = LLM(
@@ -77,6 +75,13 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
     if adapter:
         load_adapter(llm, adapter)
     return llm
+
+
+def meeting_place() -> Path:
+    """Return a folder for the engine's ranks. What a kill leaves of it, the next evaluation or run deletes."""
+    folder, _ = base_dir.make()  # this process holds its lock to its end
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "rendezvous"
 
 
 def load_adapter(llm: Any, adapter: Adapter) -> None:

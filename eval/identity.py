@@ -13,6 +13,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.stack.checkout import git_revision, on_cpu_stack
+from grpo.stack.json_files import open_file
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
 # None if unset: such folders lack these keys.
@@ -79,7 +80,7 @@ def about(options: Namespace, model: Model) -> dict[str, Any]:
 
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -15,7 +15,7 @@ from eval.problems import EvalProblem
 from grpo.run import records
 from grpo.run.records import Record
 from grpo.run.run_files import RunFiles
-from grpo.stack.json_files import numbered_rows, read_rows, replace, replace_rows
+from grpo.stack.json_files import numbered_rows, open_file, read_bytes, read_json, read_rows, replace, replace_rows
 from grpo.stack.problem import UserError
 from reward import equivalence
 
@@ -61,7 +61,7 @@ class Output:
         elif not config and folder.exists() and not _is_new(folder):
             raise UserError(f"{folder} exists and is not an evaluation", "give another --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / SAMPLES).open("ab")
+        self._file = open_file(folder / SAMPLES, "ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,8 +101,9 @@ def wanted_samples(folder: Path) -> dict[tuple[str, int], Record]:
     """Return the samples in a folder that its config.json asks for, by problem and number."""
     config = read_config(folder)
     problems = set(config["problems"])
-    rows = read_rows(folder / SAMPLES)
-    return {(row["id"], row["sample"]): row for row in rows if row["id"] in problems and row["sample"] < config["n"]}
+    rows = read_rows(folder / SAMPLES, {"id": str, "sample": int})
+    wanted = (row for row in rows if row.get("id") in problems and row.get("sample") in range(config["n"]))
+    return {(row["id"], row["sample"]): row for row in wanted}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -112,8 +113,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         UserError: if it is missing.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        config["identity"], config["problems"], config["n"], config["k"]
+        config = read_json(folder / CONFIG)
+        set(config["problems"]), range(config["n"]), dict(config["identity"]), list(config["k"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", _instead(folder)) from None
     return config
@@ -149,7 +150,7 @@ def _refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
 
 def _drop_torn_line(file: Path) -> None:
     """Remove what follows the last line break: a line cut by a kill or a full disk."""
-    data = file.read_bytes()
+    data = read_bytes(file)
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(file, whole)
@@ -193,6 +194,10 @@ def read_records(file: Path) -> list[Record]:
         rows = [row for _, row in numbered_rows(file)]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})", "name a file of graded samples") from None
-    if not all(isinstance(row, dict) and "id" in row and ("correct" in row or "measure" in row) for row in rows):
+    if not all(isinstance(row, dict) and isinstance(row.get("id"), str | int) and _is_graded(row) for row in rows):
         raise UserError(f"{file} is not a file of graded samples", "name another, or grade it with eval.regrade")
     return rows
+
+
+def _is_graded(row: Record) -> bool:
+    return "correct" in row or "measure" in row

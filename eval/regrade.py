@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         result = write_result(parser.parse_args(argv).folder)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"eval.regrade: {error}", file=sys.stderr)
         return 2
     print("\n".join(result_table(result)))

@@ -9,7 +9,6 @@ two such files.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 
 from eval.output import RESULT, read_config
 from grpo.run.measure import EXACT_MATCH, NAMES, is_whole, of_row
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, read_samples, read_steps
 from grpo.stack import command
-from grpo.stack.json_files import read_rows
+from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
 _SHARES = (
@@ -31,9 +30,19 @@ _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("an
 
 
 def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return labelled results of :func:`grpo.run.records.summarise` as lines; empty columns are left out."""
-    ks = sorted({int(k) for _, result in rows for k in result["pass_at_k"]} - {1})
-    cells = [{"": label, **_cells(result, ks)} for label, result in rows]
+    """Return labelled results of :func:`grpo.run.records.summarise` as lines; empty columns are left out.
+
+    Raises:
+        UserError: if one of them is something else.
+    """
+    try:
+        ks = sorted({int(k) for _, result in rows for k in result["pass_at_k"]} - {1})
+        cells = [{"": label, **_cells(result, ks)} for label, result in rows]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        labels = ", ".join(label for label, _ in rows)
+        raise UserError(
+            f"one of these is no result of an evaluation: {labels}", "restore it, or leave it out"
+        ) from error
     names = list(dict.fromkeys(name for row in cells for name in row))
     shown = [name for name in names if any(row.get(name) for row in cells) or not name]
     lines = [shown] + [[row.get(name, "") for name in shown] for row in cells]
@@ -86,7 +95,7 @@ def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder", "name a run's folder or an evaluation's")
     files = RunFiles(folder)
-    rows = read_rows(files.evals)
+    rows = read_steps(files.evals)
     if rows:
         labels = ["base" if row["step"] == 0 else f"step {row['step']}" for row in rows]
         if files.final.is_dir() and len(rows) > 1:
@@ -95,13 +104,13 @@ def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     read_config(folder)
     if not (folder / RESULT).is_file():
         raise UserError(f"{folder} is not finished", "continue it with the command that started it")
-    return [(str(folder), json.loads((folder / RESULT).read_text(encoding="utf-8")))]
+    return [(str(folder), read_json(folder / RESULT))]
 
 
 def several(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
     """Return the labelled results of all folders. With several runs, the rows of each begin with its folder."""
     rows = {folder: rows_of(folder) for folder in folders}
-    runs = [folder for folder in folders if read_rows(RunFiles(folder).evals)]
+    runs = [folder for folder in folders if read_steps(RunFiles(folder).evals)]
     named = runs if len(runs) > 1 else ()
     return [(f"{f} {label}" if f in named else label, row) for f, part in rows.items() for label, row in part]
 
@@ -110,8 +119,8 @@ def problems_of(folder: Path) -> set[str] | None:
     """Return the ids of the problems that a run or an evaluation is graded on; None for a run without its samples."""
     files = RunFiles(folder)
     if samples := list(files.sample_files("eval").values()):
-        return {row["id"] for row in read_rows(samples[-1])}
-    return None if read_rows(files.evals) else set(read_config(folder)["problems"])
+        return {str(row.get("id")) for row in read_samples(samples[-1])}
+    return None if read_steps(files.evals) else set(read_config(folder)["problems"])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -131,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         for folder in folders[1:]:
             if None not in (first, other := problems_of(folder)) and other != first:
                 print(f"eval.table: warning: {folder} has other problems than {folders[0]}", file=sys.stderr)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"eval.table: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

@@ -45,7 +45,7 @@ def read(value: Any, count: int) -> Returned:
     scores = value.get("scores")
     extra = value.get("extra_logs") or {}
     if not isinstance(extra, dict):
-        raise ReturnError(f"'extra_logs' is a {type(extra).__name__}, not a dictionary")
+        raise ReturnError(f"'extra_logs' is of type {type(extra).__name__}, not a dictionary")
     logs = {str(name): _numbers(numbers, count, f"the log {str(name)!r}") for name, numbers in extra.items()}
     return Returned(
         rewards,
@@ -79,5 +79,5 @@ def _number(value: Any, before: str) -> float:
         return nan
     if not isinstance(value, Real):
         text = repr(value)
-        raise ReturnError(f"{before} {text if len(text) <= 40 else text[:40] + '...'}, a {type(value).__name__}")
+        raise ReturnError(f"{before} {text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}")
     return float(value)

@@ -32,7 +32,7 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     except user_files.NoFunctionError:
         return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
     except (Exception, SystemExit) as error:
-        return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
+        return _error(f"cannot be imported: {locate_error(error, path)}", "correct the file")
     signature = inspect.signature(function)
     try:
         signature.bind([], [], [])
@@ -40,6 +40,22 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
         return _error(f"has {user_files.FUNCTION}{signature}, which is not how it is called", _EXAMPLE)
     if sample is None:
         return {"logs": {}}
+    result = _paid(function, path, sample)
+    works = "error" not in result and result["reward"] > result.get("wrong", math.inf)
+    if not works and _is_foreign(signature):
+        what = f"has {user_files.FUNCTION}{signature}, the arguments of another trainer; here they get other values"
+        return _error(what, _EXAMPLE)
+    return result
+
+
+def _is_foreign(signature: inspect.Signature) -> bool:
+    """Return whether the names are those of TRL or verl at places where we pass something else."""
+    first, second, *_ = [*signature.parameters, "", ""]
+    return first in ("prompts", "data_source") or second in ("completions", "solution_str")
+
+
+def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the reward of the right answer, and of the wrong one if there is one; or an error."""
     called = "the first line of TRAIN_DATA"
     result = _call(function, path, sample, sample["query"], f"on {called}")
     if "error" in result:
@@ -57,7 +73,7 @@ def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], quer
     try:
         value = function([query], [sample["prompt"]], [sample["label"]])
     except (Exception, SystemExit) as error:
-        return _error(f"fails {where}: {_what(error, path)}", "correct the file")
+        return _error(f"fails {where}: {locate_error(error, path)}", "correct the file")
     try:
         returned = read(value, 1)
     except ReturnError as error:
@@ -65,7 +81,7 @@ def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], quer
     return {"reward": returned.rewards[0], "score": returned.scores[0], "logs": returned.logs[0]}
 
 
-def _what(error: BaseException, path: Path) -> str:
+def locate_error(error: BaseException, path: Path) -> str:
     """Return the last line of a traceback, and the last place in the user's file."""
     (line,) = traceback.format_exception_only(error)[-1:]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -6,9 +6,10 @@ The archive has configuration, versions, hardware, patches, the last lines of ev
 evaluations and the parity gate. It also has the report of `python -m scripts.gpu_check`, if this checkout has one.
 Samples are left out unless you ask for them, since they show your problems. Checkpoints are always left out.
 
-Values of this shell's secret variables are replaced by their names, also quoted or in base64, and so is what looks like
-a key, a token, or a password. Links are not followed. Look through the archive before you publish it: prompts or paths
-in a log may be private, too, and no pattern knows every key.
+Values of this shell's secret variables are replaced by their names, also quoted, in hex, or in base64, and so is what
+looks like a key, a token, or a password. A value below 8 characters is only found behind its name, and one that is
+compressed, encrypted, or encoded in two ways is not. Links are not followed. Look through the archive before you
+publish it: prompts or paths in a log may be private, too, and no pattern knows every key.
 
 Exit code: 0 done; 1 a file could not be read (the archive names it); 2 RUN_DIR is not a run, or FILE exists.
 """
@@ -23,16 +24,19 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from grpo.run.run_state import Run
 from grpo.stack.checkout import GPU_REPORT, git_revision
 from grpo.stack.command import print_plainly
+from grpo.stack.json_files import open_file, read_rest
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret, redact, secrets
 
 DONE, INCOMPLETE, REFUSED = range(3)
 LOG_LINES = 2000
+# What may lie within a key: the codes of a terminal, also as JSON has them, and the zeros of UTF-16.
+_INVISIBLE = re.compile(r"(?:\x1b|\\+(?:u001b|x1b|033|e))\[[0-9;]*[A-Za-z]|\0")
 LOG_BYTES = 16 << 20  # of a log's end: its lines may be long
 # Also without its end.
 _PRIVATE_KEY = re.compile(
@@ -84,7 +88,7 @@ _NAMED = re.compile(
     + r"""(?P<plain>[^\s"'<>\\]{4,}))"""
 )
 _IN_NAMES = ("pass", "pwd", "secret", "credential", "cookie", "token", "auth", "key", "art-api")
-_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)([^\s"',;<>\\]{8,})""")
+_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)(?!\d+\b)([^\s"',;<>\\]{4,})""")
 _PARAMETER = re.compile(r"(?i)([?&](?:[\w-]*-)?(?:key|token|sig|signature)=|\b(?:bearer|negotiate)\s+)[\w.~+/=%-]{8,}")
 _FLAG = re.compile(r"""(?i)(\s--[\w-]*(?:token|key|secret|pass(?:w(?:or)?d)?)[ \t]+["']?)([^\s"'-][^\s"']+)""")
 _BASIC = re.compile(r"\b([Bb]asic\s+)(?=[\w+/]*[A-Z0-9])[\w+/]{8,}=*")
@@ -95,7 +99,7 @@ _IN_ADDRESS = re.compile(r"""(://[^\s/:@"']*:)[^\s/"']+@|(?<![\w.+%-])([\w.+%-]+
 
 def clean(text: str) -> str:
     """Return a text without secrets: of this shell, in assignments to variables with such names, and common keys."""
-    text = _PRIVATE_KEY.sub("<key>", redact(text))
+    text = _PRIVATE_KEY.sub("<key>", redact(_INVISIBLE.sub("", text)))
     return "".join(map(_clean_line, text.splitlines(keepends=True)))
 
 
@@ -143,7 +147,7 @@ def _looks_secret(value: str, shortest: int) -> bool:
 def tail(file: Path, lines: int = LOG_LINES, window: int = LOG_BYTES) -> str:
     """Return the last lines of a log without secrets. A value that is cut at the window's start is left out whole."""
     longest = max((len(value.encode()) for value in secrets().values()), default=0)
-    with open_itself(file) as opened:
+    with open_file(file, follow=False) as opened:  # what a link points to may be anything
         size = opened.seek(0, os.SEEK_END)
         start = max(0, size - window - 4 * longest)  # URL quoting, the longest spelling, takes three times the bytes
         opened.seek(start)
@@ -151,11 +155,6 @@ def tail(file: Path, lines: int = LOG_LINES, window: int = LOG_BYTES) -> str:
     if start:
         text = text[4 * longest :].partition("\n")[2]
     return "".join(text.splitlines(keepends=True)[-lines:])
-
-
-def open_itself(file: Path) -> BinaryIO:
-    """Open a file for reading; what a link points to may be anything. Raises OSError for a link."""
-    return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tuple[str, Path, bool]]:
@@ -172,7 +171,7 @@ def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tup
         yield file.name, file, False
     for file in (files.metrics, files.evals, files.parity):
         yield file.name, file, False
-    for file in sorted(path for path in files.logs.rglob("*") if path.is_file()):
+    for file in sorted(path for path in files.logs.rglob("*") if not path.is_dir()):
         yield f"logs/{file.relative_to(files.logs)}", file, True
     yield "gpu_check.json", report, False
     if samples:
@@ -216,8 +215,8 @@ def pack(run: Run, out: Path, samples: bool, report: Path = GPU_REPORT) -> dict[
 
 
 def _whole(file: Path) -> str:
-    with open_itself(file) as opened:
-        return clean(opened.read().decode("utf-8", errors="replace"))
+    with open_file(file, follow=False) as opened:
+        return clean(read_rest(opened).decode("utf-8", errors="replace"))
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:

@@ -3,8 +3,9 @@
     python -m scripts.inspect_checkpoint DIR [--json]
 
 DIR is a gpt-oss base model (MXFP4 or bf16), a LoRA adapter in PEFT's format, a run's `step_N` or its `checkpoints`. For
-a base model only the headers are read, so the 120b takes a second. For an adapter all values are read. Adapters and
-steps are verified against their SHA256SUMS. Checkpoints of earlier versions have none, which is reported.
+a base model only the headers are read and a prompt is rendered, so the 120b takes seconds. For an adapter all values
+are read. Adapters and steps are verified against their SHA256SUMS. Checkpoints of earlier versions have none, which is
+reported.
 
 Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or an unreadable config.
 """
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
+from grpo.launch import rendering
+from grpo.launch.checks.model import can_format_chats
 from grpo.launch.plan import size
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, FileFault
+from grpo.rollout import stop_tokens
 from grpo.run import saved_steps
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -101,7 +105,7 @@ def _of_run(folder: Path) -> str:
 def inspect_model(folder: Path) -> Report:
     """Inspect a base model."""
     model = model_files.read(folder)
-    faults = architecture.check(model)
+    faults = architecture.check(model) + _tokenizer_faults(folder)
     numbers = asdict(architecture.Architecture.from_config(model.config))
     facts = {
         "format": "MXFP4" if numbers.pop("mxfp4") else "bf16",
@@ -115,6 +119,17 @@ def inspect_model(folder: Path) -> Report:
         "tokenizer": (folder / "tokenizer.json").is_file(),
     }
     return Report("gpt-oss base model", folder, facts, faults)
+
+
+def _tokenizer_faults(folder: Path) -> list[FileFault]:
+    """Return what the preflight of a run refuses of a tokenizer, if there is one."""
+    faults = [stop_tokens.fault(folder)] if (folder / stop_tokens.FILE).is_file() else []
+    if can_format_chats(folder):
+        try:
+            rendering.render(str(folder), ["1 + 1?"], {})
+        except UserError as error:
+            faults.append(FileFault("tokenizer", error.problem.what, error.problem.remedy))
+    return [fault for fault in faults if fault]
 
 
 def inspect_adapter(folder: Path) -> Report:
@@ -167,7 +182,7 @@ def inspect_step(folder: Path) -> Report:
     report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
     trainer, trained = folder / "trainer", None
     if damage := digests.step_damage(folder):
-        remedy = _other_step(folder)
+        remedy = digests.own_remedy(damage) or _other_step(folder)
         report.facts["digests"] = DAMAGED
         report.faults += [FileFault(name, what, remedy) for name, what in damage]
         return report

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from grpo.stack import command
+
 MANIFEST = "build.json"
 STEPS = 600
 # With one thread, sums round the same everywhere, and other work on the cores does not stall thread barriers.
@@ -225,4 +227,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)  # what it does not finish, the next call builds again

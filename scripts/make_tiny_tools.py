@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from grpo.stack import command
 from scripts import make_tiny_model
 from scripts.make_tiny_model import SHARD_BYTES, THREADS, build, one_builder, say, write_dequantized
 
@@ -87,4 +88,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

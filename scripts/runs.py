@@ -7,7 +7,7 @@ the training prompts. "s/step" is the median over all steps, without evaluations
 since 1970.
 
 States: running; finished; stopped by somebody (Ctrl-C, kill, a closed terminal); crashed, which includes runs killed
-before they could record it.
+before they could record it; unreadable.
 
 Exit code: 0 done; 1 a run could not be read (stderr says why); 2 no such folder.
 """
@@ -28,18 +28,24 @@ from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 
 DONE, INCOMPLETE, REFUSED = range(3)
+UNREADABLE = "unreadable"
 _EVAL = ("step", "ci_low", "ci_high", "n", "problems")
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """Yield the run directories at and under a folder; runs do not nest, and links are not followed."""
-    for parent, names, _ in os.walk(folder):
-        if RunFiles(Path(parent)).is_run():
-            names.clear()
-            yield Path(parent)
-        names[:] = [name for name in names if not name.startswith(".")]
+    """Yield the run directories at and under a folder, and folders that may not be read.
+
+    Runs do not nest, and links are not followed.
+    """
+    if not os.access(folder, os.R_OK | os.X_OK) or RunFiles(folder).is_run():
+        yield folder
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            yield from find(path)
 
 
 def summarise(run: Run, root: Path) -> dict[str, Any]:
@@ -50,10 +56,8 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     """
     evals = [{key: row.get(key) for key in (of_row(row), *_EVAL)} for row in run.graded]
     correct = run.metrics[-1].get("correct") if run.metrics else None
-    folder, root = run.folder.resolve(), root.resolve()
     return {
-        "name": run.name if folder == root else str(folder.relative_to(root)),
-        "folder": str(folder),
+        **_place(run.folder, root),
         "state": run.state,
         "exit_code": run.code,
         "step": run.step,
@@ -66,6 +70,17 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
         "correct": correct if is_number(correct) else None,
         "seconds_per_step": run.seconds_a_step(last=None),
     }
+
+
+def unreadable(folder: Path, root: Path) -> dict[str, Any]:
+    """Return the same of a run that cannot be read."""
+    unknown = ("exit_code", "step", "planned", "started", "last_line", "resumes", "first_eval", "last_eval")
+    return {**_place(folder, root), "state": UNREADABLE, **dict.fromkeys((*unknown, "correct", "seconds_per_step"))}
+
+
+def _place(folder: Path, root: Path) -> dict[str, str]:
+    folder, root = folder.resolve(), root.resolve()
+    return {"name": folder.name if folder == root else str(folder.relative_to(root)), "folder": str(folder)}
 
 
 _HEADER = ("name", "state", "steps", "started", "held-out", "correct", "s/step")
@@ -84,7 +99,7 @@ def _cells(run: dict[str, Any]) -> tuple[str, ...]:
     return (
         command.printable(run["name"]),
         run["state"] + resumed,
-        f"{run['step']}/{run['planned'] or '?'}",
+        f"{'?' if run['step'] is None else run['step']}/{run['planned'] or '?'}",
         started,
         _held_out(run["first_eval"], run["last_eval"]),
         "-" if run["correct"] is None else f"{run['correct']:.3f}",
@@ -121,19 +136,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"runs: {folder} is not a folder: name a folder with runs", file=sys.stderr)
         return REFUSED
     logging.getLogger("grpo").setLevel(logging.ERROR)  # broken lines are skipped; scripts.watch counts them
-    runs, unreadable = [], 0
-    for run_dir in find(folder):
+    runs, code = [], DONE
+    for run_dir in find(folder) if folder.is_dir() else ():
         try:
             runs.append(summarise(Run(run_dir), folder))
-        except OSError as error:
-            unreadable += 1
+        except (UserError, OSError) as error:
+            code = INCOMPLETE
+            runs.append(unreadable(run_dir, folder))
             print(f"runs: {run_dir} cannot be read ({error})", file=sys.stderr)
     runs.sort(key=lambda run: run["started"] or 0.0)
     if arguments.json:
         print(json.dumps(runs, indent=2))
     else:
         print("\n".join(table(runs)) if runs else f"no runs under {folder}")
-    return INCOMPLETE if unreadable else DONE
+    return code
 
 
 if __name__ == "__main__":

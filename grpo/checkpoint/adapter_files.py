@@ -29,7 +29,7 @@ BASE_KEY = "base_sha256"  # in the weights file's metadata
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
 _AGAIN = "copy the adapter again, or use the one of another step"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
-_ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<projection>\w+)")
+_ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d{1,3})\.self_attn\.(?P<projection>\w+)")
 # PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -210,7 +210,8 @@ def fingerprint(model: Model) -> str | None:
     them.
     """
     names = ["model.norm.weight"]
-    names += [f"{module}.weight" for module in attention_modules(model.config["num_hidden_layers"], ["q_proj"])]
+    layers = Architecture.from_config(model.config).layers
+    names += [f"{module}.weight" for module in attention_modules(layers, ["q_proj"])]
     digest = hashlib.sha256()
     for name in names:
         tensor = model.tensors.get(name)

@@ -15,9 +15,11 @@ from grpo.model.model_files import FileFault
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps, step_name
+from grpo.stack.json_files import open_file, read_bytes
 
 NAME = "SHA256SUMS"
 PARTS = ("adapter", "trainer")  # of a step
+_MORE = f"is not in {NAME}"
 _SEAL = "# sha256 of the lines above: "
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
@@ -53,8 +55,14 @@ def damage(folder: Path) -> list[FileFault]:
     damaged = _damage(folder)
     if not damaged:
         return []
-    remedy = _remedy(folder)
+    remedy = own_remedy(damaged) or _remedy(folder)
     return [FileFault(name, what, remedy) for name, what in damaged]
+
+
+def own_remedy(damaged: list[tuple[str, str]]) -> str:
+    """Return the remedy of a folder that only holds more than was saved; "" for another one."""
+    only_more = all(what == _MORE for _, what in damaged)
+    return f"remove {', '.join(name for name, _ in damaged)}: no save wrote it" if only_more else ""
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:
@@ -82,7 +90,7 @@ def _damage(folder: Path) -> list[tuple[str, str]]:
         return [(NAME, str(error))]
     files = {path.name: path for path in folder.iterdir() if path.name != NAME}
     missing = [(name, f"is missing, but {NAME} lists it") for name in listed if name not in files]
-    extra = [(name, f"is not in {NAME}") for name in sorted(files) if name not in listed]
+    extra = [(name, _MORE) for name in sorted(files) if name not in listed]
     with ThreadPoolExecutor() as pool:
         shared = {name: files[name] for name in listed if name in files}
         differing = [fault for fault in pool.map(_difference, shared.values(), map(listed.get, shared)) if fault]
@@ -102,7 +110,7 @@ def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
 
 def _read(file: Path) -> dict[str, str]:
     """Return the digests by name. Raises ValueError if the list itself is damaged."""
-    text, seal, digest = file.read_bytes().rpartition(_SEAL.encode())
+    text, seal, digest = read_bytes(file).rpartition(_SEAL.encode())
     if not seal or digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise ValueError("was changed after it was saved: its last line does not match the lines above it")
     matches = map(_LINE.fullmatch, text.decode().splitlines())
@@ -110,7 +118,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from grpo.stack.json_files import open_file
+
 logger = logging.getLogger("openrlhf.grpo.state_files")
 OLD = ".pt"
 # JSON has no tensors, no tuples, and only texts as keys.
@@ -44,6 +46,7 @@ def read(file: Path) -> Any:
     Raises:
         OSError, StateFileError: if the file is missing, truncated or of another kind.
     """
+    open_file(file.with_suffix(OLD) if is_old(file) else file).close()  # the readers below wait for a named pipe
     if is_old(file):
         return _read_old(file.with_suffix(OLD))
     try:

@@ -144,10 +144,13 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         CheckpointError: if a file is missing, truncated or of another kind.
     """
     state = _read(directory / STATE, _STATE_KEYS)
-    files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
-    for rank, file in enumerate(files):
-        if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
-            raise CheckpointError(f"{directory / f'rank_{rank}.safetensors'} is incomplete", _OTHER)
+    try:
+        files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
+        whole = [shapes(file) == shapes(files[0]) and _is_filled(file, n, len(files)) for n, file in enumerate(files)]
+    except (TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{directory} is not a trainer state ({error})", _OTHER) from error
+    if not all(whole):
+        raise CheckpointError(f"{directory / f'rank_{whole.index(False)}.safetensors'} is incomplete", _OTHER)
     return state, files
 
 

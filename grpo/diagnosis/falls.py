@@ -7,8 +7,7 @@ from grpo.diagnosis.finding import WATCH, NotJudged
 from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.correctness import Fall, fall_of_training
-from grpo.run.run_files import RunFiles
-from grpo.stack.json_files import read_rows
+from grpo.run.run_files import RunFiles, read_steps
 
 RECENT = 10  # steps that give the present level of correctness
 
@@ -22,7 +21,7 @@ def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
     Raises:
         OSError, UserError: if a file cannot be read. Errors of the rules pass through.
     """
-    return onsets(of_rows([*read_rows(files.metrics), now], read_rows(files.evals), files.read_config()))
+    return onsets(of_rows([*read_steps(files.metrics), now], read_steps(files.evals), files.read_config()))
 
 
 def onsets(run: RunHistory) -> list[int]:

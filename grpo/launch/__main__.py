@@ -8,17 +8,19 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 import argparse
 import errno
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from grpo.launch import (
     cost,
     engine_share,
+    evaluate_command,
     gpu_memory,
     judge,
     kernels,
@@ -33,9 +35,8 @@ from grpo.launch import (
     signals,
     stop_rules,
 )
-from grpo.launch.checks import packages, reward
+from grpo.launch.checks import environment, packages, reward
 from grpo.launch.config import Config, resolve
-from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.own_settings import Changes
@@ -48,17 +49,18 @@ from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.watch import End, Saving
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, find_adapter, way_on
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, read_parts
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import command, machine, seats
-from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
 from grpo.stack.seats import Seats
 from reward import judge_place
 from reward.settings import STAND_IN_VARIABLE
 
+_REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it readable and writable"}
+_REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG), "restore the file from a copy")
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
@@ -89,20 +91,28 @@ def main() -> int:
         signals.raise_them()
         return _main(options, rest)
     except BrokenPipeError:
-        if options.mode == "run":
+        if not _is_unread(sys.stdout):
             raise
         # The reader, such as head, wants no more. Nor does it want what is in the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.filename is None or error.errno not in _REMEDIES:
             raise
-        return refuse(options, UserError(f"{error.filename} is too long for the file system", "give a shorter name"))
+        what = f"{error.filename} cannot be used ({error.strerror})"
+        return refuse(options, UserError(what, _REMEDIES[error.errno]))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
             return end_restarts(Path(options.resume), came.code)
         return came.code
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Tell whether the other end of a pipe is closed."""
+    poller = select.poll()
+    poller.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def _main(options: argparse.Namespace, rest: list[str]) -> int:
@@ -144,7 +154,8 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
+    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
+    warnings += [*own_settings.warnings(), *environment.describe(config)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
@@ -308,8 +319,8 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     lines = progress.summary(files.folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
-    if adapter and (command := evaluate_command(config, adapter)):
-        lines.append(f"evaluate     source scripts/env.sh && {command}")
+    if adapter:
+        lines.append(evaluate_command.describe(config, adapter))
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:
@@ -329,7 +340,7 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
         if end.code not in (REFUSED, STOPPED):
-            verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
+            verdict = restarts.decide([*read_parts(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
     return verdict if note(files, end.code, **more) else Verdict(None, [])
 

@@ -212,6 +212,7 @@ def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
 
 def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
+        message = message.replace("(choose from 'gae', ", "(choose from ")  # which is refused, too
         raise UserError(
             in_variables(message.removeprefix("argument ")),
             "see the comment beside the variable in train_grpo.sh; for a flag after --, "

@@ -1,19 +1,33 @@
-"""The command that evaluates what a run has trained, by hand and as the run itself does."""
+"""How to evaluate what a run has trained, by hand and as the run itself does."""
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.settings import has_environment
+from grpo.rollout.multi_turn.settings import has_environment, variables
 from grpo.run.measure import EXACT_MATCH, of_run
 
 
-def evaluate_command(config: Config, adapter: Path | None) -> str | None:
-    """Return the command for the engines' model with an adapter; None if `eval.evaluate` measures something else."""
+def describe(config: Config, adapter: Path | None) -> str:
+    """Return the command for the engines' model with an adapter, or why there is none, in a line for people."""
+    args, given = config.args, variables() if has_environment(config.args) else {}
+    if not args.eval_dataset:
+        why = "there are no held-out problems; set EVAL_DATA"
+    elif of_run(args) != EXACT_MATCH:
+        why = "eval.evaluate does not call your own reward; its held-out scores are in eval.jsonl"
+    elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
+        why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
+    else:
+        library = f"LIBRARY={shlex.quote(given['LIBRARY'])} " if "LIBRARY" in given else ""
+        words = ["python", "-m", "eval.evaluate", *_options(config, adapter, given)]
+        return f"evaluate     source scripts/env.sh && {library}{shlex.join(words)}"
+    return f"evaluate     no command: {why}"
+
+
+def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> list[str]:
     args = config.args
-    if not args.eval_dataset or has_environment(args) or of_run(args) != EXACT_MATCH:
-        return None
-    options = {
+    options: dict[str, Any] = {
         "model": args.engine_model,
         "adapter": adapter,
         "data": args.eval_dataset,
@@ -29,5 +43,14 @@ def evaluate_command(config: Config, adapter: Path | None) -> str | None:
     }
     if args.thinking_budget is not None:
         options["thinking-delimiter"] = args.thinking_delimiter
-    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    return shlex.join(["python", "-m", "eval.evaluate", *words])
+    if given:
+        options |= {
+            "environment": given["ENVIRONMENT"],
+            "template": given["TEMPLATE"],
+            "turns": given["TURN_LIMIT"],
+            "seconds": given["ROLLOUT_SECONDS"],
+            "tool-seconds": given["TOOL_SECONDS"],
+            "score-seconds": given["SCORE_SECONDS"],
+            "max-model-len": args.max_len or args.prompt_max_len + args.generate_max_len,
+        }
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]

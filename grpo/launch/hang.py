@@ -1,6 +1,5 @@
 """Notices a run that does not get on: a phase that lasts several times as long as usual."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any
 from grpo.launch.supervise.watch import Stop, Watch
 from grpo.run.progress import JsonLines, Progress, is_number
 from grpo.run.run_files import RunFiles
+from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem
 
 TIMES_USUAL = 5.0
@@ -42,7 +42,7 @@ class HangWatch(Watch):
     def look(self) -> None:
         """Note whether the run has got on since the last call."""
         try:
-            phase = json.loads(self._files.phase.read_text(encoding="utf-8"))
+            phase = read_json(self._files.phase)
         except (OSError, ValueError):
             phase = None
         progress = self._progress

@@ -10,10 +10,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from grpo.stack.problem import Problem
-from grpo.stack.variables import defaults
+from grpo.stack.variables import by_flag, defaults
 
 Changes = dict[str, list[str]]  # setting: its value, and its default
 _CLOSE = 0.86  # of difflib's ratio: one or two wrong letters in a name, not another word
+# Names of other trainers, besides OpenRLHF's flags
+_OTHERS = {
+    "BETA": "KL_COEF",
+    "MAX_COMPLETION_LENGTH": "GENERATE_MAX_LEN",
+    "MAX_PROMPT_LENGTH": "PROMPT_MAX_LEN",
+    "MAX_STEPS": "STEPS",
+    "NUM_GENERATIONS": "N_SAMPLES_PER_PROMPT",
+    "NUM_TRAIN_EPOCHS": "NUM_EPISODES",
+    "PER_DEVICE_TRAIN_BATCH_SIZE": "MICRO_TRAIN_BATCH_SIZE",
+    "REWARD_FUNC": "REWARD",
+    "REWARD_FUNCS": "REWARD",
+}
+
+
+def warnings(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each variable that another trainer reads, perhaps for another program, and we do not."""
+    ours = defaults(is_tiny=False)
+    meant = {name: _OTHERS.get(name) or by_flag().get(name.lower()) for name in environ if name not in ours}
+    return [
+        f"WARNING: {name} has no effect: the setting of train_grpo.sh is {setting}"
+        for name, setting in sorted(meant.items())
+        if setting
+    ]
 
 
 def misspelt(environ: Mapping[str, str] = os.environ) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from grpo.launch.checks.machine import (
 from grpo.launch.checks.model import check_model, check_released
 from grpo.launch.checks.packages import check_packages
 from grpo.launch.checks.reward import check_reward
-from grpo.launch.checks.settings import check_batches, check_flags
+from grpo.launch.checks.settings import check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
@@ -40,7 +40,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_packages(),
         check_patches(),
-        _settings(config),
+        check_flags(config),
         _inputs(config, is_missed=True),
         _of_model(config),
         check_memory(plan),
@@ -58,18 +58,13 @@ def problems_anywhere(config: Config) -> list[Problem]:
     models = [Path(name) for name in (config.args.pretrain, config.args.engine_model) if name]
     are_here = all(model.exists() for model in models)
     return [
-        *_settings(config),
+        *check_flags(config),
         *equal_nodes.problems(config),
         *gpu_limits.problems(config),
         *_inputs(config, is_missed=False),
         *(check_model(config) if are_here else check_released(config)),
         *check_thinking(config),
     ]
-
-
-def _settings(config: Config) -> Iterator[Problem]:
-    yield from check_flags(config)
-    yield from check_batches(config)
 
 
 def _inputs(config: Config, is_missed: bool) -> Iterator[Problem]:

@@ -1,21 +1,25 @@
 """Renders prompts in a separate process, where transformers skips torch: 2 seconds instead of 10.
 
-python -m grpo.launch.rendering MODEL_DIR VARIABLES_JSON <PROMPTS.json
+python -m grpo.launch.rendering MODEL_DIR VARIABLES_JSON SECONDS <PROMPTS.json
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
 from grpo.stack.problem import UserError
 
-# On a slow and busy machine; what takes longer does not end.
+# Of a prompt, in seconds of a processor: a template that takes longer has a loop without end.
+LONGEST = 5.0
+# Of all, in seconds on a slow and busy machine.
 START_SECONDS, PROMPT_SECONDS = 120.0, 0.05
+_TEMPLATE = "correct the chat template, or use that of the released gpt-oss"
 
 
 class Rendered(NamedTuple):
@@ -39,7 +43,7 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
     seconds = START_SECONDS + PROMPT_SECONDS * len(prompts)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "grpo.launch.rendering", model, json.dumps(dict(variables))],
+            [sys.executable, "-m", "grpo.launch.rendering", model, json.dumps(dict(variables)), str(LONGEST)],
             cwd=CHECKOUT,
             env={**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"},
             input=json.dumps(prompts),
@@ -49,21 +53,30 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
         )
     except subprocess.TimeoutExpired:
         what = f"the chat template of {model} took more than {seconds:g} s for {counted(len(prompts), 'prompt')}"
-        raise UserError(what, "correct its endless loop, or download the checkpoint again") from None
+        raise UserError(what, _TEMPLATE) from None
+    if done.returncode == -signal.SIGPROF:
+        raise UserError(f"the chat template of {model} takes more than {LONGEST:g} s for a prompt", _TEMPLATE)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(
-            f"the tokenizer of {model} cannot render prompts ({reason})", "download or copy the checkpoint again"
-        )
+        remedy = _TEMPLATE if reason.startswith("jinja2.") else "download or copy the checkpoint again"
+        raise UserError(f"the tokenizer of {model} cannot render prompts ({reason})", remedy)
     return [Rendered(*each) for each in json.loads(done.stdout)]
+
+
+def _limited(prompts: list[Any], seconds: float) -> Iterator[Any]:
+    """Yield the prompts. If one takes more of a processor, the signal ends this process, even in compiled code."""
+    for prompt in prompts:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        yield prompt
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> int:
     """Print the prompts as a JSON list, or fail with a traceback."""
     from data.checks import render
 
-    model, variables = sys.argv[1:]
-    rendered = render(model, json.load(sys.stdin), json.loads(variables))
+    model, variables, seconds = sys.argv[1:]
+    rendered = render(model, _limited(json.load(sys.stdin), float(seconds)), json.loads(variables))
     print(json.dumps([(len(tokens), text) for tokens, text in rendered]))
     return 0
 

@@ -12,12 +12,11 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
-from grpo.stack.json_files import read_rows
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.variables import in_variables
 from reward import settings, user_files
@@ -107,7 +106,7 @@ def check_whole(step: Path, base: Path) -> None:
     if wrong := _wrong_with(step, base):
         others = _other_steps(step.parent, step_of(step), base)
         anew = f"no other step is whole; restore a copy, or move {step.parent} away to start again"
-        raise UserError(wrong.what, others or wrong.remedy or anew)
+        raise UserError(wrong.what, wrong.remedy or others or anew)
 
 
 def _check_ahead(step: Path, config: Config) -> None:
@@ -146,7 +145,8 @@ def _wrong_with(step: Path, base: Path) -> Problem | None:
     The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
-        return Problem(f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage), "")
+        what = f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage)
+        return Problem(what, digests.own_remedy(damage))
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:
@@ -180,7 +180,7 @@ def _kept(flags: list[str], folder: Path) -> list[str]:
     """Return flags for the run's own folders and its date, unless given: prompts name seeds and resting problems."""
     given = {flag.partition("=")[0] for flag in flags}
     date = (RunFiles(folder).read_config().get("flags") or {}).get("template_date")
-    recorded = _recorded_folders(folder) | ({"template_date": date} if date else {})
+    recorded = _recorded_folders(folder) | ({"template_date": date} if isinstance(date, str) else {})
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 
@@ -235,7 +235,7 @@ def describe(config: Config) -> list[str]:
 def _repeated(config: Config) -> str:
     """Name the steps that the run had completed after the checkpoint; "" without any."""
     first = resumed_step(config) + 1
-    rows = read_rows(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
+    rows = read_steps(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
     last = max((row["step"] for row in rows), default=0)
     if last < first:
         return ""
@@ -254,7 +254,7 @@ def complete(config: Config, plan: Plan) -> list[str]:
 
 def finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
-    done, ends = complete(config, plan), read_rows(RunFiles(Path(config.args.run_dir)).ends)
+    done, ends = complete(config, plan), read_parts(RunFiles(Path(config.args.run_dir)).ends)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
         return []
@@ -277,6 +277,7 @@ def take_back(config: Config, folder: Path) -> list[str]:
     files.rewind(step)
     if moved:  # the run takes another way from here on, and gets another page
         files.wandb.unlink(missing_ok=True)
+        files.trackio.unlink(missing_ok=True)
     files.note_resume(
         step,
         changed={name.removeprefix("--"): values for name, values in differing.items()},

@@ -19,7 +19,8 @@ _WHOLE_CONTEXT = "remove it; the default is --prompt_max_len + --generate_max_le
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     if args.temperature <= 0:
-        yield Problem(f"--temperature {args.temperature:g} draws the same sample every time", "give more than 0")
+        why = "give more than 0, at which all samples of a prompt would be equal"
+        yield Problem(f"--temperature is {args.temperature:g}", why)
     try:
         chat_template.variables(None, args.template_variables, args.template_date)
     except UserError as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from grpo.launch import cost, equal_nodes, gpu_limits, micro_batches
-from grpo.launch.checks.settings import check_batches
+from grpo.launch.checks.batches import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge

@@ -24,6 +24,7 @@ SHARDS = (ZERO3, NO_SHARD)  # how ranks hold the frozen base: a part each, or al
 
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MOST_LAYERS = 1000  # gpt-oss-120b has 36
 _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs torch
 
 
@@ -75,6 +76,9 @@ class Architecture:
         wrong = [_KEYS[field] for field, value in numbers.items() if type(value) is not int or value < 1]
         if wrong:
             raise CheckpointError(f"config.json has no positive count for {', '.join(wrong)}", "download it again")
+        if (layers := config["num_hidden_layers"]) > _MOST_LAYERS:
+            what = f"config.json has num_hidden_layers {layers}, and at most {_MOST_LAYERS} are supported"
+            raise CheckpointError(what, "download it again")
         architecture = cls(**numbers, attention_bias=config.get("attention_bias", True), mxfp4=method == "mxfp4")  # type: ignore[arg-type]
         if architecture.mxfp4 and (architecture.hidden % _GROUP or architecture.intermediate % _GROUP):
             raise CheckpointError(

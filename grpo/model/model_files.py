@@ -3,7 +3,6 @@
 For a 61 GB model this reads a few hundred kilobytes.
 """
 
-import errno
 import json
 import math
 from collections.abc import KeysView
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.stack.hub import absence
+from grpo.stack.json_files import open_file
+from grpo.stack.json_files import read_json as load_json
 from grpo.stack.problem import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -124,11 +125,7 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults = [
-        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
-        for file in sorted(folder.glob("*config.json"))
-        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
-    ]
+    faults = code_faults(folder)
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():
@@ -145,6 +142,15 @@ def read(folder: Path) -> Model:
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
     return Model(folder, config, tensors, tuple(folder / shard for shard in promised), tuple(faults))
+
+
+def code_faults(folder: Path) -> list[FileFault]:
+    """Return the settings that would make a program run code of others. Raises CheckpointError as :func:`read_json`."""
+    return [
+        FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
+        for file in sorted(folder.glob("*config.json"))
+        for name in sorted(_keys(read_json(file)) & _NAMES_OF_CODE)
+    ]
 
 
 def _keys(content: Any) -> set[str]:
@@ -211,7 +217,7 @@ def _disagreements(shard: str, held: KeysView[str], named: set[str]) -> list[Fil
 
 def read_metadata(file: Path) -> dict[str, str]:
     """Return the metadata of a safetensors file with a valid header."""
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return header.get("__metadata__", {})
 
@@ -225,8 +231,7 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
         HeaderError: if the file is missing or has no such header.
     """
     try:
-        _refuse_pipe(file)
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             length = int.from_bytes(opened.read(8), "little")
             text = opened.read(length) if length < _MAX_HEADER else b""
     except FileNotFoundError:
@@ -244,12 +249,6 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
             f"({size:,} bytes) is not a safetensors file; it may be truncated or a Git LFS pointer"
         ) from None
     return tensors, max((tensor.stop for tensor in tensors.values()), default=8 + length)
-
-
-def _refuse_pipe(file: Path) -> None:
-    """Raise OSError for what is no file, such as a named pipe, which would be waited for without end."""
-    if file.exists() and not file.is_file():
-        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor], begin: int) -> None:
@@ -276,15 +275,14 @@ def read_json(file: Path) -> dict[str, Any]:
         CheckpointError: if the file is missing or does not hold a JSON object.
     """
     try:
-        _refuse_pipe(file)
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = load_json(file)
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing in {file.parent}", _AGAIN) from None
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be read ({error.strerror})", "make it readable, or copy it again"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{file} is not JSON ({error})", _AGAIN) from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} does not hold a JSON object", _AGAIN)

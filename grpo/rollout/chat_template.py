@@ -75,7 +75,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
     """Yield the names that the chat template in a model's folder does not mention."""
     files = (folder / "chat_template.jinja", folder / "tokenizer_config.json")
-    template = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    template = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
     yield from (name for name in names if name not in template)
 
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from grpo.stack.counted import counted
+from grpo.stack.json_files import read_json
 
 SPACE = 8192  # bytes: a path may have 4,096
 LOSSY = 1  # the exit code of a run that has made all its steps; it is incomplete in what it wrote
@@ -55,7 +56,7 @@ class LostWrites:
         """Read the file; return whether more was lost since the last call."""
         before = self.count
         try:
-            row = json.loads(self._file.read_text(encoding="utf-8"))
+            row = read_json(self._file)
             self.count, self.first, self.last = int(row["count"]), int(row["first"]), str(row["last"])
         except (OSError, ValueError, TypeError, KeyError):  # nothing was lost, the trainer is writing, or not ours
             return False

@@ -1,8 +1,8 @@
 """Turns metrics.jsonl and eval.jsonl into lines for the user, during a run and at its end."""
 
-import math
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any, TypeGuard, TypeVar
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import NAMES, is_whole, of_row, value_of
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.counted import counted
-from grpo.stack.json_files import complete_rows, read_rows
+from grpo.stack.json_files import complete_rows, open_file, read_rest
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
@@ -30,6 +30,7 @@ STEP_COLUMNS = (
     ("ppo_kl", "ppo_kl", ".2g"),
 )
 
+LARGEST = sys.float_info.max  # JSON has larger whole numbers, which no calculation takes
 ONLY_ABOVE_ZERO = {"reward_missing"}
 
 
@@ -67,19 +68,19 @@ class JsonLines:
         """
         known: set[tuple[Any, Any]] = set()
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
                     known = set(map(_key, self.rows))
                     self.rows, self.broken, self._offset = [], 0, 0
                 self._inode = stat.st_ino
                 file.seek(self._offset)
-                data = file.read()
+                data = read_rest(file)
         except FileNotFoundError:
             return []
         self._offset += data.rfind(b"\n") + 1
         objects, broken = complete_rows(data, self.path)
-        rows = [row for row in objects if _has_step(row)]
+        rows = [row for row in objects if has_step(row)]
         self.broken += broken + len(objects) - len(rows)
         self.rows += rows
         return [row for row in rows if _key(row) not in known]
@@ -87,11 +88,6 @@ class JsonLines:
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
     return row["step"], row.get("time")
-
-
-def _has_step(row: dict[str, Any]) -> bool:
-    step = row.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
 
 
 def by_step(rows: Iterable[Row]) -> list[Row]:
@@ -117,8 +113,8 @@ class Progress:
         """Mark what a resumed run has already written as shown."""
         for file in (self.metrics, self.evals, self.parity):
             file.skip()
-        self._before, self._resumes = self.step, len(read_rows(self._run.resumes))
-        self._earlier = [row["seconds"] for row in read_rows(self._run.ends) if is_number(row.get("seconds"))]
+        self._before, self._resumes = self.step, len(read_parts(self._run.resumes))
+        self._earlier = [row["seconds"] for row in read_parts(self._run.ends) if is_number(row.get("seconds"))]
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
@@ -266,7 +262,7 @@ def interval(row: dict[str, Any]) -> str:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Tell whether a value of a line is a finite number: not null, text or a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:

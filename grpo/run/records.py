@@ -22,8 +22,8 @@ own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead 
 """
 
 import logging
-import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -174,7 +174,7 @@ def _pass_at(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float | Non
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _mean(values: Iterable[Any]) -> float | None:

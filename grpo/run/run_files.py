@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.stack.json_files import read_rows, replace_rows
+from grpo.stack.json_files import Types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
+_SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
+_PART: Types = {"time": (int, float), "code": int}  # of a run: a line of ends.jsonl or resumes.jsonl
 
 
 class RunFiles:
@@ -33,7 +35,7 @@ class RunFiles:
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
         replaced: a line for each engine that died and was replaced.
-        wandb: the page of the run at Weights & Biases, see :class:`grpo.run.trackers.Wandb`.
+        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :class:`grpo.run.trackers.Page`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
@@ -46,7 +48,7 @@ class RunFiles:
         self.config, self.environment = folder / "config.json", folder / "env.json"
         self.patches, self.command = folder / "patches.json", folder / "command.sh"
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
-        self.wandb = folder / "wandb.json"
+        self.wandb, self.trackio = folder / "wandb.json", folder / "trackio.json"
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
@@ -77,7 +79,7 @@ class RunFiles:
         """
         remedy = "restore it from a copy"
         try:
-            config = json.loads(self.config.read_text(encoding="utf-8"))
+            config = read_json(self.config)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -122,7 +124,7 @@ class RunFiles:
             UserError: if another process holds it, or the folder belongs to another user.
         """
         self.refuse_another_owner()  # also of a folder that appeared after the checks
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
         for _ in range(LOCK_TRIES):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +140,7 @@ class RunFiles:
         It takes a shared lock for a moment, so several readers may check at once.
         """
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY)
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
         try:
@@ -172,12 +174,34 @@ class RunFiles:
         """Remove what was logged after `step`, lines and sample files. A resumed run repeats those steps."""
         for file in (self.metrics, self.evals):
             if file.exists():
-                replace_rows(file, [row for row in read_rows(file) if row["step"] <= step])
-        for file in self.samples.glob("*_*.jsonl"):
-            if int(file.stem.partition("_")[2]) > step:
-                file.unlink()
+                replace_rows(file, [row for row in read_steps(file) if row["step"] <= step])
+        for kind in ("step", "eval"):
+            for number, file in self.sample_files(kind).items():
+                if number > step:
+                    file.unlink()
+
+
+def has_step(row: Mapping[str, Any]) -> bool:
+    """Tell whether an object is a line of a step."""
+    step = row.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
+
+
+def read_steps(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl or eval.jsonl; others than of steps are left out."""
+    return list(filter(has_step, read_rows(file)))
+
+
+def read_parts(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of ends.jsonl or resumes.jsonl."""
+    return read_rows(file, _PART)
+
+
+def read_samples(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of samples. Those whose texts are none are left out and logged."""
+    return read_rows(file, _SAMPLE)
 
 
 def _append(file: Path, row: Mapping[str, Any]) -> None:
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write(json.dumps(row) + "\n")
+    with open_file(file, "ab") as opened:
+        opened.write(json.dumps(row).encode() + b"\n")

@@ -18,10 +18,10 @@ from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
 from grpo.run.problem_ids import by_prompt
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
-from grpo.stack.json_files import read_rows, replace, replace_rows
+from grpo.stack.json_files import replace, replace_rows
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class RunLog:
         self._sample_limit = sample_limit
         self._problems = problems or {}
         self.trackers = trackers or Trackers()
-        self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
+        self._window: deque[dict[str, Any]] = deque(read_steps(self._files.metrics), maxlen=WINDOW - 1)
         self._step = self._window[-1]["step"] if self._window else 0
         self._loop = threading.get_ident()  # with PIPELINE=1, another thread samples beside the loop's phases
         self._lost = LostWrites(self._files.lost_writes)
@@ -161,11 +161,11 @@ class RunLog:
 
     def has_step(self, step: int) -> bool:
         """Say whether metrics.jsonl has a line for this step."""
-        return any(row["step"] == step for row in read_rows(self._files.metrics))
+        return any(row["step"] == step for row in read_steps(self._files.metrics))
 
     def is_evaluated(self, step: int) -> bool:
         """Say whether eval.jsonl has a line for this step."""
-        return any(row["step"] == step for row in read_rows(self._files.evals))
+        return any(row["step"] == step for row in read_steps(self._files.evals))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
         """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line.
@@ -179,7 +179,7 @@ class RunLog:
 
     def add_exact_match(self, step: int) -> None:
         """Add the exact match of a step's evaluation to the step's line, the last one, if there was an evaluation."""
-        rows, evaluations = read_rows(self._files.metrics), read_rows(self._files.evals)
+        rows, evaluations = read_steps(self._files.metrics), read_steps(self._files.evals)
         found = [row[EXACT_MATCH] for row in evaluations if row.get("step") == step and EXACT_MATCH in row]
         if found and rows and rows[-1].get("step") == step and rows[-1].get(EXACT_MATCH) != found[-1]:
             rows[-1][EXACT_MATCH] = found[-1]

@@ -4,7 +4,6 @@ This is the only reader of run directories. It reads runs in progress, ended in 
 another version. Imports nothing heavy.
 """
 
-import json
 import signal
 import statistics
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Any
 from grpo.run.lost_writes import LOSSY
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, by_step, is_number
-from grpo.run.run_files import RunFiles
-from grpo.stack.json_files import read_rows
+from grpo.run.run_files import RunFiles, read_parts
+from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
@@ -74,7 +73,7 @@ class Run:
             self.config, self.config_fault = self.files.read_config(), ""
         except UserError as error:
             self.config, self.config_fault = {}, error.problem.what
-        self.resumes = read_rows(self.files.resumes)
+        self.resumes = read_parts(self.files.resumes)
         if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR appears with the first line
             self.files = RunFiles(self.folder)
             self.progress = Progress(self.files, None)
@@ -87,8 +86,10 @@ class Run:
         return lines
 
     def _last_end(self) -> dict[str, Any]:
-        ends = read_rows(self.files.ends)
-        is_of_last_part = ends and (not self.resumes or ends[-1]["time"] >= self.resumes[-1]["time"])
+        ends = read_parts(self.files.ends)
+        is_of_last_part = ends and (
+            not self.resumes or (ends[-1].get("time") or 0) >= (self.resumes[-1].get("time") or 0)
+        )
         return ends[-1] if is_of_last_part else {}
 
     def _end(self) -> str:
@@ -102,7 +103,7 @@ class Run:
     def read(self, file: Path) -> dict[str, Any]:
         """Return the object in a file of the directory; {} if it is missing or broken."""
         try:
-            value = json.loads(file.read_text(encoding="utf-8"))
+            value = read_json(file)
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}

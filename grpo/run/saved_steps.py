@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.run.measure import value_of
-from grpo.stack.json_files import read_rows
+from grpo.run.run_files import read_steps
 
 STEP_DIRECTORY = re.compile(r"step_(\d+)")
 
@@ -53,6 +53,6 @@ def held_out(eval_file: Path) -> dict[int, float]:
 
     An evaluation that graded fewer problems than others measured other problems, and is left out.
     """
-    rows = [row for row in read_rows(eval_file) if value_of(row) is not None]
+    rows = [row for row in read_steps(eval_file) if value_of(row) is not None]
     most = max((row.get("n") or 0 for row in rows), default=0)
     return {row["step"]: value_of(row) for row in rows if (row.get("n") or 0) == most}

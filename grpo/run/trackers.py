@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from grpo.run.run_files import RunFiles
 from grpo.stack import secrets
 from grpo.stack.checkout import CHECKOUT, requirements
-from grpo.stack.json_files import replace
+from grpo.stack.json_files import read_json, replace
 from grpo.stack.problem import Problem
 from grpo.stack.upstream.arguments import Arguments
 
@@ -57,29 +57,47 @@ class TensorBoard:
         self._writer.close()
 
 
+class Page:
+    """A run's own page at a service, which cannot take back a step that a resumed run repeats.
+
+    Its id and the last steps that it got are in a file of the run directory.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            self._content: dict[str, Any] = read_json(file)
+        except FileNotFoundError:
+            self._content = {"id": uuid.uuid4().hex}
+            replace(file, json.dumps(self._content))
+        self.id: str = self._content["id"]
+
+    def is_new(self, group: str, step: int) -> bool:
+        """Tell whether a step of this group is sent for the first time, and note that it is."""
+        if step <= self._content.get(group, -1):
+            return False
+        self._content[group] = step
+        with contextlib.suppress(OSError):  # a full disk: a resumed run may send the step twice
+            replace(self._file, json.dumps(self._content))
+        return True
+
+
 class Wandb:
     """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
 
-    The page's id, and the last steps that it got, are in the run directory: W&B cannot take back a step that a resumed
-    run repeats, so that step is not sent again. The key comes from WANDB_API_KEY or `wandb login`. WANDB_MODE=offline
-    needs none.
+    The key comes from WANDB_API_KEY or `wandb login`. WANDB_MODE=offline needs none.
     """
 
     def __init__(self, args: Arguments, step: int) -> None:
         import wandb
 
-        self._file = RunFiles(Path(args.run_dir)).wandb
-        try:
-            self._page: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            self._page = {"id": uuid.uuid4().hex}
-            replace(self._file, json.dumps(self._page))
+        self._page = Page(RunFiles(Path(args.run_dir)).wandb)
         self._run = wandb.init(
             entity=args.wandb_org,
             project=args.wandb_project,
             group=args.wandb_group,
             name=args.wandb_run_name,
-            id=self._page["id"],
+            id=self._page.id,
             resume="allow",
             dir=args.run_dir,
             config=secrets.without_wandb_key(args),
@@ -88,12 +106,8 @@ class Wandb:
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         """Log the numbers of a global step, once."""
-        group = next(iter(numbers), "").partition("/")[0]
-        if step > self._page.get(group, -1):
+        if self._page.is_new(_group(numbers), step):
             self._run.log({**numbers, "global_step": step})
-            self._page[group] = step
-            with contextlib.suppress(OSError):  # a full disk: a resumed run may send the step twice
-                replace(self._file, json.dumps(self._page))
 
     def close(self) -> None:
         """Finish."""
@@ -101,17 +115,26 @@ class Wandb:
 
 
 class Trackio:
-    """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID."""
+    """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID.
+
+    It knows a run by its name alone, so the name ends with the beginning of the page's id.
+    """
 
     def __init__(self, args: Arguments, step: int) -> None:
         import trackio
 
-        config = secrets.without_wandb_key(args)
-        self._run = trackio.init(project=args.wandb_project, name=args.wandb_run_name, config=config, resume="allow")
+        self._page = Page(RunFiles(Path(args.run_dir)).trackio)
+        self._run = trackio.init(
+            project=args.wandb_project,
+            name=f"{args.wandb_run_name}-{self._page.id[:8]}",
+            config=secrets.without_wandb_key(args),
+            resume="allow",
+        )
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step."""
-        self._run.log(dict(numbers), step=step)
+        """Log the numbers of a global step, once."""
+        if self._page.is_new(_group(numbers), step):
+            self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
         """Finish."""
@@ -210,6 +233,10 @@ def trackio_fault() -> str:
         return ""
     done = subprocess.run([sys.executable, "-c", "import trackio"], capture_output=True, text=True)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def _group(numbers: Mapping[str, float]) -> str:
+    return next(iter(numbers), "").partition("/")[0]
 
 
 def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:

@@ -1,16 +1,71 @@
-"""Files written whole or not at all, and JSON lines. Every reader of JSON lines uses this module."""
+"""Files written whole or not at all, and JSON. Every reader of files that others may have written uses this module.
+
+A named pipe or a device in a file's place would be waited for without end, so only regular files are opened.
+"""
 
 import errno
 import glob
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, overload
 
+Types = Mapping[str, type | tuple[type, ...]]
 MakeObject = Callable[[list[tuple[str, Any]]], Any]
 logger = logging.getLogger(__name__)
+_LARGEST = 2 << 30  # bytes
+
+
+@overload
+def open_file(path: Path, mode: Literal["ab"]) -> BufferedWriter: ...
+@overload
+def open_file(path: Path, mode: Literal["rb"] = ..., follow: bool = ...) -> BufferedReader: ...
+def open_file(path: Path, mode: str = "rb", follow: bool = True) -> BufferedWriter | BufferedReader:
+    """Open a regular file.
+
+    Args:
+        mode: "rb" or "ab".
+        follow: whether a link may stand for the file.
+
+    Raises:
+        OSError: if it cannot be opened, or is no regular file.
+    """
+    more = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    file: Any = open(path, mode, opener=lambda name, flags: os.open(name, flags | more, 0o644))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file. Raises OSError as :func:`open_file` and :func:`read_rest`."""
+    with open_file(path) as file:
+        return read_rest(file)
+
+
+def read_rest(file: BufferedReader) -> bytes:
+    """Return what follows in a file. Raises OSError if it is more than a run or a model ever has in one."""
+    if os.fstat(file.fileno()).st_size - file.tell() > _LARGEST:
+        raise OSError(errno.EFBIG, "larger than 2 GiB", str(file.name))
+    return file.read()
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file. Raises OSError as :func:`read_bytes`, ValueError if it holds no JSON."""
+    return _load(read_bytes(path).decode())
+
+
+def _load(text: str, make_object: MakeObject | None = None) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=make_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def replace(path: Path, text: str) -> None:
@@ -47,11 +102,9 @@ def parse(
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield number, json.loads(line.decode(encoding), object_pairs_hook=make_object)
+                yield number, _load(line.decode(encoding), make_object)
             except ValueError as error:
                 yield number, error
-            except RecursionError:
-                yield number, ValueError("it is nested too deeply")
 
 
 def numbered_rows(
@@ -60,31 +113,37 @@ def numbered_rows(
     """Yield the lines of a file that a user gives, as :func:`parse`.
 
     Raises:
-        OSError: if the file cannot be read, or is a pipe, which can be read only once.
+        OSError: as :func:`open_file`.
     """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with path.open("rb") as file:
+    with open_file(path) as file:
         yield from parse(file, encoding, make_object)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, types: Types = MappingProxyType({})) -> list[dict[str, Any]]:
     """Return the objects in a file that a run writes, one per complete line; [] if the file is missing.
 
     A kill or a full disk may have truncated a line. Such lines are left out, as are those that hold no object.
+
+    Args:
+        types: of fields. An object in which one has another value, not None, is left out.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return []
-    return complete_rows(data, path)[0]
+    return complete_rows(data, path, types)[0]
 
 
-def complete_rows(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+def complete_rows(data: bytes, path: Path, types: Types = MappingProxyType({})) -> tuple[list[dict[str, Any]], int]:
     """Return the objects in a file's complete lines, and the number of other lines, which are logged."""
     values = [value for _, value in parse(data[: data.rfind(b"\n") + 1].split(b"\n"))]
-    rows = [value for value in values if isinstance(value, dict)]
+    rows = [value for value in values if isinstance(value, dict) and has_types(value, types)]
     broken = len(values) - len(rows)
     if broken:
-        logger.warning("%s has %d broken line(s), left by a full disk or a kill", path, broken)
+        logger.warning("%s has %d broken line(s), which are left out", path, broken)
     return rows, broken
+
+
+def has_types(row: Mapping[str, Any], types: Types) -> bool:
+    """Say whether each of these fields has its type, is None or is missing."""
+    return all(row.get(name) is None or isinstance(row[name], kind) for name, kind in types.items())

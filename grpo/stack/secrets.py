@@ -41,14 +41,17 @@ def redact(text: str) -> str:
 
 
 def spellings(value: str) -> Iterator[str]:
-    """Yield a value as it is, as JSON and Python escape it, as URLs quote it, and as base64 holds it.
+    """Yield a value as it is, as JSON and Python escape it, as URLs quote it, in hex and in base64.
 
     In base64, a text reads in one of three ways, by its place in what is encoded. The characters at its ends depend on
     its neighbours, too, and are left out.
     """
     yield value
     yield json.dumps(value)[1:-1]
+    yield json.dumps(json.dumps(value)[1:-1])[1:-1]  # JSON within JSON
     yield repr(value)[1:-1]
+    yield value.encode().hex()
+    yield value.encode().hex().upper()
     yield urllib.parse.quote(value, safe="")
     yield urllib.parse.quote_plus(value)
     for before in range(3):

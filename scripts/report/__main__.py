@@ -38,10 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         runs = read(options.folders)
         diagnoses = {run.name: diagnose(of_run(run)) for run in runs}
-        json_files.replace(out, render(runs, diagnoses))
-    except UserError as error:
+        page = render(runs, diagnoses)
+    except (UserError, OSError) as error:
         print(f"scripts.report: {error}", file=sys.stderr)
         return 2
+    try:
+        json_files.replace(out, page)
     except OSError as error:
         print(f"scripts.report: {out} cannot be written ({error.strerror}): give another --out", file=sys.stderr)
         return 2

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.run.run_files import read_samples
 from grpo.run.run_state import Run
-from grpo.stack.json_files import read_rows
 from scripts.report import scales
-from scripts.report.runs import Row
+from scripts.report.runs import LARGEST, Row
 from scripts.report.samples import about, spread
 
 FILES = 300  # sample files that a table is made from
@@ -53,7 +53,7 @@ def _histories(files: Sequence[tuple[int, Path]]) -> list[History]:
     last: dict[str, float] = {}
     prompts: dict[str, str] = {}
     for step, file in files:
-        for problem, rows in _by_problem(read_rows(file)).items():
+        for problem, rows in _by_problem(read_samples(file)).items():
             prompts[problem] = str(rows[0].get("prompt") or "")
             if known := _result(rows):
                 text, last[problem] = known
@@ -73,7 +73,8 @@ def _by_problem(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
 def _result(rows: Sequence[Row]) -> tuple[str, float] | None:
     """Return a group's result as text and as a number to sort by; None if nothing of it is known."""
     for name in ("correct", "reward"):
-        values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
+        numbers = (row[name] for row in rows if isinstance(row.get(name), int | float))
+        values = [value for value in numbers if abs(value) < LARGEST]  # False for nan
         if values:
             mean = statistics.fmean(values)
             is_count = name == "correct" and set(values) <= {0, 1}

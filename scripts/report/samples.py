@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.run.run_files import read_samples
 from grpo.run.run_state import Run
-from grpo.stack.json_files import read_rows
 from reward.answers import final_message
 from reward.labels import parse_label
 from scripts.report import scales
-from scripts.report.runs import Row
+from scripts.report.runs import LARGEST, Row
 
 LONGEST = 24_000  # characters of a text that are shown
 ABOUT = 160  # characters of a problem beside the reason to read it
@@ -81,7 +81,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def _group(title: str, file: Path) -> Group:
-    rows = [row for row in read_rows(file) if isinstance(row.get("response"), str)]
+    rows = [row for row in read_samples(file) if isinstance(row.get("response"), str)]
     return Group(title, len(rows), [describe(row, why) for row, why in extremes(rows)])
 
 
@@ -117,7 +117,7 @@ def _by(name: str) -> Callable[[Row], float]:
 
 def _number(row: Row, name: str) -> float | None:
     value = row.get(name)
-    return float(value) if isinstance(value, int | float) and value == value else None
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def describe(row: Row, why: str) -> ReadRollout:

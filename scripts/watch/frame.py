@@ -1,6 +1,5 @@
 """One frame of the view: a run as lines for a terminal."""
 
-import math
 import statistics
 import textwrap
 import time
@@ -18,7 +17,7 @@ from grpo.metrics.metric_schema import (
     flat,
 )
 from grpo.run.measure import EXACT_MATCH, of_row
-from grpo.run.progress import interval, way_on
+from grpo.run.progress import interval, is_number, way_on
 from grpo.run.run_state import (
     CRASHED,
     FINISHED,
@@ -164,7 +163,7 @@ def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
 
 
 def _numbers(rows: Iterable[dict[str, Any]]) -> Numbers:
-    return [{name: value for name, value in flat(row).items() if math.isfinite(value)} for row in rows]
+    return [{name: value for name, value in flat(row).items() if is_number(value)} for row in rows]
 
 
 def _tier(tier: int) -> list[Metric]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.run.progress import is_number
-from grpo.run.run_files import RunFiles
-from grpo.stack.json_files import read_rows
+from grpo.run.run_files import RunFiles, read_samples
 from reward.answers import MARKER
 from reward.labels import parse_label
 from scripts.watch.text import number, on_one_line
@@ -54,7 +53,7 @@ class NewestSamples:
             return
         seen = (newest, stat.st_mtime_ns, stat.st_size)
         if seen != self._seen:
-            self.step, self.shown, self._seen = newest, pick(read_rows(file)), seen
+            self.step, self.shown, self._seen = newest, pick(read_samples(file)), seen
 
 
 def pick(rows: Sequence[Mapping[str, Any]]) -> list[SampleLine]:

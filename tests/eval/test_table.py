@@ -87,3 +87,9 @@ def test_columns_without_numbers_are_left_out_and_sources_are_rows():
     assert "thinking cut" in table.result_table(result(1.0, thinking_truncated=0.5))[0]
     assert "ungraded" in table.result_table(result(None))[0]
     assert "thinking" in table.result_table(result(1.0, answer_length=4))[0]
+
+
+def test_a_line_that_is_no_evaluation_is_refused(tmp_path, capsys):
+    (tmp_path / "eval.jsonl").write_text('{"step": 0, "pass_at_k": [1]}\n')
+    assert table.main([str(tmp_path)]) == 2
+    assert "no result of an evaluation" in capsys.readouterr().err

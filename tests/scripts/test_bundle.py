@@ -67,6 +67,11 @@ def test_the_report_of_gpu_check_is_packed(run, tmp_path: Path) -> None:
 SPELLINGS = {
     "plain": SECRET,
     "json": json.dumps({"key": SECRET}),
+    "in hex": SECRET.encode().hex(),
+    "of this shell, in json in json": json.dumps(json.dumps({"key": SECRET})),
+    "a short password": "export DB_PASSWORD=s3c!x",
+    "cut by a colour": "the token hf_bbb\x1b[31m" + "b" * 34 + " was refused",
+    "cut by a colour, in json": json.dumps("the token hf_bbb\x1b[31m" + "b" * 34 + " was refused"),
     "url": "https://host/?key=" + urllib.parse.quote(SECRET, safe=""),
     "base64": base64.b64encode(f"user:{SECRET}".encode()).decode(),
     "assigned": "OTHER_TOKEN=not-in-this-shell-1234",
@@ -111,6 +116,7 @@ SPELLINGS = {
 }
 PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb", "AQ.Ab8", "pat_bbb")
 PARTS += (base64.b64encode(b"not-in-this-shell-1234").decode().rstrip("="), "hf_bbb", "ASIABBB", "c2lnbmF0dXJl")
+PARTS += (SECRET.encode().hex(), json.dumps(json.dumps(SECRET)[1:-1])[1:-1], "s3c!x", "bbb")
 PARTS += (base64.b64encode(f"user:{SECRET}".encode()).decode()[8:-4],)
 
 
@@ -156,6 +162,13 @@ def test_no_link_is_followed(run, tmp_path: Path, capsys) -> None:
     (run.folder / "logs").symlink_to(private)
     assert bundle.main([str(run.folder), "--out", "two.tar.gz"]) == 2
     assert "logs is a link" in capsys.readouterr().err and not (tmp_path / "two.tar.gz").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_log_in_utf_16_is_read(run, encoding: str) -> None:
+    file = run.folder / "logs" / "wide.log"
+    file.write_bytes(("the token hf_" + "b" * 34 + " was refused\n").encode(encoding))
+    assert "the token <key> was refused" in bundle.tail(file)
 
 
 def test_other_words_stay() -> None:

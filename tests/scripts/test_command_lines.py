@@ -12,6 +12,7 @@ import pytest
 
 from data import prepare
 from eval import compare, evaluate, regrade, table
+from grpo.checkpoint import digests
 from scripts import bundle, dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
@@ -75,6 +76,49 @@ def test_bad_input_is_exit_code_2_with_a_reason(
     assert "out" not in {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        *("eval.jsonl", "parity.jsonl", "ends.jsonl", "resumes.jsonl", ".lock", "config.json", "env.json"),
+        *("logs/lost-writes.json", "logs/driver.log", "samples/step_1.jsonl", "samples/eval_1.jsonl"),
+    ],
+)
+def test_no_tool_waits_for_a_file_without_end(name: str, make_run, tmp_path: Path, capsys) -> None:
+    run = make_run()
+    run.step(1)
+    folder = run.folder
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    path = str(folder)
+    codes = [
+        watch.main([path, "--once"]),
+        diagnose.main([path]),
+        report.main([path, "--out", str(tmp_path / "report.html")]),
+        runs.main([path]),
+        bundle.main([path, "--samples", "--out", str(tmp_path / "bundle.tar.gz")]),
+        table.main([path]),
+        compare.main([f"{path}/samples/eval_1.jsonl", f"{path}/samples/eval_1.jsonl"]),
+    ]
+    assert set(codes) <= {0, 1, 2}
+    said = capsys.readouterr().err
+    assert name in said or name in (".lock", "logs/lost-writes.json", "env.json"), codes
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["SHA256SUMS", "adapter_config.json", "adapter_model.safetensors"])
+def test_no_tool_waits_for_an_adapter_without_end(name: str, adapter: Path, base: Path, capsys) -> None:
+    digests.write(adapter)
+    (adapter / name).unlink()
+    os.mkfifo(adapter / name)
+    assert inspect_checkpoint.main([str(adapter)]) in (1, 2)
+    out = str(adapter.parent / "out")
+    assert export_model.main(["--model", str(base), "--adapter", str(adapter), "--out", out]) == 2
+    printed = capsys.readouterr()
+    assert name in printed.out and name in printed.err
+
+
 @pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch"])
 def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run) -> None:
     run = make_run()
@@ -82,6 +126,15 @@ def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run) -> 
     outside, inside = os.pipe()
     os.close(outside)
     command = [sys.executable, "-m", f"scripts.{tool}", str(run.folder)]
+    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(inside)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_closed_pipe_ends_the_building_of_a_tiny_model(tmp_path: Path) -> None:
+    outside, inside = os.pipe()
+    os.close(outside)
+    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(tmp_path / "tiny")]
     ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(inside)
     assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")

@@ -16,6 +16,7 @@ from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.model.model_files import INDEX
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.inspect_checkpoint import main
+from tests.conftest import write_tokenizer_with_stops
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +47,13 @@ def test_base_models(checkpoint: Path, tmp_path: Path, capsys) -> None:
     values = sum(t.numel() for file in (tmp_path / "bf16").glob("*.safetensors") for t in load_file(file).values())
     assert packed["parameters"] == plain["parameters"] == values
     assert packed["bf16_bytes"] == plain["bf16_bytes"] == 2 * values
+
+
+def test_a_tokenizer_that_a_run_refuses_is_a_fault(base: Path, capsys) -> None:
+    write_tokenizer_with_stops(base)
+    (base / "chat_template.jinja").write_text("{% if")
+    [problem] = inspect(capsys, base, 1)["problems"]
+    assert "cannot render prompts" in problem["what"] and "correct the chat template" in problem["remedy"]
 
 
 def test_a_damaged_base_model(base: Path, capsys) -> None:

@@ -137,3 +137,16 @@ def test_unreadable_run_does_not_hide_the_others(make_run, tmp_path, capsys) -> 
     assert runs.main([str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert "runs/good" in printed.out and "bad cannot be read" in printed.err
+
+
+def test_unreadable_run_is_listed_as_such(make_run, tmp_path, capsys) -> None:
+    make_run("good")
+    os.mkfifo(make_run("bad").folder / "ends.jsonl")
+    assert runs.main([str(tmp_path), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert {run["name"]: run["state"] for run in json.loads(printed.out)} == {
+        "runs/good": "crashed",
+        "runs/bad": "unreadable",
+    }
+    assert runs.main([str(tmp_path)]) == 1
+    assert "runs/bad   unreadable  ?/?" in capsys.readouterr().out

@@ -264,7 +264,7 @@ def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, m
     samples.refresh()
     assert samples.step == 10 and samples.shown[0].response == "ten"
     with monkeypatch.context() as patch:
-        patch.setattr("scripts.watch.samples.read_rows", lambda _: pytest.fail("read again"))
+        patch.setattr("scripts.watch.samples.read_samples", lambda _: pytest.fail("read again"))
         samples.refresh()
     (run.folder / "samples" / "step_10.jsonl").unlink()  # taken back by a resumed run
     samples.refresh()

@@ -59,7 +59,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {
         "NUM_ENGINES": "1", "PIPELINE": "1",
-        "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"), "NUM_EPISODES": "8",
+        "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"),
+        "EVAL_DATA": str(tiny_model / "eval.jsonl"), "NUM_EPISODES": "8",
         "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
         "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",
         "LOSS_AGGREGATION": "sequence_mean", "TEMPERATURE": str(TEMPERATURE), "EPS_CLIP": str(EPS_CLIP),

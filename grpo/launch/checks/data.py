@@ -1,12 +1,14 @@
 """The data files of a run: prompts and labels."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from grpo.launch import data_files, rendering
+from grpo.launch.checks.batches import check_batches
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
@@ -22,13 +24,17 @@ _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
 def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Read both data files. With too few prompts, a stock trainer ends without a step and without an error.
+    """Read both data files, and check batch sizes with them.
 
     Args:
         is_missed: whether a file that does not exist is a problem.
     """
     args = config.args
     files = {"train": args.prompt_data, "eval": args.eval_dataset}
+    apart = _apart(config)
+    if args.prompt_data and args.eval_dataset and Path(args.prompt_data).resolve() == Path(args.eval_dataset).resolve():
+        yield Problem(f"TRAIN_DATA and EVAL_DATA are both {args.prompt_data}: nothing would be held out", apart)
+        del files["eval"]
     files = {split: path for split, path in files.items() if is_missed or not path or Path(path).exists()}
     read: dict[str, list[Record]] = {}
     for split, path in files.items():
@@ -36,18 +42,15 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
             if split == "train":
                 yield Problem("TRAIN_DATA is empty", "set it to a .jsonl file; python -m data.prepare writes one")
             continue
-        labels_of = split if has_own_reward(config) and not has_environment(config.args) else None
+        if split == "eval" and "train" in read and not Path(path).exists():
+            yield Problem(f"EVAL_DATA: {path} does not exist", f"set EVAL_DATA to a .jsonl file, or {apart}")
+            continue
+        labels_of = split if is_graded_by_us(config) else None
         try:
             read[split] = data_files.read_records(Path(path), args.input_key, args.label_key, labels_of)
         except UserError as error:
             yield Problem(f"{_VARIABLES[split]}: {error.problem.what}", error.problem.remedy)
-    count = len(read.get("train", ()))
-    if 0 < count < args.rollout_batch_size:
-        yield Problem(
-            f"{args.prompt_data} has {counted(count, 'prompt')}, but a rollout needs {args.rollout_batch_size}: "
-            "no step would run",
-            f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
-        )
+    yield from check_batches(config, len(read["train"]) if "train" in read else None)
     try:
         rendered = render(config, read)
     except UserError as error:
@@ -57,7 +60,18 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
         yield from check_repeats(files[split], records, rendered[split], split)
         yield from check_lengths(files[split], records, rendered[split], args.prompt_max_len)
     if read.keys() == {"train", "eval"}:
-        yield from check_leaks(files, read, rendered)
+        yield from check_leaks(files, read, rendered, apart)
+
+
+def _apart(config: Config) -> str:
+    """Return how to hold out problems of TRAIN_DATA. `data.prepare` reads what our grader reads."""
+    if not is_graded_by_us(config):
+        return "move some lines of TRAIN_DATA to a new file, and set EVAL_DATA to it"
+    source = shlex.quote(config.args.prompt_data or "FILE")
+    return (
+        f"hold some out: python -m data.prepare --source {source} --out FOLDER; "
+        "then set TRAIN_DATA=FOLDER/train.jsonl EVAL_DATA=FOLDER/eval.jsonl"
+    )
 
 
 def render(config: Config, read: Mapping[str, Sequence[Record]]) -> dict[str, list[Rendered]]:
@@ -122,9 +136,16 @@ def check_lengths(file: str, records: Sequence[Record], rendered: Sequence[Rende
 
 
 def check_leaks(
-    files: Mapping[str, str], read: Mapping[str, Sequence[Record]], rendered: Mapping[str, Sequence[Rendered]]
+    files: Mapping[str, str],
+    read: Mapping[str, Sequence[Record]],
+    rendered: Mapping[str, Sequence[Rendered]],
+    apart: str,
 ) -> Iterator[Problem]:
-    """Find training prompts that are also held out, with other white space or not."""
+    """Find training prompts that are also held out, with other white space or not.
+
+    Args:
+        apart: the remedy if all of them are.
+    """
     train, held_out = (
         [(_without_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
         for split in ("train", "eval")
@@ -136,13 +157,20 @@ def check_leaks(
         others = f"; so are those of {counted(len(more), 'other line')}" if more else ""
         yield Problem(
             f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}{others}",
-            "python -m data.prepare --decontaminate removes problems of eval from train",
+            apart
+            if len(leaked) == len(train)
+            else "python -m data.prepare --decontaminate removes problems of eval from train",
         )
 
 
 def _without_blanks(text: str) -> str:
     """Return a rendered prompt with one blank for each white space, and none at the ends of messages."""
     return " ".join(_BOUND.sub(r"\1", text).split())
+
+
+def is_graded_by_us(config: Config) -> bool:
+    """Return whether labels are for our grader."""
+    return has_own_reward(config) and not has_environment(config.args)
 
 
 def has_own_reward(config: Config) -> bool:

@@ -9,14 +9,14 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo.launch.checks.model import has_chat_template
 from grpo.launch.config import Config
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.conversation import play
+from grpo.rollout.multi_turn.conversation import Outcome, play
 from grpo.rollout.multi_turn.environment import (
     BuiltInTool,
     Environment,
@@ -30,6 +30,9 @@ from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits,
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem
 from reward.labels import LabelError, parse_label
+from reward.trial import locate_error
+
+_MISTAKES = (AttributeError, NameError, ImportError, TypeError, NotImplementedError)
 
 
 def check_environment(config: Config) -> Iterator[Problem]:
@@ -79,10 +82,43 @@ def check_labels(file: Path, environments: Mapping[str, str], args: Namespace) -
 
 
 def check_conversations(settings: EnvironmentSettings, args: Namespace) -> Iterator[Problem]:
-    """Play a conversation of one tool call and an answer in each .py file, on the first problem that is for it.
+    """Refuse an environment whose conversation fails; see :class:`_Trial`.
 
-    A tool may refuse its arguments, which are made up. An error in it is logged, as in a run.
+    A tool may refuse its arguments, which are made up. An error that no arguments explain is the environment's own.
     """
+    for source, played in _played(settings, args):
+        if played.fault:
+            what = f"ENVIRONMENT {source} fails on the first line of TRAIN_DATA that is for it: {played.fault}"
+            yield Problem(what, played.remedy)
+
+
+def describe(config: Config) -> list[str]:
+    """Describe in lines for people what was played in each .py file, after :func:`check_environment` passed."""
+    if not has_environment(config.args):
+        return []
+    lines = []
+    for source, played in _played(EnvironmentSettings.from_variables(os.environ), config.args):
+        lines.append(f"played      {Path(source).name}: {played.line}")
+        if played.error:
+            lines.append(
+                f"WARNING: {played.error}. In a run the model reads only that the tool failed; raise ToolError for "
+                "what it should read"
+            )
+    return lines
+
+
+@dataclass(frozen=True)
+class _Played:
+    """A conversation: what was said, what a tool raised, and what is wrong with the environment; "" for nothing."""
+
+    line: str
+    error: str
+    fault: str
+    remedy: str = "correct the file"
+
+
+def _played(settings: EnvironmentSettings, args: Namespace) -> Iterator[tuple[str, _Played]]:
+    """Play a conversation in each .py file, on the first problem that is for it."""
     train = Path(args.prompt_data or "")
     if not train.is_file():
         return  # another check reports it
@@ -92,43 +128,78 @@ def check_conversations(settings: EnvironmentSettings, args: Namespace) -> Itera
         own = (row for row in rows if assigned.get(str(row.get(args.input_key))) == member.name)
         if member.source.endswith(".py") and (row := next(own, None)):
             prompt, label = (json.dumps(row.get(key)) for key in (args.input_key, args.label_key))
-            if fault := _fault(member.source, prompt, label, settings.limits):
-                what = f"ENVIRONMENT {member.source} fails on the first line of TRAIN_DATA that is for it: {fault}"
-                yield Problem(what, "correct the file")
+            yield member.source, _play(member.source, prompt, label, settings.limits)
 
 
 class _Trial:
-    """A policy that calls the first tool once, with arguments made from its schema, and then answers "1"."""
+    """A policy that calls the first tool once, with arguments made from its schema, and then answers "1".
+
+    Attributes:
+        called: the function that was called, with `name` and perhaps `parameters`; None before.
+        heard: what came back; None before.
+    """
 
     tokens = 0
+    called: dict[str, Any] | None = None
+    heard: Any = None
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         said: Message = {"role": "assistant", "content": "1"}
         if tools and not self.tokens:
-            function = functions_of(tools)[0]["function"]
-            schemas = (function.get("parameters") or {}).get("properties") or {}
-            arguments = json.dumps({name: _value(schema) for name, schema in schemas.items()})
-            call = {"id": "1", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-            said |= {"content": "", "tool_calls": [call]}
+            self.called = functions_of(tools)[0]["function"]
+            call = {"name": self.called["name"], "arguments": json.dumps(self.arguments())}
+            said |= {"content": "", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+        elif self.called and self.tokens == 1:
+            self.heard = messages[-1].get("content")
         self.tokens += 1
         return said, False
 
+    def arguments(self) -> dict[str, Any]:
+        schemas = self.schema().get("properties") or {}
+        return {name: _value(schema) for name, schema in schemas.items()}
 
-def _value(schema: dict[str, Any]) -> Any:
+    def schema(self) -> dict[str, Any]:
+        return (self.called or {}).get("parameters") or {}
+
+
+def _value(schema: Any) -> Any:
+    if not isinstance(schema, dict):  # true allows anything
+        return "1"
     values = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
     return schema["enum"][0] if schema.get("enum") else values.get(str(schema.get("type")), "1")
 
 
 @functools.cache  # a restart makes the checks again and again
-def _fault(source: str, prompt: str, label: str, limits: RolloutLimits) -> str:
-    """Return what is wrong with an environment, as a conversation on a line of TRAIN_DATA shows; "" if nothing is."""
-    kind = load(source)
+def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
+    """Play a conversation on a line of TRAIN_DATA."""
+    kind, policy = load(source), _Trial()
     trial = replace(limits, turns=min(2, limits.turns))
-    outcome, _ = asyncio.run(play(lambda: kind(json.loads(prompt), json.loads(label)), _Trial(), trial))
+    outcome, score = asyncio.run(play(lambda: kind(json.loads(prompt), json.loads(label)), policy, trial))
+    said, error = f'answer "1" -> reward {score.reward:g}, score {score.score:g}', ""
+    if policy.called:
+        name, arguments = policy.called["name"], json.dumps(policy.arguments())
+        said = f"{name}({arguments}) -> {policy.heard!r:.80}, {said}"
+        if outcome.tool_fault:
+            error = f"the tool {name} failed on {arguments}: {locate_error(outcome.tool_fault, Path(source))}"
+    return _Played(said, error, *_fault(outcome, kind, policy, error, limits))
+
+
+def _fault(
+    outcome: Outcome, kind: type[Environment], policy: _Trial, error: str, limits: RolloutLimits
+) -> tuple[str, ...]:
+    """Return what is wrong with an environment, and perhaps the remedy; "" if nothing is."""
     if outcome.fault:
-        return outcome.fault
+        return (outcome.fault,)
     if outcome.ending == "time":
-        return f"it took more than {limits.seconds:g} seconds"
+        return (f"it took more than {limits.seconds:g} seconds",)
     if outcome.calls and kind.call is Environment.call and not kind.answers_calls:
-        return "it has tools, but no method `call`"
-    return ""
+        return ("it has tools, but no method `call`",)
+    if isinstance(outcome.tool_fault, _MISTAKES):
+        import jsonschema  # takes half a second
+
+        try:
+            jsonschema.validate(policy.arguments(), policy.schema())
+        except Exception:  # also for a schema that cannot be read
+            return ("",)
+        return error, "correct the file, or raise ToolError for arguments that the tool does not take"
+    return ("",)

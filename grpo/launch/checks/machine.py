@@ -21,6 +21,7 @@ from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 
 LEAST_OPEN_FILES = 1024  # the usual soft limit
+LEAST_THREADS = 1024  # a tiny run has some hundreds
 LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 
 
@@ -105,7 +106,8 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 
 def check_limits() -> Iterator[Problem]:
     """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
-    files, space = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
+    files, space, threads = (resource.getrlimit(kind)[0] for kind in kinds)
     if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
         yield Problem(
             f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
@@ -115,6 +117,11 @@ def check_limits() -> Iterator[Problem]:
         yield Problem(
             f"a process may have {size(space)} of address space, but a run needs {size(LEAST_ADDRESS_SPACE)}",
             "run ulimit -v unlimited",
+        )
+    if threads != resource.RLIM_INFINITY and threads < LEAST_THREADS and os.geteuid() != 0:  # root may have more
+        yield Problem(
+            f"you may have {threads} processes and threads in all, but a run needs {LEAST_THREADS}",
+            f"run ulimit -u {LEAST_THREADS}; where that is forbidden, an administrator raises the hard limit",
         )
 
 

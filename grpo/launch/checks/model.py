@@ -85,8 +85,12 @@ def _check_variables(config: Config, folder: Path) -> Iterator[Problem]:
 
 
 def can_format_chats(folder: Path) -> bool:
-    """Return whether a folder has a tokenizer with a chat template."""
-    return has_tokenizer(folder) and has_chat_template(folder)
+    """Return whether a folder has a tokenizer with a chat template, and no file that :func:`check_model` refuses."""
+    try:
+        is_sound = not model_files.code_faults(folder)
+    except CheckpointError:
+        return False
+    return is_sound and has_tokenizer(folder) and has_chat_template(folder)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -97,7 +101,7 @@ def has_tokenizer(folder: Path) -> bool:
 def has_chat_template(folder: Path) -> bool:
     """Return whether a tokenizer can format a chat."""
     config = folder / "tokenizer_config.json"
-    inside = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
+    inside = config.is_file() and "chat_template" in config.read_text(encoding="utf-8", errors="replace")
     return inside or (folder / "chat_template.jinja").is_file()
 
 

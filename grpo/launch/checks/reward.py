@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo.launch.checks.data import has_own_reward
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.rollout.multi_turn.settings import has_environment
@@ -39,7 +40,11 @@ def check_reward(config: Config) -> Iterator[Problem]:
     Raises:
         SettingsError: for invalid settings, which :func:`grpo.launch.judge.of_run` refuses before.
     """
-    if has_environment(config.args) or not is_users(config):
+    if has_environment(config.args):
+        if not has_own_reward(config):
+            yield Problem("REWARD has no effect: the environment gives the reward", "unset REWARD, or ENVIRONMENT")
+        return
+    if not is_users(config):
         return
     files = user_files.from_environment()
     if not files:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo.launch import flags, rollout_flags
+from grpo.launch import flags
 from grpo.launch.config import Config
 from grpo.run import trackers
 from grpo.run.measure import OUR_REWARD, USER_REWARD
-from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
@@ -52,32 +51,3 @@ def check_flags(config: Config) -> Iterator[Problem]:
             )
         elif script.endswith(".py") and Path(script).resolve() not in (OUR_REWARD, USER_REWARD):
             yield Problem(f"--remote_rm_url {script} would run unchecked", f"set REWARD={script} instead")
-
-
-def check_batches(config: Config) -> Iterator[Problem]:
-    """Check that batch sizes divide as DeepSpeed and OpenRLHF need; most of this is asserted only after loading."""
-    args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
-    per_step = args.micro_train_batch_size * ranks
-    if args.train_batch_size % per_step:
-        yield Problem(
-            f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
-            f"{args.micro_train_batch_size} x {ranks} = {per_step}",
-            f"use {max(1, args.train_batch_size // per_step) * per_step}, or a smaller micro batch",
-        )
-    if samples % args.train_batch_size:
-        yield Problem(
-            f"a rollout has {samples} samples, which is not a multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
-            "gradients would carry over into the next epoch or rollout",
-            "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of TRAIN_BATCH_SIZE",
-        )
-    if samples % (args.micro_rollout_batch_size * ranks):
-        yield Problem(
-            f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
-            f"on {counted(ranks, 'rank')}: ranks with less work would wait forever",
-            "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS",
-        )
-    if args.n_samples_per_prompt < 2 and args.advantage_estimator in rollout_flags.GROUP_ESTIMATORS:
-        yield Problem(
-            f"{args.advantage_estimator} compares the samples of a prompt, but there is only one",
-            "set N_SAMPLES_PER_PROMPT to 2 or more",
-        )

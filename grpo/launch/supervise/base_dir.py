@@ -1,4 +1,4 @@
-"""A run's own folder for sockets and temporary files: short, private, deleted with the run.
+"""The own folder of a run, or of an evaluation, for sockets and temporary files: short, private, deleted at the end.
 
 If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it.
 The next launch looks for folders with the mark of a run in a lock that nobody holds. It deletes what a run writes into

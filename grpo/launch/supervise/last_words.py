@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo.launch.supervise import witness
 from grpo.stack import seats
-from grpo.stack.json_files import replace
+from grpo.stack.json_files import read_json, replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 
@@ -100,7 +100,7 @@ def with_nodes(words: LastWords) -> LastWords:
 def read(log_dir: Path) -> LastWords | None:
     """Return what :func:`install` kept; None if the driver left nothing."""
     try:
-        return LastWords(**json.loads(file_of(log_dir).read_text(encoding="utf-8")))
+        return LastWords(**read_json(file_of(log_dir)))
     except (OSError, ValueError, TypeError):
         return None
 

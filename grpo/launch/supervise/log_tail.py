@@ -3,13 +3,15 @@
 import re
 from pathlib import Path
 
+from grpo.stack.json_files import open_file
+
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def tail(path: Path, count: int) -> list[str]:
     """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - 200_000))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:

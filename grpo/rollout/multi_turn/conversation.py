@@ -57,6 +57,7 @@ class Outcome:
         ending: "done", "turns", "time" or "length", or "error" for the environment's.
         turns: of the policy; an aborted turn does not count.
         calls, errors: tool calls, and how many of them failed.
+        tool_fault: the last error of a tool besides ToolError.
         fault: the environment's error that ended it, or its scoring error; "" if no error occurred.
         is_blocked: whether the environment blocked its thread beyond a deadline.
         is_closed: whether its `close` succeeded.
@@ -67,6 +68,7 @@ class Outcome:
     turns: int = 0
     calls: int = 0
     errors: int = 0
+    tool_fault: Exception | None = None
     fault: str = ""
     is_blocked: bool = False
     is_closed: bool = True
@@ -169,7 +171,7 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
     try:
         said = await method(*arguments)
         if not isinstance(said, list | None):
-            raise TypeError(f"it returned a {type(said).__name__}, not a list of messages")
+            raise TypeError(f"it returned {type(said).__name__}, not a list of messages")
         if wrong := [message for message in said or [] if not is_message(message)]:
             raise TypeError(f"it returned {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
         return said
@@ -195,7 +197,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
         if calls := message.get("tool_calls"):
             outcome.calls += len(calls)
         if calls and not environment.answers_calls:
-            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds) for call in calls))
+            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds, outcome) for call in calls))
             outcome.errors += sum(is_error for _, is_error in answers)
             messages += [answer for answer, _ in answers]
             continue
@@ -215,15 +217,18 @@ def _tools(environment: Environment) -> list[dict[str, Any]]:
         raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
 
 
-async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
+async def _call(
+    environment: Environment, call: dict[str, Any], seconds: float, outcome: Outcome
+) -> tuple[Message, bool]:
     """Return the tool's message, and whether it reports an error."""
     name, is_error = call["function"]["name"], True
     try:
         async with asyncio.timeout(seconds):
             content = await environment.call(name, _arguments(call["function"]["arguments"]))
         if not isinstance(content, str):
-            logger.error("%s returned a %s instead of text", name, type(content).__name__)
-            raise ToolError(f"{name} returned a {type(content).__name__} instead of text")
+            logger.error("%s returned %s instead of text", name, type(content).__name__)
+            outcome.tool_fault = TypeError(f"{name} returned {type(content).__name__} instead of text")
+            raise ToolError(str(outcome.tool_fault))
         _check_text(name, content)
         is_error = False
     except ToolError as error:
@@ -234,6 +239,7 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         content = f"error: {name} took more than {seconds:g} seconds"
     except Exception as error:  # the environment's error must not end the run; tool_errors counts it
         _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], described(error), error=error)
+        outcome.tool_fault = error
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
 
@@ -276,7 +282,7 @@ async def scored(environment: Environment, outcome: Outcome, seconds: float) -> 
 def _in_floats(score: object) -> Score:
     """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
     if not isinstance(score, Score):
-        raise TypeError(f"it returned a {type(score).__name__}, not a Score")
+        raise TypeError(f"it returned {type(score).__name__}, not a Score")
     if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
         raise TypeError(f"its logs are {score.logs!r:.200}, not numbers by name")
     for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):

@@ -23,7 +23,7 @@ def shown(value: object, form: Callable[[object], str] = repr) -> str:
     try:
         return form(value)
     except Exception:
-        return f"a {type(value).__name__} that cannot be shown"
+        return f"an object of type {type(value).__name__} that cannot be shown"
 
 
 def described(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A rollout of one optimizer step through OpenRLHF's own classes, stock or patched. The benchmark `step` runs this."""
+"""A rollout of one optimizer step through OpenRLHF's own classes or ours. The benchmark `step` runs this."""
 
 import pickle
 import sys
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from grpo.model import attention, cpu_matmul
-from grpo.update import old_policy, passes
+from grpo.update import passes
 from grpo.update.loss import PolicyLoss
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
@@ -32,7 +32,7 @@ def openrlhf_modules(package: str | None) -> list[ModuleType]:
 
 def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: SimpleNamespace) -> Any:
     """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
-    extra = {} if job["package"] else {"router_logits": passes.router_logits(args), "experts": job["experts"]}
+    extra = {} if job["package"] else {"router_logits": passes.has_balancing_loss(args), "experts": job["experts"]}
     actor = actor_class(
         job["model"],
         attn_implementation="eager" if job["package"] else attention.NAME,
@@ -64,34 +64,53 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def loss_of(
-    job: dict[str, Any], trainer_module: ModuleType, args: SimpleNamespace, batch: dict[str, torch.Tensor]
-) -> torch.nn.Module:
-    """Return stock's loss, or ours with the one sequence as the whole batch: the two are equal."""
-    if job["package"]:
-        return trainer_module.PolicyLoss()
-    loss = PolicyLoss(args)
-    loss.rollouts = torch.zeros(1, dtype=torch.long)
-    loss.scale = 1 / loss.normaliser([batch["action_mask"]], [loss.rollouts], lambda counts: counts)
-    return loss
+Step = Callable[[SimpleNamespace], dict[str, float]]
 
 
-def update(
-    job: dict[str, Any],
-    trainer: SimpleNamespace,
-    training_step: Callable[..., dict[str, float]],
-    batch: dict[str, torch.Tensor],
-) -> dict[str, float]:
-    """Compute the old log-probs if asked for, and one training step; the gradients stay on the adapter."""
-    actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
-    actor.zero_grad()
-    if job["package"] or not old_policy.is_on_policy(trainer.args):
+def stock_step(actor: torch.nn.Module, args: SimpleNamespace, trainer_module: ModuleType) -> Step:
+    """Return stock's training step of one micro-batch, with the pass for the old log-probs that it always makes."""
+
+    def ignore(*_: object, **__: object) -> None:
+        """The optimizer is the same in both and not part of the measurement."""
+
+    trainer = SimpleNamespace(
+        actor=actor,
+        args=args,
+        aux_loss=False,
+        ema_model=None,
+        actor_optim=None,
+        actor_loss_fn=trainer_module.PolicyLoss(),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
+        strategy=SimpleNamespace(
+            ring_attn_group=None,
+            optimizer_step=ignore,
+            backward=lambda loss, *_: loss.backward(),
+            get_grad_norm=lambda _: 0.0,  # read from OpenRLHF 0.9.4 on
+        ),
+    )
+
+    def step(batch: SimpleNamespace) -> dict[str, float]:
         actor.eval()
         with torch.no_grad():
-            old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
-    empty: dict[str, Any] = {"base_action_log_probs": None, "rollout_log_probs": None}
-    empty["info"] = {} if job["package"] else {"sample": torch.zeros(1)}
-    return training_step(trainer, SimpleNamespace(**batch, **empty, action_log_probs=old, replay=None), 0.0, 0)
+            batch.action_log_probs = actor(batch.sequences, batch.action_mask, batch.attention_mask)
+        status: dict[str, float] = trainer_module.ActorPPOTrainer.training_step(trainer, batch, 0.0, 0)
+        return status
+
+    return step
+
+
+def our_step(actor: torch.nn.Module, args: SimpleNamespace, batch: SimpleNamespace, metrics: Any) -> Step:
+    """Return a rank's training of one micro-batch, which is the whole batch of the loss: it then equals stock's."""
+    from grpo.training.update import Rank
+
+    rank: Any = object.__new__(Rank)
+    rank.actor, rank.args, rank.metrics, rank.loss = actor, args, metrics, PolicyLoss(args)
+    rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
+    rank.loss.scale = 1 / rank.loss.normaliser([batch.action_mask], [rank.loss.rollouts], lambda counts: counts)
+    model: Any = actor.model
+    model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)  # no optimizer, as in stock's
+    step: Step = rank._train
+    return step
 
 
 class TimedMetrics:
@@ -107,8 +126,7 @@ class TimedMetrics:
 
         optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
         engine = SimpleNamespace(global_steps=0, module=actor.model, optimizer=optimizer)
-        trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine))
-        self._metrics, self.seconds, self.notes = ActorMetrics(trainer), 0.0, b""
+        self._metrics, self.seconds, self.notes = ActorMetrics(args, cast(Any, engine)), 0.0, b""
 
     def note(self, *arguments: Any) -> None:
         """Record a micro-batch."""
@@ -142,38 +160,27 @@ def main() -> None:
     actor_module, trainer_module = openrlhf_modules(job["package"])
     actor = build_actor(job, actor_module.Actor, args)
 
-    batch = rollout(job)
-
-    def ignore(*_: object, **__: object) -> None:
-        """The optimizer is the same in all and not part of the measurement."""
-
+    batch = SimpleNamespace(**rollout(job), base_action_log_probs=None, rollout_log_probs=None, replay=None)
+    batch.action_log_probs, batch.info = None, {} if job["package"] else {"sample": torch.zeros(1)}
     timed = TimedMetrics(actor, args) if job.get("notes") else None
-    trainer = SimpleNamespace(
-        actor=actor,
-        args=args,
-        aux_loss=False,
-        ema_model=None,
-        actor_optim=None,
-        actor_loss_fn=loss_of(job, trainer_module, args, batch),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
-        metrics=timed or SimpleNamespace(note=ignore, after_backward_and_step=ignore),
-        strategy=SimpleNamespace(
-            ring_attn_group=None,
-            optimizer_step=ignore,
-            backward=lambda loss, *_: loss.backward(),
-            get_grad_norm=lambda _: 0.0,  # read from OpenRLHF 0.9.4 on
-        ),
+    nothing = SimpleNamespace(note=lambda *_: None, after_backward_and_step=lambda: None)
+    train = (
+        stock_step(actor, args, trainer_module) if job["package"] else our_step(actor, args, batch, timed or nothing)
     )
+
+    def step() -> dict[str, float]:
+        actor.zero_grad()
+        return train(batch)
+
     seconds, processor, collecting, status = [], [], [], {}
     for _ in range(job["repeat"] + 1):  # the first pass is not counted: it reads the weights
         begin, processor_begin = time.perf_counter(), time.process_time()
         before = timed.seconds if timed else 0.0
-        status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)
+        status = step()
         seconds.append(time.perf_counter() - begin)
         processor.append(time.process_time() - processor_begin)
         collecting.append(timed.seconds - before if timed else 0.0)
-    step = trainer_module.ActorPPOTrainer.training_step
-    peak = memory.peak_of(lambda: update(job, trainer, step, batch), torch.device("cpu"))
+    peak = memory.peak_of(step, torch.device("cpu"))
     if timed:
         Path(job["notes"]).write_bytes(timed.notes)
     torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])

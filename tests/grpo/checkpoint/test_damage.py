@@ -54,10 +54,10 @@ def refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dic
     return said
 
 
-def expect(said: dict[str, str], file: str) -> None:
-    """Every reader names the file, and the step that is whole."""
+def expect(said: dict[str, str], file: str, remedies: dict[str, str] | None = None) -> None:
+    """Every reader names the file and the remedy, which is the step that is whole if not given."""
     for reader, text in said.items():
-        whole = "--from-step 0" if reader == "resume" else "step_0"
+        whole = (remedies or {"resume": "--from-step 0"}).get(reader, "step_0")
         name = file if reader in ("resume", "inspect") else Path(file).name
         assert f"{name} " in text and whole in text, (reader, text)
 
@@ -97,7 +97,8 @@ def test_missing_and_extra_files_are_detected(
 ) -> None:
     step = checkpoints / "step_1"
     (step / part / "extra.bin").touch()
-    expect(refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/extra.bin")
+    said = refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter")
+    expect(said, f"{part}/extra.bin", {reader: "remove " for reader in said})
     (step / part / "extra.bin").unlink()
     for name in {"adapter": ADAPTER, "trainer": TRAINER}[part][:-1]:
         away = (step / part / name).rename(tmp_path / name)

@@ -89,3 +89,15 @@ def test_a_state_of_an_earlier_version_is_read_with_one_warning(make_trainer, tm
     inspect_checkpoint.main([str(old.parent), "--json"])
     assert json.loads(capsys.readouterr().out)["trainer_bytes"] > 0
     assert not caplog.records, "an inspection unpickles nothing"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [("two", {}), (1, {"x": 1}), (1, {"x": ("a", 0, (2, 2))}), (1, {"x": (9, 0, (2, 2))}), (1, 3)]
+)
+def test_a_trainer_state_of_wrong_types_is_refused(ranks, layout, tmp_path):
+    state = {name: None for name in ("optimizer_step", "counters", "scheduler", "client_states")}
+    state_files.write(tmp_path / trainer_state.STATE, state | {"ranks": ranks})
+    rank = {kind: [torch.zeros(4)] for kind in trainer_state.KINDS}
+    state_files.write(tmp_path / "rank_0.safetensors", rank | {"layout": layout, "random": None})
+    with pytest.raises(CheckpointError, match="is not a trainer state"):
+        trainer_state.read(tmp_path)

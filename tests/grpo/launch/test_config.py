@@ -76,7 +76,7 @@ def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monke
         (["--lora_ran", "3"], "did you mean --lora_rank?"),  # argparse would take it for an abbreviation
         (["--lora_rank", "many"], "LORA_RANK: invalid int value: 'many'"),
         (["--actor_learning_rate", "1e-6x"], "invalid float value"),
-        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo'"),
+        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo' (choose from 'reinforce', 'rloo'"),
         (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
         (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: set it to at least 1"),
         (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: set it to at least 1"),

@@ -1,17 +1,22 @@
 """The last line of a run: how to evaluate what it trained."""
 
 import shlex
+from pathlib import Path
+
+import pytest
 
 from eval import evaluate
-from grpo.launch.evaluate_command import evaluate_command
+from grpo.launch.evaluate_command import describe
+from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD
 
 
 def options(setting, adapter, **changes):
     """What eval.evaluate reads from the command."""
-    words = shlex.split(evaluate_command(setting.config(remote_rm_url=OUR_REWARD, **changes), adapter))
-    assert words[:3] == ["python", "-m", "eval.evaluate"]
-    return evaluate.parser().parse_args(words[3:])
+    line = describe(setting.config(**{"remote_rm_url": OUR_REWARD} | changes), adapter)
+    words = shlex.split(line.partition(" && ")[2].partition("python ")[2])
+    assert words[:2] == ["-m", "eval.evaluate"]
+    return evaluate.parser().parse_args(words[2:])
 
 
 def test_it_names_the_folder_of_the_engines_model(setting, tmp_path) -> None:
@@ -27,6 +32,29 @@ def test_it_has_the_budgets_of_the_run_and_no_adapter_that_was_not_saved(setting
     assert read.adapter is None
 
 
-def test_there_is_none_for_a_reward_of_the_users_own_or_without_held_out_problems(setting) -> None:
-    assert evaluate_command(setting.config(), None) is None
-    assert evaluate_command(setting.config(remote_rm_url=OUR_REWARD, eval_dataset=None), None) is None
+@pytest.fixture
+def in_environment(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Flags of a run in the environment of a file."""
+    (file := setting.folder / "my guess.py").touch()
+    given = {"ENVIRONMENT": str(file), "TEMPLATE": "hub", "LIBRARY": "/my texts", "MAX_BRANCHES": "3"}
+    given |= {"TURN_LIMIT": "4", "ROLLOUT_SECONDS": "30", "TOOL_SECONDS": "2.5", "SCORE_SECONDS": "6"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"GRPO_{name}", value)
+    return {"agent_func_path": AGENT, "apply_chat_template": None}
+
+
+def test_an_environment_is_played_under_the_limits_of_the_run(setting, in_environment) -> None:
+    read = options(setting, Path("/final"), **in_environment)
+    assert (Path(read.environment).name, read.template, read.turns) == ("my guess.py", "hub", 4)
+    assert (read.seconds, read.tool_seconds, read.score_seconds) == (30, 2.5, 6)
+    assert read.max_model_len == 64 + 32
+    line = describe(setting.config(remote_rm_url=OUR_REWARD, **in_environment), None)
+    assert "&& LIBRARY='/my texts' python -m" in line
+
+
+def test_where_there_is_none_the_line_says_why(setting, in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {"remote_rm_url": OUR_REWARD}
+    assert "no command: eval.evaluate does not call your own reward" in describe(setting.config(), None)
+    assert "set EVAL_DATA" in describe(setting.config(**ours, eval_dataset=None), None)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", "python single")
+    assert "plays one environment" in describe(setting.config(**ours, **in_environment), None)

@@ -35,6 +35,17 @@ def test_no_variable_of_another_program_is_refused():
     assert len(names) > 700
     names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_PROXY"}
     assert list(own_settings.misspelt(dict.fromkeys(names, ""))) == []
+    assert own_settings.warnings(dict.fromkeys(names, "")) == []
+
+
+def test_names_of_other_trainers_are_a_warning():
+    given = {"NUM_GENERATIONS": "8", "INIT_KL_COEF": "0", "N_SAMPLES_PER_PROMPT": "8", "SEED": "1", "HOME": "/root"}
+    assert list(own_settings.misspelt(given)) == []
+    assert own_settings.warnings(given) == [
+        "WARNING: INIT_KL_COEF has no effect: the setting of train_grpo.sh is KL_COEF",
+        "WARNING: NUM_GENERATIONS has no effect: the setting of train_grpo.sh is N_SAMPLES_PER_PROMPT",
+    ]
+    assert set(own_settings._OTHERS.values()) <= set(defaults(is_tiny=False))
 
 
 def test_settings_that_differ_from_the_default_are_listed():

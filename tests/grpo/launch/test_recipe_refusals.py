@@ -1,5 +1,6 @@
 """What `train_grpo.sh` refuses, and what it says."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.stack.checkout import TINY_MODEL
+from grpo.stack.checkout import CHECKOUT, TINY_MODEL
 
 from .recipe import call
 
@@ -16,6 +17,7 @@ from .recipe import call
     ("options", "message"),
     [
         (["--tinny"], "unknown option --tinny"),
+        (["--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
         (["--eps_clip_low_high", "0.2", "0.28"], "OpenRLHF flags go after --"),
         (["--lora_rank", "3"], "--lora_rank is a variable, not an option: LORA_RANK=VALUE ./train_grpo.sh"),
         (["--learning-rate=3"], "LEARNING_RATE=VALUE ./train_grpo.sh"),
@@ -32,7 +34,7 @@ from .recipe import call
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--", "--verbose"], "has no flag --verbose: remove it; "),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
-        (["--check", "--run-dir", "a" * 300], "is too long for the file system"),
+        (["--check", "--run-dir", "a" * 300], "cannot be used (File name too long)"),
     ],
 )
 def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
@@ -161,6 +163,28 @@ def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path
     assert done.returncode == 2
     assert "1. MODEL openai/gpt-oss-120b, 65.2 GB in the actor, needs 8 GPUs, but this machine has none" in done.stderr
     assert "hf download openai/gpt-oss-120b" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["stdout", "another pipe"])
+def test_a_run_whose_reader_stops_before_it_starts_ends_quietly(what: str) -> None:
+    outside, inside = os.pipe()
+    os.close(outside)
+    act = "print(1, flush=True)" if what == "stdout" else f"os.write({inside}, b'1')"
+    program = f"""
+import os, sys
+from grpo.launch import __main__ as launch
+launch._main = lambda options, rest: {act}
+sys.argv = ["launch", "run"]
+sys.exit(launch.main())
+"""
+    output = inside if what == "stdout" else subprocess.DEVNULL
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, pass_fds=[inside], cwd=CHECKOUT)
+    os.close(inside)
+    if what == "stdout":
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    else:
+        assert done.returncode == 1 and "BrokenPipeError" in done.stderr, "an error of the run itself is shown"
 
 
 def test_a_plan_for_a_reader_that_stops_early_ends_quietly(checkout: Path) -> None:

@@ -115,6 +115,12 @@ def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str,
         architecture.check(model_files.read(copy))
 
 
+@pytest.mark.timeout(60)
+def test_a_config_with_more_layers_than_any_model_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="num_hidden_layers 1000000000000000, and at most 1000 are supported"):
+        Architecture.from_config(tiny_config(97).to_dict() | {"num_hidden_layers": 10**15})
+
+
 def test_the_120b_is_checked_in_seconds_from_headers_alone(tmp_path: Path) -> None:
     """Shards of holes: 15 files with the 120b's headers and sizes, and nothing in them."""
     config = GptOssConfig().to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}

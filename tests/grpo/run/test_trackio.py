@@ -25,7 +25,9 @@ def test_a_run_is_logged_and_continued(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     assert trackers.trackio_fault() == ""
-    args = SimpleNamespace(use_wandb="a-secret-key", wandb_project="p", wandb_run_name="mine")
+    (tmp_path / "run").mkdir()
+    names = {"wandb_project": "p", "wandb_run_name": "mine", "run_dir": str(tmp_path / "run")}
+    args = SimpleNamespace(use_wandb="a-secret-key", **names)
     for step in (1, 2):
         started = trackers.Trackers([trackers.Trackio(args, step - 1)])
         started.log("train", step, {"reward": step / 10})
@@ -33,7 +35,8 @@ def test_a_run_is_logged_and_continued(tmp_path, monkeypatch):
     (database,) = tmp_path.glob("*.db")
     with sqlite3.connect(database) as opened:
         rows = opened.execute("select run_name, step, metrics from metrics order by step").fetchall()
-    assert [(name, step) for name, step, _ in rows] == [("mine", 1), ("mine", 2)]
+    assert [step for _, step, _ in rows] == [1, 2]
+    assert len({name for name, _, _ in rows}) == 1 and rows[0][0].startswith("mine-")
     assert b'"train/reward":0.2' in bytes(rows[1][2]).replace(b" ", b"")
     assert b"a-secret-key" not in database.read_bytes()
 

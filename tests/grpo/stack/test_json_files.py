@@ -1,8 +1,11 @@
 import json
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +44,28 @@ def test_a_missing_file_has_no_rows_and_a_broken_line_is_left_out(tmp_path):
     assert json_files.read_rows(tmp_path / "none.jsonl") == []
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n')
     assert [row["step"] for row in json_files.read_rows(tmp_path / "rows.jsonl")] == [1, 4]
+
+
+@pytest.mark.timeout(20)
+def test_only_files_with_an_end_are_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a path of a socket is short
+    os.mkfifo("pipe")
+    Path("device").symlink_to("/dev/zero")
+    Path("large").touch()
+    os.truncate("large", 3 << 30)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("socket")
+    for name in ("pipe", "device", "large", "socket"):
+        for read in (json_files.read_bytes, json_files.read_json, json_files.read_rows):
+            with pytest.raises(OSError, match=name):
+                read(Path(name))
+
+
+def test_what_is_nested_too_deeply_is_no_json(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_files.read_json(file)
 
 
 KILLED = """

@@ -15,6 +15,9 @@ SECRET = "k3y/with+\"odd'\\ characters~?"
 WRITERS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "json": json.dumps,
+    "json in json": lambda text: json.dumps(json.dumps(text)),
+    "hex": lambda text: text.encode().hex(),
+    "large hex": lambda text: text.encode().hex().upper(),
     "repr": repr,
     "url": lambda text: urllib.parse.quote(text, safe=""),
     "form": urllib.parse.quote_plus,

@@ -20,11 +20,7 @@ from grpo.stack.upstream.arguments import Arguments
 # Flags that default to None but are set by the launcher or OpenRLHF wherever they are read.
 ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
 EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
-REPLAY_BUFFER = "openrlhf/trainer/ppo_utils/replay_buffer.py"
-PPO_TRAINER = "openrlhf/trainer/ppo_trainer.py"
-PPO_ACTOR = "openrlhf/trainer/ray/ppo_actor.py"
 LAUNCHER = "openrlhf/trainer/ray/launcher.py"
-STRATEGY = "openrlhf/utils/deepspeed/deepspeed.py"
 VLLM_ENGINE = "openrlhf/trainer/ray/vllm_engine.py"
 VLLM_LINEAR = "vllm/model_executor/layers/linear.py"
 ZERO = "deepspeed/runtime/zero/"
@@ -44,35 +40,12 @@ OBJECTS = [
         {EXPERIENCE_MAKER: {"Experience"}},
     ),
     (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
-    (
-        trainer.SamplesGenerator,
-        {
-            "stage",
-            "drawn",
-            "unscored",
-            "groups",
-            "retirement",
-            "unfinished",
-            "policy",
-            "sampled",
-            "engine_calls",
-            "greedy_sample",
-            "records_routing",
-        },
-        {EXPERIENCE_MAKER: {"SamplesGenerator"}},
-    ),
-    (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),
     (trainer.ActorGroup, set(), {LAUNCHER: {"RayActorGroup"}}),
     (trainer.PromptDataset, set(), {"openrlhf/datasets/prompts_dataset.py": {"PromptDataset"}}),
     (trainer.PromptSampler, set(), {"torch/utils/data/sampler.py": {"RandomSampler"}}),
     (trainer.PromptLoader, set(), {"torch/utils/data/dataloader.py": {"DataLoader"}}),
-    (trainer.PPOTrainer, set(), {PPO_TRAINER: {"BasePPOTrainer", "PPOTrainer"}}),
-    (trainer.ActorPPOTrainer, set(), {PPO_ACTOR: {"ActorPPOTrainer"}}),
     (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
     (trainer.ModelOutput, {"scores"}, {"transformers/utils/generic.py": {"ModelOutput"}}),
-    (trainer.Strategy, set(), {STRATEGY: {"DeepspeedStrategy"}}),
-    (trainer.ReplayBuffer, set(), {REPLAY_BUFFER: {"NaiveReplayBuffer"}}),
     (trainer.TrainerEngine, set(), {"deepspeed/runtime/engine.py": {"DeepSpeedEngine"}}),
     (trainer.ZeroOptimizer, set(), {ZERO + "stage3.py": None, "deepspeed/runtime/base_optimizer.py": None}),
     (trainer.ZeroParameter, set(), {ZERO + "partition_parameters.py": None}),

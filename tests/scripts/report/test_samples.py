@@ -1,4 +1,7 @@
-from scripts.report import samples
+import pytest
+
+from grpo.run.run_state import Run
+from scripts.report import problems, samples
 from scripts.report.runs import read
 from tests.scripts.report.conftest import CHANNELS, sample, write_lines
 
@@ -66,3 +69,17 @@ def test_marks_of_the_run_are_shown():
     rows = [sample(n, 0.0, 0.0, CHANNELS.format("t", str(n))) | {"extremes": mark} for n, mark in enumerate(marks)]
     shown_as = {rows.index(row): why for row, why in samples.extremes(rows)}
     assert "most surprising" in shown_as[1] and "largest loss" in shown_as[2]
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, [[1]], True, -1e308, 10**400], ids=["object", "list", "bool", "large", "larger"]
+)
+def test_samples_of_wrong_types_are_left_out(value, make_run, caplog):
+    run = make_run()
+    sound = sample(1, 1.0, 0.5)
+    fields = (*sound, "extremes", "answered", "truncated")
+    write_lines(run / "samples" / "step_1.jsonl", [sound, *({**sound, field: value} for field in fields)])
+    group = samples.groups(Run(run), 1)[0]
+    assert group.count in range(1, len(fields) + 1)
+    assert sound["id"] in {problem.id for problem in problems.tables(Run(run))[0].problems}
+    assert "broken line(s)" in caplog.text

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from data import checks as data_checks
+from data import prepare
 from grpo.launch import rendering
 from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
@@ -109,6 +111,22 @@ def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp
     assert "--decontaminate" in problem.split("->")[1]
 
 
+@pytest.mark.parametrize("held_out", ["train.jsonl", "copy.jsonl", "none.jsonl"])
+def test_the_remedy_for_data_without_held_out_problems_works(setting, tmp_path: Path, held_out: str) -> None:
+    (tmp_path / "copy.jsonl").write_text(
+        "".join(
+            json.dumps({**row, "label": json.dumps({"answer": row["label"], "split": "eval"})}) + "\n"
+            for row in map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+        )
+    )
+    ours = {"remote_rm_url": CHECKOUT / "reward" / "reward_func.py"}
+    [problem] = setting.problems(eval_dataset=tmp_path / held_out, **ours)
+    command, variables = problem.partition("hold some out: ")[2].replace("FOLDER", str(tmp_path / "own")).split("; ")
+    prepare.main(shlex.split(command)[3:])
+    train, evaluation = (word.partition("=")[2] for word in variables.split()[-2:])
+    assert setting.problems(prompt_data=train, eval_dataset=evaluation, **ours) == []
+
+
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.jsonl").write_text(content)
@@ -196,8 +214,28 @@ def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatc
 def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("START_SECONDS", "PROMPT_SECONDS"):
         monkeypatch.setattr(rendering, name, 0.0)
-    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct its endless loop"):
+    with pytest.raises(UserError, match="took more than 0 s for 1 prompt: correct the chat template"):
         RENDER(str(tmp_path), ["How many?"], {})
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize(("template", "what"), [(LOOPS, "takes more than 0.5 s for a prompt"), ("{% if", "jinja2.")])
+def test_a_faulty_template_is_named_and_ended(template: str, what: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "LONGEST", 0.5)
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=what) as refused:
+        RENDER(str(tmp_path), ["How many?"], {})
+    assert refused.value.problem.remedy.startswith("correct the chat template")
+
+
+def test_a_tokenizer_that_names_code_is_refused_for_that_alone(setting, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "render", RENDER)
+    write_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"auto_map": {}, "chat_template": ""}')
+    assert not any("cannot render" in problem for problem in setting.problems()), "check_model refuses it"
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch.checks import environment
 from grpo.launch.judge import of_run
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.run_dir import command_script
 from grpo.rollout.multi_turn.settings import AGENT
+from grpo.run.measure import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture
@@ -22,14 +24,14 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"):
         monkeypatch.setenv(f"GRPO_{name}", "9")
     monkeypatch.setenv("GRPO_TEMPLATE", "served")
-    setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None}
+    setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None, "remote_rm_url": OUR_REWARD}
     return setting
 
 
 def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_environment.problems() == []
     monkeypatch.setenv("GRPO_JUDGE", "1")
-    judge = of_run(in_environment.config(remote_rm_url="reward/reward_func.py"), may_stand_in=True)
+    judge = of_run(in_environment.config(), may_stand_in=True)
     assert judge.settings is None and judge.why_off == "the environment gives the reward"
 
 
@@ -52,6 +54,7 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),
         ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef applies to single", "remove it"),
+        ({}, {"remote_rm_url": USER_REWARD}, "REWARD has no effect: the environment gives", "unset REWARD"),
         ({}, {"disable_fast_tokenizer": True}, "--disable_fast_tokenizer", "remove it"),
     ],
 )
@@ -138,30 +141,68 @@ class Environment(environment.Environment):
         START
 
     async def CALL(self, name, arguments):
-        assert arguments == {"number": 1}
-        return "2"
+        return self.sum(arguments["number"])
+
+    def sum(self, number):
+        SUM
 
     async def score(self, messages, ending):
         return environment.Score(SCORE, 1.0)
 """
 
 
+@pytest.fixture
+def play_counter(in_environment, monkeypatch, tmp_path):
+    """Returns the problems of a run in COUNTER with other lines, and what `--check` says was played."""
+
+    def play(**changes: str) -> tuple[list[str], list[str]]:
+        code, begin = COUNTER, "return [{'role': 'user', 'content': self.prompt}]"
+        lines = {"START": begin, "CALL": "call", "SUM": "return str(number + 1)", "SCORE": "1.0"}
+        for name, text in (lines | changes).items():
+            code = code.replace(name, text)
+        (own := tmp_path / "count.py").write_text(code)
+        monkeypatch.setenv("GRPO_ENVIRONMENT", str(own))
+        return in_environment.problems(), environment.describe(in_environment.config())
+
+    return play
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({}, ""),
         ({"CALL": "cal"}, "it has tools, but no method `call`"),
         ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
         ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
         ({"SCORE": "float('nan')"}, "its reward is nan"),
+        ({"SUM": "return self.unset"}, "add failed on {\"number\": 1}: AttributeError: 'Environment' object has no"),
+        ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
+        ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
+        ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
     ],
 )
-def test_one_conversation_is_played_before_a_run(in_environment, monkeypatch, tmp_path, changes, what) -> None:
-    begin = {"START": "return [{'role': 'user', 'content': self.prompt}]", "CALL": "call", "SCORE": "1.0"}
-    code = COUNTER
-    for name, text in (begin | changes).items():
-        code = code.replace(name, text)
-    (own := tmp_path / "count.py").write_text(code)
-    monkeypatch.setenv("GRPO_ENVIRONMENT", str(own))
-    problems = in_environment.problems()
-    assert len(problems) == bool(what) and all(what in problem for problem in problems)
+def test_one_conversation_is_played_before_a_run(play_counter, changes, what) -> None:
+    [problem], _ = play_counter(**changes)
+    assert what in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "heard", "warning"),
+    [
+        ({}, "'2'", ""),
+        ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'", ""),
+        ({"SUM": "raise SystemExit(1)"}, "'error: add failed'", "RuntimeError: it raised SystemExit: 1"),
+        ({"SUM": "return {}[number]"}, "'error: add failed'", 'the tool add failed on {"number": 1}: KeyError: 1 ('),
+        # made-up arguments that the schema does not allow explain any error
+        ({"SUM": "return '1' + number", '"integer"': '"integer", "minimum": 2'}, "'error: add failed'", "TypeError"),
+    ],
+)
+def test_what_was_played_is_shown_and_what_arguments_may_explain_is_a_warning(play_counter, changes, heard, warning):
+    problems, (line, *warnings) = play_counter(**changes)
+    assert problems == []
+    assert line == f'played      count.py: add({{"number": 1}}) -> {heard}, answer "1" -> reward 1, score 1'
+    assert len(warnings) == bool(warning) and all(warning in text for text in warnings)
+
+
+def test_an_argument_whose_schema_allows_anything_is_made_up_too(play_counter) -> None:
+    problems, (line,) = play_counter(**{'{"type": "integer"}': "True", "SUM": "return number"})
+    assert problems == [] and """add({"number": "1"}) -> '1'""" in line

@@ -137,9 +137,12 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
         (resource.RLIMIT_NOFILE, 1024, None),
         (resource.RLIMIT_AS, 2 * GB, "may have 2.0 GB of address space"),
         (resource.RLIMIT_AS, 400 * GB, None),
+        (resource.RLIMIT_NPROC, 300, "may have 300 processes and threads in all"),
+        (resource.RLIMIT_NPROC, 1024, None),
     ],
 )
 def test_limits_of_the_shell_that_no_run_survives_are_refused(setting, monkeypatch, kind, limit, message) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == kind else resource.RLIM_INFINITY,) * 2)
     problems = setting.problems()
     assert problems == [] if message is None else len(problems) == 1 and message in problems[0]

@@ -32,6 +32,7 @@ def function(body: str) -> str:
 
 
 def test_a_working_reward_is_no_problem(problems):
+    assert problems("def reward_func(prompts, completions, answers): return float('{1}' in prompts[0])") == []
     assert problems(function("return [float(len(q)) for q in queries]"), function("return 0.5")) == []
 
 
@@ -44,6 +45,16 @@ def test_a_working_reward_is_no_problem(problems):
         (
             "def reward_func(completions, **kwargs): return 1\n",
             "has reward_func(completions, **kwargs), which is not how it is called",
+            "define reward_func(queries, prompts, labels)",
+        ),
+        (
+            "def reward_func(prompts, completions, answer): return [float(answer[0] in c) for c in completions]",
+            "has reward_func(prompts, completions, answer), the arguments of another trainer",
+            "define reward_func(queries, prompts, labels)",
+        ),
+        (
+            "def reward_func(data_source, solution_str, ground_truth, extra_info=None): return solution_str.strip()",
+            "ground_truth, extra_info=None), the arguments of another trainer",
             "define reward_func(queries, prompts, labels)",
         ),
         (function("raise ValueError('no gold')"), "ValueError: no gold (", "correct the file"),

@@ -1,17 +1,21 @@
 """Values that cannot be, or not together, are refused with the remedy."""
 
+import random
+
 import pytest
+
+from grpo.launch.checks.batches import check_batches, fitting
 
 
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
-        ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE 6 is not a multiple", "use 4"),
-        ({"train_batch_size": 2}, "TRAIN_BATCH_SIZE 2 is not a multiple", "use 4"),
-        ({"train_batch_size": 24}, "64 samples, which is not a multiple of TRAIN_BATCH_SIZE 24", "a multiple of"),
-        ({"micro_rollout_batch_size": 24}, "cannot be split evenly", "a multiple of MICRO_ROLLOUT_BATCH_SIZE"),
-        ({"n_samples_per_prompt": 1, "micro_rollout_batch_size": 2}, "there is only one", "2 or more"),
-        ({"rollout_batch_size": 24}, "20 prompts, but a rollout needs 24", "ROLLOUT_BATCH_SIZE to 20"),
+        ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE 6 is not a multiple", "TRAIN_BATCH_SIZE=4"),
+        ({"train_batch_size": 2}, "TRAIN_BATCH_SIZE 2 is not a multiple", "TRAIN_BATCH_SIZE=4"),
+        ({"train_batch_size": 24}, "64 samples, which is not a multiple of TRAIN_BATCH_SIZE 24", "TRAIN_BATCH_SIZE=16"),
+        ({"micro_rollout_batch_size": 24}, "cannot be split evenly", "MICRO_ROLLOUT_BATCH_SIZE=16"),
+        ({"n_samples_per_prompt": 1, "micro_rollout_batch_size": 2}, "there is only one", "N_SAMPLES_PER_PROMPT=2"),
+        ({"rollout_batch_size": 24}, "20 prompts, but a rollout needs 24", "ROLLOUT_BATCH_SIZE=20, or use more data"),
         ({"generate_max_len": 500}, "is 564 tokens, but the model's context is 512", "lower their sum to 512"),
         ({"vllm_tensor_parallel_size": 3}, "ENGINE_TP 3 does not divide the 4 attention heads", "a divisor"),
         ({"vllm_tensor_parallel_size": 4}, "ENGINE_TP 4 does not divide the 2 key/value heads", "a divisor"),
@@ -21,7 +25,7 @@ import pytest
         ({"gradient_checkpointing_use_reentrant": None}, "reentrant", "--gradient_checkpointing_use_reentrant"),
         ({"prompt_data": None}, "TRAIN_DATA is empty", "data.prepare"),
         ({"prompt_data": "/none.jsonl"}, "TRAIN_DATA: /none.jsonl does not exist", "name a .jsonl file"),
-        ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "name a .jsonl file"),
+        ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "move some lines of TRAIN_DATA"),
         ({"prompt_data": "/data.parquet"}, "is not a .jsonl file", "python -m data.prepare"),
         (
             {"input_key": "question"},
@@ -74,3 +78,28 @@ def test_a_bad_value_is_refused(setting, changes: dict[str, object], what: str, 
 
 def test_settings_that_can_be_disabled_are_accepted(setting) -> None:
     assert setting.problems(eval_steps=-1, save_steps=-1, max_norm=0, eval_temperature=0) == []
+
+
+def test_one_message_names_batch_sizes_that_fit(setting) -> None:
+    config = setting.config()
+    draw = random.Random(0)
+    refused = 0
+    for prompts in range(1, 200):
+        sizes = {name: draw.choice((1, 2, 3, 8, 16, 64)) for name in fitting(config, None)}
+        tried = config.assuming(**sizes, actor_num_gpus_per_node=draw.choice((1, 2, 3, 4, 8)))
+        problems = list(check_batches(tried, prompts))
+        assert len(problems) <= 1
+        refused += len(problems)
+        assert list(check_batches(tried.assuming(**fitting(tried, prompts)), prompts)) == []
+        if not problems:
+            assert fitting(tried, prompts) == sizes, "what passes stays"
+    assert 20 < refused < 199
+
+
+def test_two_problems_with_the_sizes_of_the_tiny_run(setting) -> None:
+    sizes = dict(zip(fitting(setting.config(), None), (16, 8, 64, 16, 16), strict=True))
+    [problem] = check_batches(setting.config(**sizes, actor_num_gpus_per_node=2), 2)
+    assert problem.remedy == (
+        "set, for example, ROLLOUT_BATCH_SIZE=2 TRAIN_BATCH_SIZE=16 MICRO_TRAIN_BATCH_SIZE=8 "
+        "MICRO_ROLLOUT_BATCH_SIZE=8, or use more data"
+    )

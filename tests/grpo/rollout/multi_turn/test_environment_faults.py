@@ -128,11 +128,11 @@ def test_an_error_that_cannot_be_shown_is_a_fault_like_any_other(method, error, 
     searches = {"tool_calls": [call("search", {"query": "x"})]}
     outcome, score = asyncio.run(play(faulty, Spoken(searches, {"content": "x"}), LIMITS))
     if method == "call":
-        heard = "search failed" if error is Mute else "a MuteToolError that cannot be shown"
+        heard = "search failed" if error is Mute else "an object of type MuteToolError that cannot be shown"
         assert outcome.messages[2]["content"] == f"error: {heard}" and outcome.errors == 1
     if method in ("call", "close"):
         assert outcome.ending == "done" and score.reward == 1 and outcome.is_closed == (method == "call")
     else:
         assert outcome.ending == "error" and score.reward != score.reward and error.__name__ in outcome.fault
     if (method, error) != ("call", MuteToolError):  # which is for the model alone
-        assert f"{error.__name__}: a {error.__name__} that cannot be shown" in caplog.text
+        assert f"{error.__name__}: an object of type {error.__name__} that cannot be shown" in caplog.text

@@ -68,7 +68,7 @@ def test_a_tool_that_returns_no_text_is_an_observation_that_says_so(answer, capl
             return answer
 
     outcome = talk(Spoken({"tool_calls": [call("search", {})]}, {"content": "ok"}), Odd())
-    heard = f"search returned a {type(answer).__name__} instead of text"
+    heard = f"search returned {type(answer).__name__} instead of text"
     assert outcome.messages[2]["content"] == f"error: {heard}" and heard in caplog.text
     assert (outcome.ending, outcome.calls, outcome.errors) == ("done", 1, 1)
 

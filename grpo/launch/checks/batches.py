@@ -1,0 +1,79 @@
+"""Batch sizes that divide as DeepSpeed and OpenRLHF need."""
+
+from collections.abc import Iterator
+
+from grpo.launch import rollout_flags
+from grpo.launch.config import Config
+from grpo.stack.counted import counted
+from grpo.stack.problem import Problem
+from grpo.stack.variables import by_flag
+
+
+def check_batches(config: Config, prompts: int | None = None) -> Iterator[Problem]:
+    """Refuse sizes that do not divide, in one problem; most of this is asserted only after loading.
+
+    Args:
+        prompts: of TRAIN_DATA. With too few, a stock trainer ends without a step and without an error.
+    """
+    reasons = list(_reasons(config, prompts))
+    if not reasons:
+        return
+    changes = [
+        f"{by_flag()[name]}={value}"
+        for name, value in fitting(config, prompts).items()
+        if value != vars(config.args)[name]
+    ]
+    more = ", or use more data" if prompts is not None and prompts < config.args.rollout_batch_size else ""
+    yield Problem("; ".join(reasons), f"set, for example, {' '.join(changes)}{more}")
+
+
+def _reasons(config: Config, prompts: int | None) -> Iterator[str]:
+    args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
+    per_step = args.micro_train_batch_size * ranks
+    if prompts is not None and prompts < args.rollout_batch_size:
+        have = f"{args.prompt_data} has {counted(prompts, 'prompt')}"
+        yield f"{have}, but a rollout needs {args.rollout_batch_size}: no step would run"
+    if args.train_batch_size % per_step:
+        yield (
+            f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
+            f"{args.micro_train_batch_size} x {ranks} = {per_step}"
+        )
+    if samples % args.train_batch_size:
+        yield (
+            f"a rollout has {samples} samples, which is not a multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
+            "gradients would carry over into the next epoch or rollout"
+        )
+    if samples % (args.micro_rollout_batch_size * ranks):
+        yield (
+            f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
+            f"on {counted(ranks, 'rank')}: ranks with less work would wait forever"
+        )
+    if args.n_samples_per_prompt < _fewest(config):
+        yield f"{args.advantage_estimator} compares the samples of a prompt, but there is only one"
+
+
+def _fewest(config: Config) -> int:
+    return 2 if config.args.advantage_estimator in rollout_flags.GROUP_ESTIMATORS else 1
+
+
+def fitting(config: Config, prompts: int | None) -> dict[str, int]:
+    """Return sizes that pass, by flag: those of the configuration, or the nearest smaller ones if there are any."""
+    args, ranks = config.args, config.actor_ranks
+    rollout = min(args.rollout_batch_size, prompts or args.rollout_batch_size)
+    count = max(args.n_samples_per_prompt, _fewest(config))
+    while rollout * count % ranks:
+        count += 1
+    share = rollout * count // ranks  # of a rank
+    batch = _divisor(share, args.train_batch_size // ranks)
+    return {
+        "rollout_batch_size": rollout,
+        "n_samples_per_prompt": count,
+        "train_batch_size": batch * ranks,
+        "micro_train_batch_size": _divisor(batch, args.micro_train_batch_size),
+        "micro_rollout_batch_size": _divisor(share, args.micro_rollout_batch_size),
+    }
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to `most`, or 1."""
+    return next((size for size in range(min(number, most), 1, -1) if number % size == 0), 1)
