@@ -16,8 +16,8 @@ from typing import Any
 
 from grpo.batch.saved_samples import filled, plain
 from grpo.batch.step import Step, StepGroups
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 from reward import judge_place
 
 # Rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended before the batch was full
@@ -232,15 +232,9 @@ class Batches:
 
         return compute
 
-    def restore(self, state: dict[str, Any], make: Callable[[], Sample]) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            make: returns an empty sample.
-        """
-        results: list[Result] = [
-            ([filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
-        ]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        results: list[Result] = [([filled(sample) for sample in samples], *rest) for samples, *rest in state["results"]]
         groups = StepGroups(**state["groups"] | {"resting": frozenset(state["groups"]["resting"])})
         self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
 

@@ -1,19 +1,18 @@
-"""Branches of a rollout on their way through OpenRLHF's trainer.
+"""Branches of a rollout on their way to the loss.
 
-A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
-steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage.
+A rollout stays one item wherever it is counted: in groups and baselines, in micro-batches, on ranks, in optimizer steps
+and in the schedule. Its branches are more rows of the same micro-batch, with its advantage.
 :mod:`grpo.update.loss` finds them by the number in ``info["sample"]``, and counts the rollout once, with the sampled
 tokens of all its rows. Branching therefore changes no rollout's weight, no number of batches and no baseline. It adds
 rows to a micro-batch (at most MAX_BRANCHES per rollout), which take memory.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
 import torch
 
 from grpo.batch import recorded_routing
-from grpo.stack.upstream.experience import Batch, Sample
+from grpo.rollout.rows import Batch, Sample, join, part
 
 
 def micro_batches(rollouts: Sequence[Sample], size: int, pad_token_id: int) -> list[Batch]:
@@ -33,7 +32,7 @@ def _with_rows(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
         for row in of_sample(rollout):
             row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
             rows.append(row)
-    joined = type(rollouts[0]).concat_experiences([*rollouts, *rows], pad_token_id)
+    joined = join([*rollouts, *rows], pad_token_id)
     recorded_routing.join(joined, [*rollouts, *rows])
     if rows:
         joined.branch_counts = [len(of_sample(rollout)) for rollout in rollouts]
@@ -47,27 +46,13 @@ def apart(batches: list[Batch]) -> list[Batch]:
 
 def _apart(batch: Batch) -> Batch:
     counts = batch.branch_counts
-    rollouts = _rows(batch, 0, len(counts))
+    rollouts = part(batch, 0, len(counts))
     rollouts.index = batch.index
     rollouts.branches, first = [], len(counts)
     for count in counts:
-        rollouts.branches.append([_rows(batch, row, row + 1) for row in range(first, first + count)])
+        rollouts.branches.append([part(batch, row, row + 1) for row in range(first, first + count)])
         first += count
     return rollouts
-
-
-def _rows(batch: Batch, start: int, end: int) -> Batch:
-    """Return rows of an ``Experience``; slices its tensors and its lists."""
-    part = type(batch)()
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, dict):
-            value = {key: item[start:end] for key, item in value.items()}
-        elif isinstance(value, torch.Tensor | list):
-            value = value[start:end]
-        setattr(part, field.name, value)
-    recorded_routing.part(part, batch, start, end)
-    return part
 
 
 def give_advantages(batches: list[Batch]) -> list[Batch]:
@@ -141,7 +126,7 @@ def rows_of(batch: Batch) -> list[Batch]:
     """
     rows = []
     for number, branches in enumerate(of_batch(batch)):
-        row = _without_padding(_rows(batch, number, number + 1))
+        row = _without_padding(part(batch, number, number + 1))
         row.branches = [[_without_padding(branch) for branch in branches]]
         rows.append(row)
     return rows
@@ -149,10 +134,9 @@ def rows_of(batch: Batch) -> list[Batch]:
 
 def _without_padding(row: Batch) -> Batch:
     length, padded = int(row.attention_mask.sum()), row.sequences.shape[1]
-    for field in fields(row):
-        value = getattr(row, field.name)
+    for name, value in vars(row).items():
         if isinstance(value, torch.Tensor) and value.dim() == 2:  # [1, S], or [1, A] with A = S - 1
-            setattr(row, field.name, value[:, : length - padded + value.shape[1]])
+            setattr(row, name, value[:, : length - padded + value.shape[1]])
     return row
 
 
@@ -163,7 +147,7 @@ def joined(rollouts: Sequence[Batch]) -> Batch:
     row, to find the row's rollout.
     """
     rows = [*rollouts, *(row for rollout in rollouts for row in of_batch(rollout)[0])]
-    batch = type(rows[0]).concat_experiences(rows, 0)
+    batch = join(rows, 0)
     recorded_routing.join(batch, rows)
     batch.info = {key: values if key == "sample" else values[: len(rollouts)] for key, values in batch.info.items()}
     return batch

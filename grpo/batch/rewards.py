@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from grpo.rollout.rows import Sample
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.experience import Sample
 from reward import settings
 
 logger = logging.getLogger("openrlhf.grpo.rewards")

@@ -10,9 +10,9 @@ from grpo.batch import recorded_routing, rewards
 from grpo.rollout import continued
 from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.invariant import check_experience, missing_log_prob
+from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import is_truncated
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Rows, Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.rollouts")
@@ -38,7 +38,7 @@ def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, 
     rollout.info.setdefault("token_mismatch", torch.zeros(1))
     rollout.sampled_by = response.get(SAMPLED_BY)
 
-    def is_sound(row: Rows, of_row: dict[str, Any]) -> bool:
+    def is_sound(row: Sample, of_row: dict[str, Any]) -> bool:
         mismatch = _mismatch(row, of_row, args.routing_replay, tokenizer)
         if mismatch:
             logger.error("token mismatch: %s; this sample is not trained on", mismatch)
@@ -66,8 +66,6 @@ def row_of(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -
 
     OpenRLHF's executor keeps ``prompt_max_len + max_new_tokens`` tokens at most; the rest is cut here.
     """
-    from openrlhf.trainer.ppo_utils.experience_maker import Experience  # imports vLLM
-
     limit = prompt_max_len + max_new_tokens
     tokens = torch.tensor(response["observation_tokens"], dtype=torch.long)  # [S], of which limit are left
     sampled = torch.zeros_like(tokens)
@@ -87,7 +85,7 @@ def row_of(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -
         "score": torch.tensor([score]),
     }
     info |= {name: torch.tensor([rewards.scalar(value)]) for name, value in response.get("extra_logs", {}).items()}
-    row: Sample = Experience(
+    return Sample(
         sequences=tokens[:limit].unsqueeze(0),
         attention_mask=torch.ones_like(tokens[:limit]).unsqueeze(0),
         action_mask=action_mask.unsqueeze(0),
@@ -98,10 +96,9 @@ def row_of(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -
         scores=torch.tensor([score]),
         info=info,
     )
-    return row
 
 
-def _mismatch(row: Rows, response: dict[str, Any], is_replayed: bool, tokenizer: Tokenizer) -> str | None:
+def _mismatch(row: Sample, response: dict[str, Any], is_replayed: bool, tokenizer: Tokenizer) -> str | None:
     """Say how a row differs from what the engine sampled; None if it does not."""
     missing = recorded_routing.attach(row, response, is_replayed)
     if "engine" in response:

@@ -16,10 +16,10 @@ from grpo.batch.rewards import no_reward
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout import continued, routing
 from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Sample
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

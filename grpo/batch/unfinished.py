@@ -6,7 +6,7 @@ before the next sync, however long that takes.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -17,8 +17,8 @@ import torch
 from grpo.batch import saved_samples
 from grpo.rollout import continued
 from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 
 logger = logging.getLogger("openrlhf.grpo.unfinished")
 
@@ -163,16 +163,12 @@ class Unfinished:
         spare = [saved_samples.plain(sample) for sample in self.spare]
         return {"policy": policy, "begun": self.begun, "groups": groups, "spare": spare}
 
-    def restore(self, saved: dict[str, Any], make: Callable[[], Sample]) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            make: returns an empty sample.
-        """
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
         from vllm import SamplingParams
 
         self.begun = saved["begun"]
-        self.spare = [saved_samples.filled(make, sample) for sample in saved["spare"]]
+        self.spare = [saved_samples.filled(sample) for sample in saved["spare"]]
         for group in saved["groups"]:
             params = SamplingParams(**group["call"]["sampling_params"])
             call = group["call"] | {"sampling_params": params}

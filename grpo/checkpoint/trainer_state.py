@@ -31,14 +31,11 @@ _RANK_KEYS = {"layout", "random", *KINDS}
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of this process's random generators, as tensors and plain values."""
-    from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
-
+    """Return the states of this process's random generators in host memory, as tensors and plain values."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "device": get_accelerator().get_rng_state(),
         "python": [version, list(words), gauss],
         "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
     }
@@ -46,10 +43,7 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore what :func:`random_state` returned."""
-    from deepspeed.accelerator import get_accelerator
-
     torch.set_rng_state(state["torch"])
-    get_accelerator().set_rng_state(state["device"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
@@ -70,6 +64,8 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         directory: must exist.
         client_states: the controller's.
     """
+    from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
+
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
     moments = [_moments(optimizer.optimizer, flat) for flat in flats]
@@ -81,7 +77,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "master": [flat.detach() for flat in flats],
         "exp_avg": [state["exp_avg"] for state in moments],
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
-        "random": random_state(),
+        "random": random_state() | {"device": get_accelerator().get_rng_state()},
     }
     state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
     if dist.get_rank() == 0:
@@ -133,7 +129,10 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
     _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
     if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
+        from deepspeed.accelerator import get_accelerator
+
         set_random_state(files[dist.get_rank()]["random"])
+        get_accelerator().set_rng_state(files[dist.get_rank()]["random"]["device"])
     return state["client_states"]
 
 

@@ -74,13 +74,11 @@ def rank() -> Any:
     return ray.remote(num_gpus=1)(Rank)
 
 
-def trainer() -> Any:
-    """Return the Ray actor of the controller, on the launcher's node. It takes the place of ``PPOTrainer``."""
-    import ray
+def trainer(*models: Any, **sampling: Any) -> Any:
+    """Return the controller, in this process. It takes the place of ``PPOTrainer``, with its arguments."""
+    from grpo.training.trainer import Trainer  # imports PyTorch and vLLM
 
-    from grpo.training.trainer import Trainer  # imports vLLM
-
-    return ray.remote(Trainer).options(**cluster.controller_options())
+    return Trainer(*models, **sampling)
 
 
 def has_reference_model(_: Arguments) -> bool:
@@ -100,9 +98,5 @@ def engines_before_actor(args: Arguments, engines: Sequence[EngineActor] | None)
 
 
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
-    """Return one reference per engine that resolves when the engine has started, or raises its start-up error.
-
-    The controller, which exists by now, gets the trackers' keys.
-    """
-    cluster.give_controller_keys()
+    """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
     return cluster.engines_ready(engines)

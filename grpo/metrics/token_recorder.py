@@ -13,8 +13,8 @@ from deepspeed.accelerator import get_accelerator
 
 from grpo.lora.adapter import adapter_parameters
 from grpo.model.zero import whole_shape
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
 from grpo.update import old_policy, passes
 

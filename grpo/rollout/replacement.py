@@ -107,6 +107,14 @@ class EngineCalls:
             return False
         return all(call.arguments["sampling_params"].seed in seeds for call in calls)
 
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""
+        ray.get([engine.wake_up.remote(tags=list(tags)) for engine in self.engines])
+
+    def sleep(self) -> None:
+        """Take this memory from the engines, for the actor."""
+        ray.get([engine.sleep.remote() for engine in self.engines])
+
     def loads(self) -> list[int]:
         """Return the number of requests that each engine has not finished. One that died is replaced."""
         asked = [engine.get_num_unfinished_requests.remote() for engine in self.engines]

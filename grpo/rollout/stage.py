@@ -15,9 +15,9 @@ from grpo.rollout import greedy
 from grpo.rollout.multi_turn.mixture import KEY
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Sample
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

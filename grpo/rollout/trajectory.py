@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from grpo.stack.upstream.experience import Sample
+from grpo.rollout.rows import Sample
 
 
 class Origin(IntEnum):

@@ -16,6 +16,7 @@ from grpo.rollout import greedy
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.response_text import generated
+from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
@@ -25,7 +26,6 @@ from grpo.run.records import Record, read_answer, summarise, summarise_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptLoader
 

@@ -13,10 +13,10 @@ import ray
 
 from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.rollout.rows import Batch, Sample
 from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.update import passes
 

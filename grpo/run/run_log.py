@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.rollout.multi_turn.settings import environments_by_prompt
+from grpo.rollout.rows import Sample
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
@@ -23,7 +24,6 @@ from grpo.run.trackers import Trackers
 from grpo.stack import machine
 from grpo.stack.json_files import replace, replace_rows
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptDataset
 

@@ -2,7 +2,7 @@
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -10,7 +10,6 @@ from typing import Any, cast
 import ray
 from openrlhf.datasets import PromptDataset
 from openrlhf.datasets.utils import blending_datasets
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from tqdm import tqdm
 from vllm import SamplingParams
 
@@ -21,11 +20,11 @@ from grpo.batch.retirement import Retirement
 from grpo.batch.step import Step
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.run.parity_gate import ParityGate
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptLoader
 
@@ -140,14 +139,10 @@ class Sampler:
         """Begin to draw where the loader's restored state says. Uses random numbers."""
         self._prompts = iter(self._train)
 
-    def restore_unfinished(self, saved: dict[str, Any], make: Callable[[], Sample]) -> None:
-        """Continue with the unfinished groups of a checkpoint; without PARTIAL_ROLLOUTS, drop them.
-
-        Args:
-            make: returns an empty sample.
-        """
+    def restore_unfinished(self, saved: dict[str, Any]) -> None:
+        """Continue with the unfinished groups of a checkpoint; without PARTIAL_ROLLOUTS, drop them."""
         if self.unfinished:
-            self.unfinished.restore(saved, make)
+            self.unfinished.restore(saved)
         else:
             logger.warning("%d unfinished groups are dropped: PARTIAL_ROLLOUTS is 0", len(saved["groups"]))
 
@@ -160,10 +155,10 @@ class Sampler:
     def _sample(self, stage: Stage, prompts: Iterator[Any], groups: int, how: Drawn) -> tuple[list[Sample], int, bool]:
         """Return the rollouts of a batch, how many prompts were drawn for it, and whether they ran out before."""
         if self.args.vllm_enable_sleep:
-            batch_vllm_engine_call(self.engine_calls.engines, "wake_up")
+            self.engine_calls.wake_up(["weights", "kv_cache"])
         result = self._fill(stage, prompts, groups, how)
         if self.args.vllm_enable_sleep:
-            batch_vllm_engine_call(self.engine_calls.engines, "sleep")
+            self.engine_calls.sleep()
         return result
 
     def _fill(self, stage: Stage, prompts: Iterator[Any], groups: int, how: Drawn) -> tuple[list[Sample], int, bool]:

@@ -16,8 +16,6 @@ from copy import deepcopy
 from typing import Any
 
 import ray
-from openrlhf.trainer.ppo_utils.experience_maker import Experience
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils import get_tokenizer
 
 from grpo.batch import advantages, branches, degenerate, length_penalty, rewards, step
@@ -28,11 +26,11 @@ from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.lora.sync import Sent
 from grpo.metrics import step_metrics
+from grpo.rollout.rows import Batch, Sample
 from grpo.run.evaluation import Evaluation
 from grpo.run.parity_gate import ParityGate
 from grpo.run.run_log import RunLog, open_log
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.training.sampling import Sampler, make_loaders
 from grpo.update import passes
@@ -41,7 +39,7 @@ logger = logging.getLogger("openrlhf.grpo.trainer")
 
 
 class Trainer:
-    """Runs the loop, in a Ray actor of its own.
+    """Runs the loop, in the driver.
 
     Attributes:
         step, episode: the last ones that were made; episodes count from 0.
@@ -201,7 +199,7 @@ class Trainer:
     def _sync(self) -> None:
         """Bring the engines to the adapter."""
         if self.args.vllm_enable_sleep:
-            batch_vllm_engine_call(self.engines, "wake_up", tags=["weights"])
+            self.sampler.engine_calls.wake_up(["weights"])
 
         def send() -> Sent:
             sent: Sent = ray.get(self.actors.async_run_method("sync"))[0]
@@ -222,7 +220,7 @@ class Trainer:
         self.batches = Batches(args, self.sampler.begin_step, self.sampler.sample_step)
         if self.step:
             self._sync()
-            self._restore(states, Experience)
+            self._restore(states)
         self.log = open_log(args, self.problems.dataset, self.step, states)
         self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds
         calls = self.sampler.engine_calls
@@ -230,12 +228,8 @@ class Trainer:
         self.saver = SaveOnRequest(args, self._save, self.step)
         self.evaluation = Evaluation(args, self.tokenizer, self.held_out, calls, self.sampler.sample_held_out, self.log)
 
-    def _restore(self, states: dict[str, Any], make: Callable[[], Sample]) -> None:
-        """Restore the position in the problems, the random states, and what has been sampled for later steps.
-
-        Args:
-            make: returns an empty rollout.
-        """
+    def _restore(self, states: dict[str, Any]) -> None:
+        """Restore the position in the problems, the random states, and what has been sampled for later steps."""
         if states["data_loader_state_dict"]:
             self.problems.load_state_dict(states["data_loader_state_dict"])
         self.sampler.restore_prompts()
@@ -244,9 +238,9 @@ class Trainer:
             self.sampler.retirement.restore(states["groups"])
         if "unfinished" in states:
             self.batches.policy = states["unfinished"]["policy"]
-            self.sampler.restore_unfinished(states["unfinished"], make)
+            self.sampler.restore_unfinished(states["unfinished"])
         if "ahead" in states:
-            self.batches.restore(states["ahead"], make)
+            self.batches.restore(states["ahead"])
 
     def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.

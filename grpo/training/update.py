@@ -26,9 +26,9 @@ from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
+from grpo.rollout.rows import Batch
 from grpo.stack import cluster, numa, rendezvous
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Batch
 from grpo.update import old_policy, passes, reference
 from grpo.update.loss import PolicyLoss
 from grpo.update.ranks import Ranks

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
 from grpo.update import importance
 from grpo.update.ranks import Ranks
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from grpo.batch import recorded_routing
 from grpo.model import routing
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.update.loss import WholeBatches
 from grpo.update.old_policy import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl

@@ -23,7 +23,6 @@ _ENGINE, _CORE, _WORKER = "an engine", "the core of an engine", "a worker of an 
 ROLES = {
     "ray::LLMRayActor": _ENGINE,
     "ray::Rank": "an actor rank",
-    "ray::Trainer": "the controller",
     "ray::JudgeActor": "the judge",
     "VLLM::EngineCore": _CORE,
     "VLLM::Worker": _WORKER,

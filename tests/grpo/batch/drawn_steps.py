@@ -147,7 +147,7 @@ class Run:
     def resume(self, state: dict) -> "Run":
         """Continue from what a checkpoint holds."""
         self.trainer.step, self.trainer.episode = state["global_step"], state["episode"]
-        self.trainer._restore(state, SimpleNamespace)
+        self.trainer._restore(state)
         self._synced = self.batches.policy
         return self
 

@@ -247,7 +247,7 @@ def test_a_sample_keeps_its_branches():
     first.sample_ahead(0, 1)
     first.take(0, 1)
     first.policy = 4
-    second.restore(saved(first.state()()), SimpleNamespace)
+    second.restore(saved(first.state()()))
     ([again], *rest) = second.take(0, 2)
     assert rest == [12.5, 3, False] and second.staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)

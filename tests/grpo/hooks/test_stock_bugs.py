@@ -105,7 +105,8 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
     monkeypatch.setattr(module, "RayActorGroup", lambda *_, **__: group)
     controller = remote(trainer)
     monkeypatch.setattr("openrlhf.trainer.ppo_trainer.PPOTrainer", controller)  # stock's
-    monkeypatch.setattr("grpo.hooks.train_ppo_ray.trainer", lambda: controller)
+    ours = SimpleNamespace(get_max_steps=lambda: 1, fit=lambda: done.append("fit"))
+    monkeypatch.setattr("grpo.hooks.train_ppo_ray.trainer", lambda *_, **__: ours)
     monkeypatch.setattr("grpo.hooks.train_ppo_ray.rank", lambda: None)
 
     def check():

@@ -14,12 +14,11 @@ import pytest
 import transformers
 
 from grpo.launch.config import trainer_parser
-from grpo.stack.upstream import engine, experience, tokenizer, trainer
+from grpo.stack.upstream import engine, tokenizer, trainer
 from grpo.stack.upstream.arguments import Arguments
 
 # Flags that default to None but are set by the launcher or OpenRLHF wherever they are read.
 ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
-EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
 LAUNCHER = "openrlhf/trainer/ray/launcher.py"
 VLLM_ENGINE = "openrlhf/trainer/ray/vllm_engine.py"
 VLLM_LINEAR = "vllm/model_executor/layers/linear.py"
@@ -33,17 +32,10 @@ FAST_TOKENIZER, FAST_CLASS = (
 )
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
-    (experience.Rows, {"__dataclass_fields__", "routing", "engine_routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (
-        experience.Sample,
-        {"sampled_by", "branches", "missing", "details", "policies", "group", "number"},
-        {EXPERIENCE_MAKER: {"Experience"}},
-    ),
-    (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (trainer.ActorGroup, set(), {LAUNCHER: {"RayActorGroup"}}),
     (trainer.PromptDataset, set(), {"openrlhf/datasets/prompts_dataset.py": {"PromptDataset"}}),
     (trainer.PromptSampler, set(), {"torch/utils/data/sampler.py": {"RandomSampler"}}),
-    (trainer.PromptLoader, set(), {"torch/utils/data/dataloader.py": {"DataLoader"}}),
+    (trainer.PromptLoader, {"state_dict", "load_state_dict"}, {"torch/utils/data/dataloader.py": {"DataLoader"}}),
     (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
     (trainer.ModelOutput, {"scores"}, {"transformers/utils/generic.py": {"ModelOutput"}}),
     (trainer.TrainerEngine, set(), {"deepspeed/runtime/engine.py": {"DeepSpeedEngine"}}),

@@ -8,11 +8,11 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
-from openrlhf.trainer.ppo_utils.experience_maker import Experience
 
 from grpo.launch.config import trainer_parser
 from grpo.lora import adapter
 from grpo.model import loading
+from grpo.rollout.rows import Batch
 from grpo.training.update import Rank
 from grpo.update import importance
 from grpo.update.loss import PolicyLoss
@@ -23,7 +23,7 @@ from tests.grpo.routed_model import TOKENS, others, small_model
 LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
 
 
-def experiences() -> list[Experience]:
+def experiences() -> list[Batch]:
     """One sample each: a prompt of two tokens, and a response."""
     generator = torch.Generator().manual_seed(0)
     samples = []
@@ -33,7 +33,7 @@ def experiences() -> list[Experience]:
         random = [torch.randn(mask.shape, generator=generator) * 0.4 - 2.4 for _ in range(3)]
         old, base, engine = (values * mask for values in random)
         samples.append(
-            Experience(
+            Batch(
                 index=[number],
                 sequences=sequences,
                 attention_mask=torch.ones_like(sequences),
@@ -41,9 +41,10 @@ def experiences() -> list[Experience]:
                 action_log_probs=old,
                 base_action_log_probs=base,
                 rollout_log_probs=engine,
-                advantages=torch.randn(1, 1, generator=generator).expand(mask.shape) * mask,
-                returns=mask,
-                values=None,
+                prompts=["p"],
+                labels=["l"],
+                rewards=torch.ones(1),
+                scores=torch.ones(1),
                 info={
                     "total_length": torch.tensor([2.0 + length]),
                     "response_length": torch.tensor([float(length)]),
@@ -53,6 +54,7 @@ def experiences() -> list[Experience]:
                 },
             )
         )
+        samples[-1].advantages = torch.randn(1, 1, generator=generator).expand(mask.shape) * mask
     return samples
 
 
