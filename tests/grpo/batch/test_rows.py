@@ -11,46 +11,64 @@ from openrlhf.trainer.ppo_utils.experience_maker import Experience, SamplesGener
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 from grpo.batch import branches, rollouts
+from grpo.rollout import rows
 
 PER_TOKEN = ("action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "returns")
+COMPARED = ("sequences", "attention_mask", *PER_TOKEN)
 
 
-def micro_batches(seed: int) -> list[Experience]:
-    """Padded micro-batches with advantages, without branches; some rows have no sampled token."""
+def singles(seed: int) -> list[rows.Batch]:
+    """Rollouts with advantages, without branches; some have no sampled token, or none of the optional log-probs."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    singles = []
+    made = []
     for number in range(9):
         length = draw.randint(2, 9)
         per_token = {name: torch.randn(1, length - 1, generator=generator) for name in PER_TOKEN}
         per_token["action_mask"] = (per_token["action_mask"] > 0).long()
         if seed % 2:
             per_token["base_action_log_probs"] = per_token["rollout_log_probs"] = None
-        info = {"reward": torch.randn(1, generator=generator), "sample": torch.tensor([number])}
+        reward = torch.randn(1, generator=generator)
         sequences = torch.randint(0, 5, (1, length), generator=generator)  # 0 pads, and may be a token too
-        mask = torch.ones_like(sequences)
-        singles.append(Experience(index=[number], sequences=sequences, attention_mask=mask, info=info, **per_token))
-    return [Experience.concat_experiences(singles[at : at + 3], 0) for at in range(0, 9, 3)]
+        one = rows.Batch(
+            sequences, torch.ones_like(sequences), per_token["action_mask"], per_token["rollout_log_probs"], ["p"],
+            ["l"], reward, reward, {"reward": reward, "sample": torch.tensor([number])}, [number],
+        )  # fmt: skip
+        for name in PER_TOKEN:
+            setattr(one, name, per_token[name])
+        made.append(one)
+    return made
+
+
+def stock_of(batch: rows.Batch) -> Experience:
+    return Experience(index=batch.index, info=batch.info, **{name: getattr(batch, name) for name in COMPARED})
+
+
+def assert_equal(ours: rows.Batch, stock: Experience) -> None:
+    for name in COMPARED:
+        one, other = getattr(ours, name), getattr(stock, name)
+        assert (one is None and other is None) or (torch.equal(one, other) and one.dtype == other.dtype), name
+    assert ours.info.keys() == stock.info.keys()
+    for name, values in stock.info.items():
+        assert [float(one) for one in ours.info[name]] == [float(one) for one in values], name
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, seed):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # OpenRLHF asks for it without a GPU too
-    buffer = NaiveReplayBuffer(2, cpu_offload=False)
-    rows = [row for batch in micro_batches(seed) for row in branches.rows_of(batch)]
-    for batch in micro_batches(seed):
-        buffer.append(batch)
-    assert len(rows) == len(buffer) == 9
+    buffer, kept = NaiveReplayBuffer(2, cpu_offload=False), []
+    for at in range(0, 9, 3):
+        made = singles(seed)[at : at + 3]
+        stock, ours = Experience.concat_experiences([stock_of(one) for one in made], 0), rows.join(made, 0)
+        assert_equal(ours, stock)
+        buffer.append(stock)
+        kept += branches.rows_of(ours)
+    assert len(kept) == len(buffer) == 9
     order = random.Random(seed).sample(range(9), 9)
     for size in (1, 2, 4):
         for at in range(0, 9, size):
-            ours = branches.joined([rows[number] for number in order[at : at + size]])
-            stock = buffer.collate_fn([buffer[number] for number in order[at : at + size]])
-            for name in ("sequences", "attention_mask", *PER_TOKEN):
-                one, other = getattr(ours, name), getattr(stock, name)
-                assert (one is None and other is None) or (torch.equal(one, other) and one.dtype == other.dtype), name
-            assert ours.info.keys() == stock.info.keys()
-            for name, values in stock.info.items():
-                assert [float(one) for one in ours.info[name]] == [float(one) for one in values], name
+            numbers = order[at : at + size]
+            stock = buffer.collate_fn([buffer[number] for number in numbers])
+            assert_equal(branches.joined([kept[number] for number in numbers]), stock)
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """The metrics of a step against float64 from its saved tensors, for any split into batches and ranks."""
 
 import random
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openrlhf.trainer.ppo_utils.experience_maker import Experience
 from torch import nn
 
 from grpo.batch import branches
@@ -17,6 +17,7 @@ from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
 from grpo.model.routing import Replay
 from grpo.model.vocabulary import Allocated
+from grpo.rollout.rows import Batch, join
 from grpo.update import passes
 from grpo.update.log_probs import TokenScores, token_scores
 from grpo.update.loss import PolicyLoss, rollouts_of
@@ -54,24 +55,24 @@ def drawn(seed: int) -> list[dict]:
     return samples
 
 
-def as_experience(index: int, sample: dict) -> Experience:
-    """One sample as OpenRLHF has it after the advantages are known."""
+def as_experience(index: int, sample: dict) -> Batch:
+    """One sample as the trainer has it after the advantages are known."""
     prompt, size = sample["prompt"], len(sample["log_probs"])
 
     def at_actions(values: np.ndarray) -> torch.Tensor:
         return torch.cat([torch.zeros(prompt - 1), torch.tensor(values).float()])[None]
 
-    mask = at_actions(np.ones(size))
-    return Experience(
-        index=[index], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
-        action_mask=mask, action_log_probs=at_actions(sample["old"]), rollout_log_probs=at_actions(sample["engine"]),
-        advantages=mask * sample["advantage"], rewards=torch.tensor([sample["correct"]]),
-        prompts=["p"], labels=["l"],
-        info={"correct": torch.tensor([sample["correct"]]), "response_length": torch.tensor([size])},
+    mask, correct = at_actions(np.ones(size)), torch.tensor([sample["correct"]])
+    made = Batch(
+        torch.tensor(sample["tokens"])[None], torch.ones(1, prompt + size), mask, at_actions(sample["engine"]), ["p"],
+        ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
+        action_log_probs=at_actions(sample["old"]),
     )  # fmt: skip
+    made.advantages = made.returns = mask * sample["advantage"]
+    return made
 
 
-def train_rank(engine: SimpleNamespace, args, experiences: list[Experience], samples: list[dict], size: int) -> dict:
+def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
     rows = [row for experience in experiences for row in branches.rows_of(experience)]
@@ -108,7 +109,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     order = list(range(COUNT))
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
-    experiences = [Experience.concat_experiences([single[index] for index in cut], 0) for cut in cuts]
+    experiences = [join([single[index] for index in cut], 0) for cut in cuts]
     step_metrics.before_training(experiences)
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
@@ -119,7 +120,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
             named_parameters=lambda: [],
             optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
-        share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
+        share = [copy(experience) for experience in experiences[rank::ranks]]
         step_metrics.merge(status, train_rank(engine, arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
     step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
