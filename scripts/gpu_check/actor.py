@@ -117,7 +117,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
             "offload_optimizer": {"device": "cpu", "pin_memory": device.type == "cuda"},
         },
     }
-    args: Any = SimpleNamespace(actor_shard=NO_SHARD)
+    args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(ds_config, args)
     model = with_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
