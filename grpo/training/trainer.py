@@ -7,6 +7,7 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
   GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
 - There is no KL term by default, and no reference model: with a coefficient, the actor without its adapter is one.
 - Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
+- The loss is normalised over the whole optimizer batch, not over a micro-batch: :mod:`grpo.update.loss`.
 - A group whose rollouts all have the same reward has advantages of exactly 0.
 """
 
@@ -111,30 +112,28 @@ class Trainer:
     def train_step(self, episode: int) -> bool:
         """Make the next global step; return False if the prompts of the episode did not suffice for it.
 
-        Its R = G * N rollouts are in micro-batches of B rows, or more with branches, of S tokens: A = S - 1 positions
-        predict a token.
+        G prompts with N rollouts each are R = G * N rollouts. They are in micro-batches of B rows (more with branches)
+        of S tokens, which A = S - 1 positions predict.
         """
         number, args = self.step + 1, self.args
-        rollouts_R, pass_rate, drawn, is_over = self._sample(episode, number)  # by the engines, with their rewards
+        rollouts_R, pass_rate, drawn, is_over = self._sample(episode, number)  # generate, and reward each answer
         self.drawn_prompts += drawn
         if is_over:
             return False
         self.saver.begin_step()
         with self.log.phase("old_log_probs"):
-            batches = self._score(rollouts_R)
+            batches = self._make_batches(rollouts_R)
+            passes.score(batches, args, self.actors)  # old log-probs [B, A], or none if the update makes them
+            batches = self._give_advantages(batches)  # rewards [G, N] become advantages [B, A]
         self._compare_with_engines(number, batches, rollouts_R)
         with self.log.phase("train"):
             status = self._update(batches)
-        self._measure(status, batches, rollouts_R)
-        if args.dynamic_filtering:
-            status["dynamic_filtering_pass_rate"] = pass_rate
-        self.batches.wait()  # nothing is sampled while the engines get the adapter
-        if self.sampler.unfinished:
-            self.sampler.unfinished.cut()
+        self._measure(status, batches, rollouts_R, pass_rate)
+        self._wait_for_engines()
         with self.log.phase("sync"):
             self._sync()
         self.step, self.episode = number, episode
-        self.log.write_rollouts(number, rollouts_R, self.tokenizer)
+        self.log.write_rollouts(number, rollouts_R, self.tokenizer)  # before the checkpoint: a resume draws no others
         self.saver.end_step(number, self._states(status, rollouts_R), self.log.phase)
         self.log.write_step(number, status)
         logger.info("step %d: %s", number, status)
@@ -150,16 +149,17 @@ class Trainer:
             self.batches.sample_ahead(episode, number)
         return self.batches.take(episode, number)
 
-    def _score(self, rollouts_R: list[Sample]) -> list[Batch]:
-        """Return the rollouts as micro-batches with log-probs, and advantages from the rewards of each group."""
-        args = self.args
-        degenerate.mark(rollouts_R, args)
-        rewards.complete(rollouts_R, args.n_samples_per_prompt)
-        batches = branches.micro_batches(rollouts_R, args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
-        passes.score(batches, args, self.actors)  # old log-probs and the reference's, [B, A]
+    def _make_batches(self, rollouts_R: list[Sample]) -> list[Batch]:
+        """Return the rollouts as micro-batches. Each has a reward or counts as missing, and all have the same logs."""
+        degenerate.mark(rollouts_R, self.args)
+        rewards.complete(rollouts_R, self.args.n_samples_per_prompt)
+        return branches.micro_batches(rollouts_R, self.args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
+
+    def _give_advantages(self, batches: list[Batch]) -> list[Batch]:
+        """Return the micro-batches with the advantage of each rollout on its tokens and those of its branches."""
         batches = branches.apart(batches)
-        length_penalty.penalise(batches, args)
-        advantages.compute(batches, args, args.init_kl_coef)  # rewards [G, N] to advantages [B, A]
+        length_penalty.penalise(batches, self.args)
+        advantages.compute(batches, self.args, self.args.init_kl_coef)
         return branches.give_advantages(batches)
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
@@ -173,8 +173,10 @@ class Trainer:
             self.gate.check(self.log, number, batches, rollouts_R)
         elif self.gate.is_due() and (ahead := of_one_policy(self.batches.next_samples(), policy, self.args)):
             with self.log.phase("old_log_probs"):
-                scored = self._score(deepcopy(ahead))  # scoring changes rollouts
-            self.gate.check(self.log, number, scored, ahead)
+                made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
+                passes.score(made, self.args, self.actors)
+                made = self._give_advantages(made)
+            self.gate.check(self.log, number, made, ahead)
 
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
@@ -185,9 +187,13 @@ class Trainer:
             step_metrics.merge(status, result)
         return status
 
-    def _measure(self, status: dict[str, Any], batches: list[Batch], rollouts_R: list[Sample]) -> None:
+    def _measure(
+        self, status: dict[str, Any], batches: list[Batch], rollouts_R: list[Sample], pass_rate: float | None
+    ) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
         assert self.batches.current is not None
+        if pass_rate is not None:
+            status["dynamic_filtering_pass_rate"] = pass_rate
         status |= step.finish(self.args, self.batches.current.groups, self.sampler.retirement)
         if self.args.pipeline:
             status["staleness"] = float(self.batches.staleness())
@@ -195,6 +201,12 @@ class Trainer:
         status["engines_replaced"] = float(self.sampler.engine_calls.replaced_since())
         self.batches.policy += len(status.get("grad_norms", []))
         step_metrics.after_training(status, batches, rollouts_R, self.args, self.tokenizer)
+
+    def _wait_for_engines(self) -> None:
+        """Wait until nothing is sampled, or cut it: the engines get another adapter next."""
+        self.batches.wait()
+        if self.sampler.unfinished:
+            self.sampler.unfinished.cut()
 
     def _sync(self) -> None:
         """Bring the engines to the adapter."""

@@ -10,7 +10,6 @@ from grpo.launch.config import trainer_parser
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.training.trainer import Trainer
-from grpo.update import passes
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 
@@ -52,15 +51,12 @@ def made_experiences(responses, monkeypatch, *estimator, **changes):
     trainer.args, trainer.tokenizer, trainer.actors = arguments(*estimator), TOKENIZER, None
     vars(trainer.args).update(changes)
     made = [rollouts.rollout_of(one, trainer.args, TOKENIZER, 900) for one in responses]
-
-    def score(batches, *_):
-        for batch in batches:
-            batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
-            batch.kl = torch.zeros_like(batch.action_log_probs)
-            batch.info["kl"] = torch.zeros(len(batch.sequences))
-
-    monkeypatch.setattr(passes, "score", score)
-    return made, trainer._score(made)
+    batches = trainer._make_batches(made)
+    for batch in batches:
+        batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
+        batch.kl = torch.zeros_like(batch.action_log_probs)
+        batch.info["kl"] = torch.zeros(len(batch.sequences))
+    return made, trainer._give_advantages(batches)
 
 
 def four(monkeypatch, *estimator, branching=True):

@@ -53,7 +53,9 @@ def made(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(module.ray, "get", lambda references: references)
     monkeypatch.setattr(module.step_metrics, "before_training", lambda *_: None)
     monkeypatch.setattr(module.step_metrics, "after_training", lambda *_: None)
-    monkeypatch.setattr(Trainer, "_score", lambda _, rollouts: [])
+    monkeypatch.setattr(Trainer, "_make_batches", lambda *_: [])
+    monkeypatch.setattr(Trainer, "_give_advantages", lambda *_: [])
+    monkeypatch.setattr(module.passes, "score", lambda *_: None)
     data = tmp_path / "problems.jsonl"
     data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
 
