@@ -28,9 +28,9 @@ import torch
 
 from grpo.batch.advantages import shaped
 from grpo.batch.rewards import complete
+from grpo.rollout.rows import Sample
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
-from grpo.rollout.rows import Sample
 from reward.chain import Chain, ChainError
 from reward.gemini import Client
 from reward.judge import Judge, Verdict
