@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Rows:
     """What rows have at every stage.
 
@@ -59,7 +59,7 @@ class Rows:
         return self
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Sample(Rows):
     """One rollout, B = 1, from :func:`grpo.batch.rollouts.rollout_of`.
 
@@ -86,7 +86,7 @@ class Sample(Rows):
     details: dict[str, Any] = field(init=False)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Batch(Rows):
     """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss, or one of its rows.
 

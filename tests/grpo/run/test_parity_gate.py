@@ -11,6 +11,7 @@ from grpo.metrics.parity import PolicyMismatch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
 from grpo.training.trainer import Trainer
+from grpo.update import passes
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
 
@@ -201,7 +202,7 @@ def test_rollouts_without_a_reward_are_left_out():
     assert len(gate.written) == 1
 
 
-def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
+def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkeypatch):
     """The step's own samples are of the policy before: on them, engines and trainer differ."""
     trainer, gate, waited, scored = object.__new__(Trainer), Gate(), [], []
     batches, samples = of_step(gate, adapter=0.1)
@@ -213,12 +214,14 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
     trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait, policy=7)
-    trainer._score = lambda copies: scored.append(copies) or batches
+    monkeypatch.setattr(passes, "score", lambda *_: None)
+    trainer.actors, trainer._give_advantages = gate.group, lambda made: made
+    trainer._make_batches = lambda copies: scored.append(copies) or batches
     for step in (2, 3):
         trainer._compare_with_engines(step, stale, old)
     assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]
     assert len(waited) == 1, "later steps do not wait"
-    assert scored[0] is not samples and scored[0][0] is not samples[0], "scoring changes them"
+    assert scored[0] is not samples and scored[0][0] is not samples[0], "making micro-batches changes them"
     trainer.batches.staleness, trainer.gate = lambda: 0, Gate()
     trainer.gate.group.adapter = 0.1
     with pytest.raises(PolicyMismatch):
