@@ -18,6 +18,7 @@ from grpo.run.run_files import RunFiles
 from grpo.settings import boxes, choose, flags, options, recipe
 from grpo.settings.options import Options
 from grpo.settings.table import EXPORTED, SETTINGS
+from grpo.stack import command
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 
@@ -123,13 +124,14 @@ def _make_tiny(tools: str) -> int:
     if tools:
         out = str(TINY_MODEL / tools)
         commands.append(["scripts.make_tiny_tools", "--environment", tools, "--base", str(bf16), "--out", out])
-    for command in commands:
-        quiet = subprocess.DEVNULL if command[0] == "data.prepare" else None
-        if code := subprocess.run([sys.executable, "-P", "-m", *command], stdout=quiet, check=False).returncode:
+    for words in commands:
+        quiet = subprocess.DEVNULL if words[0] == "data.prepare" else None
+        if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
             return code
     return 0
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the launcher has its own
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
