@@ -39,7 +39,7 @@ def main(file: Path, words: list[str]) -> int:
         ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"the recipe in train_grpo.sh has no line for {', '.join(missing)}", "put it back")
-        config = _config(asked, given, ours)
+        config = choose.given(_config(asked, given, ours))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
@@ -61,8 +61,7 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
         return recipe.read_file(Path(file))
     if which := asked.values.get("resume"):
         folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
-        kept = RunFiles(folder).read_config().get("config")
-        return {name: str(value) for name, value in kept.items() if name in SETTINGS} if isinstance(kept, dict) else {}
+        return RunFiles(folder).read_config().get("config") or {}
     return {}
 
 
