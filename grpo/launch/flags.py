@@ -42,7 +42,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     yield from settings_flags.problems(args)
     for name, (absent, what) in DROPPED.items():
-        if getattr(args, name) != absent:
+        if getattr(args, name, absent) != absent:
             yield Problem(f"--{name} is not supported: it is for {what}", "remove it")
     yield from model_flags.problems(args)
     yield from loss_flags.problems(args)

@@ -18,6 +18,7 @@ from grpo.run.run_files import RunFiles
 from grpo.settings import boxes, choose, flags, options, recipe
 from grpo.settings.options import Options
 from grpo.settings.table import EXPORTED, SETTINGS
+from grpo.stack import command
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 
@@ -38,7 +39,7 @@ def main(file: Path, words: list[str]) -> int:
         ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"the recipe in train_grpo.sh has no line for {', '.join(missing)}", "put it back")
-        config = _config(asked, given, ours)
+        config = choose.given(_config(asked, given, ours))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
@@ -60,8 +61,7 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
         return recipe.read_file(Path(file))
     if which := asked.values.get("resume"):
         folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
-        kept = RunFiles(folder).read_config().get("config")
-        return {name: str(value) for name, value in kept.items() if name in SETTINGS} if isinstance(kept, dict) else {}
+        return RunFiles(folder).read_config().get("config") or {}
     return {}
 
 
@@ -123,13 +123,14 @@ def _make_tiny(tools: str) -> int:
     if tools:
         out = str(TINY_MODEL / tools)
         commands.append(["scripts.make_tiny_tools", "--environment", tools, "--base", str(bf16), "--out", out])
-    for command in commands:
-        quiet = subprocess.DEVNULL if command[0] == "data.prepare" else None
-        if code := subprocess.run([sys.executable, "-P", "-m", *command], stdout=quiet, check=False).returncode:
+    for words in commands:
+        quiet = subprocess.DEVNULL if words[0] == "data.prepare" else None
+        if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
             return code
     return 0
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the launcher has its own
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -15,12 +15,12 @@ Changes = dict[str, list[str]]  # setting: its value, and what it would be witho
 _PREPARED = CHECKOUT / "data" / "prepared"
 
 
-def given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in the environment. An empty variable is as if it were not set, unless empty is a value."""
+def given(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among variables. An empty one is as if it were not set, unless empty is a value."""
     return {
-        name: environ[name]
+        name: variables[name]
         for name, setting in SETTINGS.items()
-        if name in environ and (environ[name] or setting.may_be_empty)
+        if name in variables and (variables[name] or setting.may_be_empty)
     }
 
 
@@ -34,7 +34,7 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
     gpus = options.gpus or (_gpus_of_tiny() if options.is_tiny else None)
     is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
     layers = [
-        {"STEPS": options.values["steps"]} if "steps" in options.values else {},
+        {"STEPS": steps} if (steps := options.values.get("steps")) else {},
         given,
         of_box(gpus, options.is_tiny, is_shared),
         of_tiny(given) if options.is_tiny else {},

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from grpo.settings.boxes import BOXES
 from grpo.settings.table import SETTINGS
+from grpo.stack import command
 from grpo.stack.problem import UserError
 
 MODES = ("check", "plan", "dry-run")
@@ -95,6 +96,7 @@ def _unknown(word: str) -> UserError:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     try:
         parse(sys.argv[1:])
     except UserError as error:

@@ -66,13 +66,15 @@ class Setting:
         """Return the typed value; None for "", and a list if the setting has several values.
 
         Raises:
-            UserError: if the text is none of the choices, or has another type.
+            UserError: if the text is none of the choices, has another type, or is empty and must not be.
         """
         if self.kind is bool:
             if text not in ("0", "1"):
                 raise UserError(f"{self.name} is {text!r}", "set it to 1 (on) or 0 (off)")
             return text == "1"
         if not text:
+            if self.default != "" and "Empty:" not in self.help:
+                raise UserError(f"{self.name} is empty", "give a value")
             return None
         if self.choices and (error := self.problem(text)):
             raise error

@@ -111,6 +111,8 @@ def test_a_line_that_is_no_setting_is_named(line: str, message: str):
         ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
         ("ADVANTAGE_ESTIMATOR", "gae", "use one of dr_grpo, group_norm, rloo, reinforce_baseline, reinforce"),
         ("DYNAMIC_FILTERING_RANGE", "0.5", "give 2 numbers"),
+        ("LEARNING_RATE", "", "LEARNING_RATE is empty"),
+        ("TOP_P", "", "TOP_P is empty"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused(name: str, text: str, message: str):
