@@ -220,10 +220,10 @@ class Rank(BaseModelActor):
         self.actor.train()
         return log_probs.cpu()
 
-    def reference_forward(self, **inputs: Any) -> torch.Tensor:
+    def reference_forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Return the reference's log-probs of a micro-batch, ``[B, A]``: those of the actor without its adapter."""
         with reference.adapter_off(self.actor):
-            return self.forward(**inputs)
+            return self.forward(*inputs, **named)
 
     # Sync and checkpoints
 

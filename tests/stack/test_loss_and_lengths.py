@@ -74,7 +74,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         if not metrics.exists() or metrics.read_bytes().count(b"\n") < 4:
             return False
         seen = seen or log.stat().st_size
-        return b"Train epoch" in log.read_bytes()[seen:]
+        return b"train:" in log.read_bytes()[seen:]
 
     first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
     kill(run_dir, is_in_step_5, *first_part, **shared)

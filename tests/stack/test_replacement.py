@@ -43,12 +43,12 @@ def core_of(engine) -> psutil.Process:
 
 def sampled(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]]], int]:
     """The tokens of each prompt's samples, and how many engines were replaced."""
-    calls, tokenizer = EngineCalls(), AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    calls = EngineCalls([engine], AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
     sent = []
     for number in range(PROMPTS):
         params = SamplingParams(max_tokens=150, min_tokens=150, seed=100 * number, logprobs=0)
         call = {"prompt": f"What is {number} + 5?", "label": "", "sampling_params": params, "max_length": LENGTH}
-        sent.append(calls.send(engine, call | {"hf_tokenizer": tokenizer, "num_samples": SAMPLES}))
+        sent.append(calls.send(engine, call | {"num_samples": SAMPLES}))
     if is_killed:
         core_of(engine).send_signal(signal.SIGKILL)
     waiting, answers = dict(enumerate(sent)), {}
