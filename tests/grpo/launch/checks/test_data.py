@@ -30,6 +30,10 @@ RENDER = rendering.render
             "line 2: 'prompt' is neither text nor messages",
         ),
         ("{not json", "line 2 is not JSON"),
+        ("\ufeff{}", "line 2 is not JSON: Unexpected UTF-8 BOM"),
+        ('{"prompt": "1 + 1?", "label": 1%s}' % ("0" * 5000), "line 2 is not JSON: Exceeds the limit"),
+        ('{"prompt": "1 \\ud800", "label": "2"}', "surrogates not allowed"),
+        ('{"n%s": 1}' % ("o" * 999), f"(fields: n{'o' * 199})"),
         ("[1, 2]", "line 2 is not a JSON object"),
     ],
 )
@@ -60,6 +64,7 @@ def write_labels(path: Path, *labels: object) -> Path:
     [
         ("prompt_data", label("test"), "an unknown split"),
         ("prompt_data", label("train", ""), "no answer"),
+        ("prompt_data", '{"answer": 1%s}' % ("0" * 5000), "the grader cannot read the answer"),
         ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
         ("prompt_data", "N/A", "has 'N/A' where the answer should be"),
         ("prompt_data", "two", "the grader cannot read the answer 'two'"),
@@ -221,7 +226,9 @@ def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + "{% endfor %}" * 3
 
 
-@pytest.mark.parametrize(("template", "what"), [(LOOPS, "takes more than 0.5 s for a prompt"), ("{% if", "jinja2.")])
+@pytest.mark.parametrize(
+    ("template", "what"), [(LOOPS, "a prompt takes more than 0.5 s .* the longest has 11 bytes"), ("{% if", "jinja2.")]
+)
 def test_a_faulty_template_is_named_and_ended(template: str, what: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rendering, "LONGEST", 0.5)
     write_tokenizer(tmp_path)
