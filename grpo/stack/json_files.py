@@ -41,7 +41,7 @@ def open_file(path: Path, mode: str = "rb", follow: bool = True) -> BufferedWrit
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file; remove it, or restore a copy", str(path))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -140,7 +140,7 @@ def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
 
 def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "pipe.jsonl cannot be read (not a regular file)" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+    assert "pipe.jsonl cannot be read (not a regular file; remove" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
 
 
 def write_rows(path: Path, *rows: dict[str, object]) -> Path:

@@ -179,7 +179,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
         ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
-        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py ended its process with code 1: SystemExit: 0"),
+        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py cannot be imported (SystemExit: 0)"),
     ],
 )
 def test_one_conversation_is_played_before_a_run(play_counter, changes, what) -> None:
