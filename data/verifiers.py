@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from grpo.rollout.multi_turn.environment import load
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.stack import command
 from grpo.stack.json_files import replace_rows
 from grpo.stack.problem import UserError

@@ -31,11 +31,11 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.settings import TEMPLATES
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
+from grpo.settings.recipe import default
+from grpo.settings.table import SETTINGS
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
-from grpo.stack.variables import defaults
 
 if TYPE_CHECKING:
     from eval.in_environment import Setting
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     sampling = command_line.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
-    limit = int(defaults(is_tiny=False)["GENERATE_MAX_LEN"])
+    limit = int(default("GENERATE_MAX_LEN"))
     about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
     sampling.add_argument("--max-tokens", type=int, default=limit, help=about_limit)
     sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
@@ -85,7 +85,10 @@ def parser() -> argparse.ArgumentParser:
     )
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
     command_line.add_argument(
-        "--template", choices=TEMPLATES, default="served", help="how gpt-oss reads tool results (default: served)"
+        "--template",
+        choices=SETTINGS["TEMPLATE"].choices,
+        default=default("TEMPLATE"),
+        help="how gpt-oss reads tool results (default: served)",
     )
     harness.add_limits(command_line)
     engine = command_line.add_argument_group("engine")
@@ -127,7 +130,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     thinking = check_thinking(options, chat.encode)
     prompts = {} if kind else {problem.id: chat.prompt(problem) for problem in problems}
     options.max_model_len = (
-        options.max_model_len or int(defaults(is_tiny=False)["PROMPT_MAX_LEN"]) + options.max_tokens
+        options.max_model_len or int(default("PROMPT_MAX_LEN")) + options.max_tokens
         if kind
         else check_length(prompts, options.max_tokens, options.max_model_len, model)
     )

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.rollout.multi_turn.conversation import Outcome, is_message
-from grpo.rollout.multi_turn.environment import Environment, Score, load
+from grpo.rollout.multi_turn.environment import Environment, Score
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
-from grpo.stack.variables import defaults
 
 LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 
@@ -19,11 +20,10 @@ LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 def add_limits(command_line: argparse.ArgumentParser) -> None:
     """Add the limits of a conversation, whose defaults are those of train_grpo.sh."""
     group = command_line.add_argument_group("limits of a conversation", "Their defaults are those of train_grpo.sh.")
-    training = defaults(is_tiny=False)
-    group.add_argument("--turns", default=training["TURN_LIMIT"], type=int, help="turns of the model")
-    group.add_argument("--seconds", default=training["ROLLOUT_SECONDS"], type=float, help="seconds per conversation")
-    group.add_argument("--tool-seconds", default=training["TOOL_SECONDS"], type=float, help="seconds per tool call")
-    group.add_argument("--score-seconds", default=training["SCORE_SECONDS"], type=float, help="seconds per score")
+    group.add_argument("--turns", default=default("TURN_LIMIT"), type=int, help="turns of the model")
+    group.add_argument("--seconds", default=default("ROLLOUT_SECONDS"), type=float, help="seconds per conversation")
+    group.add_argument("--tool-seconds", default=default("TOOL_SECONDS"), type=float, help="seconds per tool call")
+    group.add_argument("--score-seconds", default=default("SCORE_SECONDS"), type=float, help="seconds per score")
 
 
 def limits_of(options: argparse.Namespace) -> RolloutLimits:

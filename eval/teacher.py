@@ -30,9 +30,6 @@ from grpo.stack.problem import UserError
 from reward import endpoint, models, settings
 from reward.chain import Answer, Chain, ChainError, connect
 from reward.endpoint import Endpoint
-from reward.shared_state import SharedState
-
-STATE = ".limits.sqlite"  # in DIR: the last minute's calls of all processes that write there
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,10 +107,8 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
             _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", where)
-            state = SharedState(options.out / STATE, begins_run=True)
-            chain = connect(chain_settings, state, key, stand_in, where)
+            chain = connect(chain_settings, key, stand_in, where)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
-            state.close()
             for (problem, number), why in unanswered.items():
                 print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
                 if options.count_unanswered:

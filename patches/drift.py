@@ -23,7 +23,7 @@ class Drift:
     stops: list[str] = field(default_factory=list)
     upstream: list[str] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)  # patches whose header says what upstream does by now
-    relies: list[str] = field(default_factory=list)  # patches whose anchors upstream changed
+    relies: list[str] = field(default_factory=list)  # patches whose anchors upstream changed, with these
 
 
 def measure(series: Series, old: Tree, new: Wheel) -> Drift:
@@ -47,8 +47,8 @@ def measure(series: Series, old: Tree, new: Wheel) -> Drift:
             else:
                 drift.fitting.append(patch)
     for file in series.files():
-        if next(anchors.changes(file, old, new.tree), None):
-            drift.relies.append(file.name)
+        if changed := [anchor.rpartition(": ")[2] for anchor, _ in anchors.changes(file, old, new.tree)]:
+            drift.relies.append(f"{file.stem} ({', '.join(dict.fromkeys(changed))})")
         since = re.search(r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", file.read_text(encoding="utf-8"), re.M)
         if since and order(since[1]) <= order(new.version):
             drift.partly.append(f"{file.stem} {' '.join(since[2].split())}")

@@ -200,10 +200,6 @@ def inspect(target: Path, series: Series) -> Status:
             states[path] = "missing"
         else:
             states[path] = "edited" if path in expected or path in series.pristine else "stray"
-    if unknown := [path for path, state in states.items() if state in EDITED]:
-        from patches.history import recover  # needs git, and is not loaded in the workers of a run
-
-        states |= dict.fromkeys(recover(target, series, unknown), EARLIER)
     advice = next_command(target, series.version, "apply")
     if edited := [path for path, state in states.items() if state in EDITED]:
         state, message = "edited", f"{len(edited)} file(s) edited by hand: {', '.join(edited)}"

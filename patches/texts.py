@@ -5,7 +5,6 @@ from pathlib import Path
 
 from patches import git, originals
 from patches.errors import Exit, PatchError
-from patches.history import recover
 from patches.package import Status, read_installed
 from patches.series import Series, sha256
 from patches.wheel import Tree, with_download
@@ -14,15 +13,13 @@ Texts = dict[str, bytes | None]  # path -> text, None for an absent file
 
 
 def pristine_texts(target: Path, series: Series, paths: list[str], wheel: Tree | None) -> Texts:
-    """Return OpenRLHF's own texts: installed, kept, from the wheel, or from the history of this repository."""
+    """Return OpenRLHF's own texts: installed, kept, or from the wheel."""
     texts: Texts = dict.fromkeys(paths)
     for path in paths:
         digest = series.pristine.get(path)
         known = (read_installed(target, path), originals.text_of(target, digest), (wheel or {}).get(path))
         texts[path] = next((text for text in known if digest and sha256(text) == digest), None)
-    lost = [path for path in paths if texts[path] is None and path in series.pristine]
-    texts |= recover(target, series, lost)
-    if unknown := [path for path in lost if texts[path] is None]:
+    if unknown := [path for path in paths if texts[path] is None and path in series.pristine]:
         message = f"OpenRLHF's own text of {', '.join(unknown)} is not kept here"
         raise PatchError(Exit.NO_WHEEL, message, with_download(series.version))
     return texts

@@ -2,7 +2,7 @@
 
 How each kind of failure is handled:
 
-- 429: the model pauses for all processes as long as the server asks, then the next try.
+- 429: the model pauses for all threads as long as the server asks, then the next try.
 - 429 that names a daily quota, or a quota of 0: the next model at once, and the breaker opens.
 - 408, 5xx, no connection, no answer in time: the next try after the server's delay, or after an exponential delay with
   full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these. It ignores a call
@@ -14,8 +14,8 @@ How each kind of failure is handled:
 - 401, or 400 that names the key: no model is asked any more. Logged once as an error.
 - a redirect: the same, since all models share the address, and it is wrong or captured.
 
-tenacity retries one call. Here the tries of several models alternate, share one deadline, and wait for the limits of
-all processes, so no retry library carries the load.
+tenacity retries one call. Here the tries of several models alternate, share one deadline, and wait for shared
+limits, so no retry library carries the load.
 """
 
 import functools
@@ -30,7 +30,6 @@ from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind, Reply, Tokens
 from reward.limits import CallOutcome, Limits, NoSlot, Slot
 from reward.settings import STAND_IN_KEY, ChainSettings
-from reward.shared_state import SharedState
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
 # The smallest share of the deadline that a call needs.
@@ -89,11 +88,11 @@ class Answer:
 
 
 class Chain:
-    """The models of `settings`, in their order, under limits that all processes share through `state`."""
+    """The models of `settings`, in their order, under limits that all threads share."""
 
-    def __init__(self, settings: ChainSettings, state: SharedState, client: Client) -> None:
+    def __init__(self, settings: ChainSettings, client: Client) -> None:
         self.settings, self.client = settings, client
-        self.limits = Limits(state, settings)
+        self.limits = Limits(settings)
 
     def ask(
         self,
@@ -258,7 +257,6 @@ def tries_without_answer(settings: ChainSettings) -> list[list[float]]:
 
 def connect(
     settings: ChainSettings,
-    state: SharedState,
     key: str | None,
     stand_in: str | None = None,
     endpoint: Endpoint | None = None,
@@ -272,8 +270,8 @@ def connect(
         ValueError: without a key.
     """
     if stand_in:
-        return Chain(settings, state, Client(STAND_IN_KEY, stand_in))
+        return Chain(settings, Client(STAND_IN_KEY, stand_in))
     if not key:
         raise ValueError("there is no key: export GEMINI_API_KEY")
     endpoint = endpoint or Endpoint()
-    return Chain(settings, state, Client(key, endpoint.base_url, endpoint.proxy.url if endpoint.proxy else None))
+    return Chain(settings, Client(key, endpoint.base_url, endpoint.proxy.url if endpoint.proxy else None))

@@ -23,8 +23,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward.chain import Chain, ChainError, Spent
+from reward.judgements import Judgements
 from reward.settings import JudgeSettings
-from reward.shared_state import Judgements, SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ class Verdict:
 
 
 class Judge:
-    """Judges samples of all threads; `state` is shared among processes."""
+    """Judges samples of all threads."""
 
-    def __init__(self, settings: JudgeSettings, state: SharedState, chain: Chain) -> None:
+    def __init__(self, settings: JudgeSettings, judgements: Judgements, chain: Chain) -> None:
         self.settings, self.chain = settings, chain
-        self.judgements = Judgements(state)
+        self.judgements = judgements
         self._logged = False
 
     def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
@@ -170,11 +170,8 @@ class Judge:
 
     def _end_claim(self, key: str, scores: Scores | None) -> None:
         try:
-            if scores is None:
-                self.judgements.release(key)
-            else:
-                self.judgements.store(key, scores.model_dump_json())
-        except sqlite3.Error as error:  # the judgement counts all the same, and the claim ends at its deadline
+            self.judgements.end_claim(key, scores.model_dump_json() if scores else None)
+        except sqlite3.Error as error:  # the judgement counts all the same
             logger.warning("a judgement was not kept: %s", error)
 
     def reward(self, correct: float, verdict: Verdict) -> float:
@@ -187,14 +184,11 @@ class Judge:
         """
         quality = verdict.quality
         if self.settings.fallback == "mean_quality":
-            try:
-                if verdict.failed:
-                    quality = self.judgements.mean_quality(bool(correct))
-                elif verdict.calls or verdict.cached:
-                    # Responses that are never sent cannot fail, so they do not count.
-                    self.judgements.add_to_mean(bool(correct), quality)
-            except sqlite3.Error as error:
-                logger.warning("the mean of the judgements cannot be kept: %s", error)
+            if verdict.failed:
+                quality = self.judgements.mean_quality(bool(correct))
+            elif verdict.calls or verdict.cached:
+                # Responses that are never sent cannot fail, so they do not count.
+                self.judgements.add_to_mean(bool(correct), quality)
         elif verdict.failed:
             return correct
         return self.settings.correctness_weight * correct + self.settings.quality_weight * quality

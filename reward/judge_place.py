@@ -1,8 +1,7 @@
-"""Where a run's judge is: in each engine's process, or, on several nodes, in one Ray actor on the launcher's node.
+"""Where the judge is: of a run, in one Ray actor on the launcher's node; without Ray, in the process that asks.
 
-Limits, breakers, judgements and means are in a file that only processes of one machine can share
-(:mod:`reward.shared_state`). On several nodes one process therefore has them, and the engines of all nodes ask it. It
-also has the key and reaches the local stand-in, so no other node needs either.
+So one process has limits, breakers, judgements and means, and all engines of a run ask it. It also has the key and
+reaches the local stand-in, so no other node needs either.
 """
 
 import asyncio
@@ -13,9 +12,9 @@ from typing import Any
 
 from reward import chain, endpoint, settings
 from reward.judge import Judge, Verdict
-from reward.shared_state import SharedState
+from reward.judgements import Judgements
 
-VARIABLE = "GRPO_JUDGE_ACTOR"  # the actor's name, set by the launcher for a run on several nodes
+VARIABLE = "GRPO_JUDGE_ACTOR"  # the actor's name, set by the launcher for a run with a judge
 NAME = "grpo-judge"
 # Samples of all engines that wait for their judgement at once; a thread is created only if all others are busy.
 MOST_WAITING = 8192
@@ -25,7 +24,7 @@ _PROXIES = ("https_proxy", "all_proxy", "no_proxy")
 
 
 class JudgeActor:
-    """The judge that the engines of all nodes ask; Ray runs it as an actor."""
+    """The judge that all engines ask; Ray runs it as an actor."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="judge")
@@ -76,16 +75,16 @@ def of_process() -> Judge | DistantJudge:
 
 
 def here() -> Judge:
-    """Return a judge in this process, which shares the file of the run directory with others of this machine."""
+    """Return a judge in this process, which has the file of the run directory for itself."""
     configured = settings.from_environment()
     if configured is None:
         raise settings.SettingsError("the judge is off", "see `why_off`")
-    state = SharedState(settings.state_file())
+    judgements = Judgements(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if stand_in:
         configured = settings.for_stand_in(configured)
     where = None if stand_in else endpoint.from_environment()
-    return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in, where))
+    return Judge(configured, judgements, chain.connect(configured.chain, settings.api_key(), stand_in, where))
 
 
 def start(options: Mapping[str, Any]) -> Any:
@@ -99,7 +98,8 @@ def start(options: Mapping[str, Any]) -> Any:
     name = os.environ.get(VARIABLE)
     if not name:
         return None
-    actor = ray.remote(JudgeActor).options(name=name, max_concurrency=MOST_WAITING, **options).remote()
+    place = {"num_cpus": 0, **options}
+    actor = ray.remote(JudgeActor).options(name=name, max_concurrency=MOST_WAITING, **place).remote()
     begun: Any = actor
     ray.get(begun.begin.remote(variables()))
     return actor

@@ -1,11 +1,11 @@
-"""Who may call a model now: limits and one circuit breaker for each model, for all processes of a run.
+"""Who may call a model now: limits and one circuit breaker for each model, for all threads of this process.
 
 A call takes a slot before it is sent, says when it was sent, and gives the slot back after; a window of the quota is
 counted from the sending. A call gets no slot while
 
 - as many calls are under way as the model may have at once;
 - the last window already holds as many requests or tokens as the quota has;
-- the server has asked for a pause (429), which every process keeps;
+- the server has asked for a pause (429);
 - the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
   probe. Its success closes the breaker; its failure doubles the pause. A spent quota also opens the breaker: a 429 says
   so, or all replies of a whole window are 429s.
@@ -13,21 +13,17 @@ counted from the sending. A call gets no slot while
 A quota below the configured one shows in a 429. The cap on requests then falls to the number that the server accepted
 in the last window. Somebody else may have used the quota, so it never falls below a quarter at once. It grows by a
 twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
-A process that dies keeps its slots until `call_timeout` is over.
 """
 
-import functools
 import logging
-import sqlite3
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Concatenate, ParamSpec
 
 from reward.settings import ChainSettings
-from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +32,6 @@ WINDOWS_TO_GROW = 5
 # Shares of a window. The slack is for calls that reach the server late, and with them leave its window late.
 SLACK, FIRST_OPEN, LONGEST_OPEN, SHUT, PAUSE = 0.03, 1 / 12, 1.0, 5.0, 1 / 6
 _POLL_SECONDS = 0.05
-# Values of `running`; 0 is done.
-NOT_SENT, SENT = 1, 2
 _LOOK_AGAIN_SECONDS = 0.5
 
 
@@ -53,29 +47,21 @@ class CallOutcome(Enum):
     ALL_REFUSED = "all refused"  # the same, for all models: no valid key, or no server at the address
 
 
-_P = ParamSpec("_P")
-
-
-def _forgiving(note: Callable[Concatenate["Limits", _P], None]) -> Callable[Concatenate["Limits", _P], None]:
-    """Log an error of the file. It costs no call: a slot that is not given back is free after its lease."""
-
-    @functools.wraps(note)
-    def take_note(limits: "Limits", *args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            note(limits, *args, **kwargs)
-        except sqlite3.Error as error:
-            logger.warning("the limits could not take note of a call: %s", error)
-
-    return take_note
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Slot:
-    """The right to make one call."""
+    """The right to make one call, and what its model's limits count of it.
 
-    id: int
+    Attributes:
+        tokens: of the prompt, an estimate until the server has counted them.
+        started: when the call was sent (monotonic clock); until then, when the slot was taken.
+    """
+
     model: str
     is_probe: bool
+    tokens: int
+    started: float
+    is_sent: bool = False
+    is_running: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,12 +74,47 @@ class NoSlot:
     is_shut: bool = False
 
 
-class Limits:
-    """The limits of `settings`, for each model, among all processes that share `state`."""
+@dataclass
+class ModelState:
+    """What is known of one model. Times are of the monotonic clock.
 
-    def __init__(self, state: SharedState, settings: ChainSettings) -> None:
-        self.state, self._settings = state, settings
-        # Only one thread of a process looks for a slot; the others queue here and not in the file.
+    Attributes:
+        calls: those under way, and those of the last window.
+        cap: requests of a window after a 429; None is the configured quota.
+        cap_floor: the least that the 429s of one burst make of the cap.
+        growths: how often the cap has grown since.
+        refused_since: the first of the 429s without an answer in between.
+        openings: how often the breaker has opened since the last answer.
+        open_until: until then no call is made, and then one; 0 if the breaker is closed.
+        is_probed: whether that one call is under way.
+    """
+
+    calls: list[Slot] = field(default_factory=list)
+    paused_until: float = 0.0
+    cap: int | None = None
+    cap_since: float = -math.inf
+    cap_floor: int = 1
+    growths: int = 0
+    refused_since: float | None = None
+    failures: int = 0
+    openings: int = 0
+    open_until: float = 0.0
+    is_probed: bool = False
+    is_shut: bool = False
+
+    def close(self) -> None:
+        """Close the breaker."""
+        self.failures, self.openings, self.open_until, self.is_probed, self.is_shut = 0, 0, 0.0, False, False
+
+
+class Limits:
+    """The limits of `settings`, for each model, among all threads."""
+
+    def __init__(self, settings: ChainSettings) -> None:
+        self._settings = settings
+        self.models = {model: ModelState() for model in settings.models}
+        self._lock = threading.Lock()
+        # Only one thread looks for a slot of a model; the others queue here.
         self._turns = {model: threading.Lock() for model in settings.models}
 
     def take(self, model: str, tokens: int, give_up: float) -> Slot | NoSlot:
@@ -106,81 +127,65 @@ class Limits:
             return NoSlot("too many samples wait", max(give_up, time.monotonic()))
         try:
             while True:
-                with self.state.transaction() as connection:
-                    slot = self._look(connection, model, tokens)
+                with self._lock:
+                    slot = self._look(model, self.models[model], tokens)
                 if isinstance(slot, Slot) or slot.is_open or slot.until > give_up:
                     return slot
                 time.sleep(max(0.001, min(slot.until - time.monotonic(), _LOOK_AGAIN_SECONDS)))
         finally:
             self._turns[model].release()
 
-    def _look(self, connection: sqlite3.Connection, model: str, tokens: int) -> Slot | NoSlot:
-        now, settings = time.monotonic(), self._settings
-        connection.execute("INSERT OR IGNORE INTO models (model) VALUES (?)", (model,))
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
-        if state["open_until"] > now:
-            return NoSlot("its breaker is open", state["open_until"], is_open=True, is_shut=bool(state["is_shut"]))
-        is_probe = state["open_until"] > 0
-        if is_probe and state["probe_until"] > now:
-            return NoSlot("its breaker waits for a probe", now + _POLL_SECONDS, True, bool(state["is_shut"]))
-        refusal: NoSlot | None = NoSlot("the server asked for a pause", state["paused_until"])
-        if state["paused_until"] <= now:
-            refusal = self._busy(connection, model, tokens, self._grown_cap(connection, state, now), now)
+    def _look(self, model: str, state: ModelState, tokens: int) -> Slot | NoSlot:
+        now = time.monotonic()
+        if state.open_until > now:
+            return NoSlot("its breaker is open", state.open_until, is_open=True, is_shut=state.is_shut)
+        is_probe = state.open_until > 0
+        if is_probe and state.is_probed:
+            return NoSlot("its breaker waits for a probe", now + _POLL_SECONDS, True, state.is_shut)
+        refusal: NoSlot | None = NoSlot("the server asked for a pause", state.paused_until)
+        if state.paused_until <= now:
+            refusal = self._busy(state, tokens, self._grown_cap(state, now), now)
         if refusal:
-            return replace(refusal, is_open=is_probe, is_shut=bool(state["is_shut"]))  # nobody waits to send a probe
-        lease = now + settings.call_timeout + _LOOK_AGAIN_SECONDS
-        if is_probe:
-            connection.execute("UPDATE models SET probe_until = ? WHERE model = ?", (lease, model))
-        cursor = connection.execute(
-            "INSERT INTO calls (model, started, expires, tokens, running) VALUES (?, ?, ?, ?, ?)",
-            (model, now, lease, tokens, NOT_SENT),
-        )
-        return Slot(cursor.lastrowid or 0, model, is_probe)
+            return replace(refusal, is_open=is_probe, is_shut=state.is_shut)  # nobody waits to send a probe
+        state.is_probed = is_probe
+        slot = Slot(model, is_probe, tokens, now)
+        state.calls.append(slot)
+        return slot
 
-    def _busy(self, connection: sqlite3.Connection, model: str, tokens: int, cap: int, now: float) -> NoSlot | None:
+    def _busy(self, state: ModelState, tokens: int, cap: int, now: float) -> NoSlot | None:
         """Say which limit leaves no slot, and when it will; forget calls that no limit counts any more."""
         window = self._settings.window * (1 + SLACK)
-        connection.execute("UPDATE calls SET running = 0 WHERE model = ? AND expires < ?", (model, now))
-        connection.execute("DELETE FROM calls WHERE model = ? AND running = 0 AND started <= ?", (model, now - window))
-        calls = connection.execute("SELECT * FROM calls WHERE model = ? ORDER BY started", (model,)).fetchall()
-        if sum(call["running"] > 0 for call in calls) >= self._settings.concurrency:
+        state.calls = [call for call in state.calls if call.is_running or call.started > now - window]
+        if sum(call.is_running for call in state.calls) >= self._settings.concurrency:
             return NoSlot("too many calls are under way", now + _POLL_SECONDS)
-        recent = [call for call in calls if call["started"] > now - window or call["running"] == NOT_SENT]
+        recent = [call for call in state.calls if call.started > now - window or not call.is_sent]
+        recent.sort(key=lambda call: call.started)
         if len(recent) >= cap:
-            until = recent[len(recent) - cap]["started"] + window
-            return NoSlot("the requests of this window are used up", max(until, now + _POLL_SECONDS))
-        excess = sum(call["tokens"] for call in recent) + tokens - self._settings.tokens_per_window
-        until = None
+            first = recent[len(recent) - cap].started + window
+            return NoSlot("the requests of this window are used up", max(first, now + _POLL_SECONDS))
+        excess = sum(call.tokens for call in recent) + tokens - self._settings.tokens_per_window
+        until: float | None = None
         for call in recent:  # a prompt above the limit is sent alone
             if excess <= 0:
                 break
-            excess, until = excess - call["tokens"], call["started"] + window
+            excess, until = excess - call.tokens, call.started + window
         if until is None:
             return None
         return NoSlot("the tokens of this window are used up", max(until, now + _POLL_SECONDS))
 
-    def _grown_cap(self, connection: sqlite3.Connection, state: sqlite3.Row, now: float) -> int:
-        limit, cap = self._settings.requests_per_window, state["cap"]
-        if cap is None:
-            return limit
-        if now - state["cap_since"] > WINDOWS_TO_GROW * self._settings.window:
-            cap += max(1, cap // 20) * 2 ** state["growths"]
-            connection.execute(
-                "UPDATE models SET cap = ?, cap_since = ?, growths = growths + 1 WHERE model = ?",
-                (cap if cap < limit else None, now, state["model"]),
-            )
-        return min(cap, limit)
+    def _grown_cap(self, state: ModelState, now: float) -> int:
+        limit = self._settings.requests_per_window
+        if state.cap is not None and now - state.cap_since > WINDOWS_TO_GROW * self._settings.window:
+            cap = state.cap + max(1, state.cap // 20) * 2**state.growths
+            state.cap, state.cap_since, state.growths = cap if cap < limit else None, now, state.growths + 1
+        return limit if state.cap is None else min(state.cap, limit)
 
-    @_forgiving
     def mark_sent(self, slot: Slot) -> None:
         """Take note that a call has just gone to the server."""
-        with self.state.transaction() as connection:
-            connection.execute(
-                "UPDATE calls SET running = ?, started = ? WHERE id = ? AND running = ?",
-                (SENT, time.monotonic(), slot.id, NOT_SENT),
-            )
+        with self._lock:
+            if not slot.is_sent:
+                slot.is_sent, slot.started = True, time.monotonic()
 
-    @_forgiving
     def give_back(
         self,
         slot: Slot,
@@ -197,92 +202,69 @@ class Limits:
             tokens: of the prompt, as the server counted them.
             retry_after: seconds that the server asks to wait.
         """
-        now = time.monotonic()
-        with self.state.transaction() as connection:
-            connection.execute(
-                "UPDATE calls SET started = iif(running = ?, ?, started), running = 0, tokens = coalesce(?, tokens) "
-                "WHERE id = ?",
-                (NOT_SENT, now, tokens, slot.id),
-            )
+        with self._lock:
+            now, state = time.monotonic(), self.models[slot.model]
+            if not slot.is_sent:
+                slot.is_sent, slot.started = True, now
+            slot.is_running, slot.tokens = False, slot.tokens if tokens is None else tokens
             if outcome in (CallOutcome.THROTTLED, CallOutcome.SPENT):
-                connection.execute("DELETE FROM calls WHERE id = ?", (slot.id,))  # it used nothing of the quota
-                if outcome is CallOutcome.THROTTLED and self._is_spent(connection, slot.model, now):
+                state.calls = [call for call in state.calls if call is not slot]  # it used nothing of the quota
+                if outcome is CallOutcome.THROTTLED and self._is_spent(state, now):
                     outcome = CallOutcome.SPENT
             if outcome in (CallOutcome.ANSWERED, CallOutcome.THROTTLED):
-                connection.execute(
-                    "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0, "
-                    "refused_since = iif(?, 0, refused_since) WHERE model = ?",
-                    (outcome is CallOutcome.ANSWERED, slot.model),
-                )
-            if outcome is CallOutcome.THROTTLED:
-                self._pause(connection, slot, now, retry_after)
+                state.close()
+            if outcome is CallOutcome.ANSWERED:
+                state.refused_since = None
+            elif outcome is CallOutcome.THROTTLED:
+                self._pause(state, now, retry_after)
             elif outcome is CallOutcome.SPENT:
-                self._open(connection, slot, now, why, retry_after or 0.0)
+                self._open(state, slot, now, why, retry_after or 0.0)
             elif outcome is CallOutcome.FAILED:
-                self._count_failure(connection, slot, now, why)
+                self._count_failure(state, slot, now, why)
             elif outcome is CallOutcome.CUT and slot.is_probe:
-                connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (slot.model,))
+                state.is_probed = False
             elif outcome is CallOutcome.REFUSED:
-                self._shut(connection, [slot.model], now, why)
+                self._shut([slot.model], now, why)
             elif outcome is CallOutcome.ALL_REFUSED:
-                self._shut(connection, self._settings.models, now, why)
+                self._shut(self._settings.models, now, why)
 
-    def _is_spent(self, connection: sqlite3.Connection, model: str, now: float) -> bool:
+    def _is_spent(self, state: ModelState, now: float) -> bool:
         """Say whether this 429 ends a window in which every reply was a 429 and no call is under way."""
-        connection.execute(
-            "UPDATE models SET refused_since = iif(refused_since, refused_since, ?) WHERE model = ?", (now, model)
-        )
-        since = connection.execute("SELECT refused_since FROM models WHERE model = ?", (model,)).fetchone()[0]
-        query = "SELECT 1 FROM calls WHERE model = ? AND running > 0"
-        return now - since >= self._settings.window and connection.execute(query, (model,)).fetchone() is None
+        if state.refused_since is None:
+            state.refused_since = now
+        return now - state.refused_since >= self._settings.window and not any(call.is_running for call in state.calls)
 
-    def _pause(self, connection: sqlite3.Connection, slot: Slot, now: float, retry_after: float | None) -> None:
+    def _pause(self, state: ModelState, now: float, retry_after: float | None) -> None:
         window = self._settings.window
         pause = PAUSE * window if retry_after is None else retry_after
-        accepted = connection.execute(
-            "SELECT count(*) AS n FROM calls WHERE model = ? AND (started > ? OR running = ?)",
-            (slot.model, now - window, NOT_SENT),
-        ).fetchone()["n"]
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
-        cap = state["cap"] or self._settings.requests_per_window
+        accepted = sum(call.started > now - window or not call.is_sent for call in state.calls)
+        cap = state.cap or self._settings.requests_per_window
         # A burst of 429s is one sign.
-        floor = cap // 4 if now - state["cap_since"] > window / 2 else state["cap_floor"]
-        connection.execute(
-            "UPDATE models SET paused_until = max(paused_until, ?), cap = ?, cap_floor = ?, cap_since = ?, growths = 0 "
-            "WHERE model = ?",
-            (now + pause + SLACK * window, max(1, floor, min(cap, accepted)), floor, now, slot.model),
-        )
+        if now - state.cap_since > window / 2:
+            state.cap_floor = cap // 4
+        state.cap, state.cap_since, state.growths = max(1, state.cap_floor, min(cap, accepted)), now, 0
+        state.paused_until = max(state.paused_until, now + pause + SLACK * window)
 
-    def _shut(self, connection: sqlite3.Connection, models: Sequence[str], now: float, why: str) -> None:
-        was_shut = True
-        for model in models:
-            connection.execute("INSERT OR IGNORE INTO models (model) VALUES (?)", (model,))
-            state = connection.execute("SELECT is_shut FROM models WHERE model = ?", (model,)).fetchone()
-            was_shut = was_shut and bool(state["is_shut"])
-            connection.execute(
-                "UPDATE models SET open_until = ?, probe_until = 0, is_shut = 1 WHERE model = ?",
-                (now + SHUT * self._settings.window, model),
-            )
-        if not was_shut:  # once among all processes
+    def _shut(self, models: Sequence[str], now: float, why: str) -> None:
+        if not all(self.models[model].is_shut for model in models):
             logger.error("models that cannot be used are left out: %s: %s", ", ".join(models), why)
+        for model in models:
+            state = self.models[model]
+            state.open_until, state.is_probed, state.is_shut = now + SHUT * self._settings.window, False, True
 
-    def _count_failure(self, connection: sqlite3.Connection, slot: Slot, now: float, why: str) -> None:
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
-        if state["open_until"] and not slot.is_probe:
+    def _count_failure(self, state: ModelState, slot: Slot, now: float, why: str) -> None:
+        if state.open_until and not slot.is_probe:
             return  # it was on its way when the breaker opened
-        connection.execute("UPDATE models SET failures = failures + 1 WHERE model = ?", (slot.model,))
-        if slot.is_probe or state["failures"] + 1 >= FAILURES_TO_OPEN:
-            self._open(connection, slot, now, why)
+        state.failures += 1
+        if slot.is_probe or state.failures >= FAILURES_TO_OPEN:
+            self._open(state, slot, now, why)
 
-    def _open(self, connection: sqlite3.Connection, slot: Slot, now: float, why: str, at_least: float = 0.0) -> None:
+    def _open(self, state: ModelState, slot: Slot, now: float, why: str, at_least: float = 0.0) -> None:
         """Open the breaker, each time for longer, until a probe is answered."""
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
-        if state["open_until"] and not slot.is_probe:
+        if state.open_until and not slot.is_probe:
             return  # it was on its way when the breaker opened
         window = self._settings.window
-        seconds = max(at_least, min(LONGEST_OPEN * window, FIRST_OPEN * window * 2 ** min(10, state["openings"])))
-        connection.execute(
-            "UPDATE models SET openings = openings + 1, open_until = ?, probe_until = 0 WHERE model = ?",
-            (now + seconds, slot.model),
-        )
+        seconds = max(at_least, min(LONGEST_OPEN * window, FIRST_OPEN * window * 2 ** min(10, state.openings)))
+        state.openings += 1
+        state.open_until, state.is_probed = now + seconds, False
         logger.warning("%s fails and gets one call after %.3g s: %s", slot.model, seconds, why)

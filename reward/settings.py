@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 VARIABLES = (
     "JUDGE",
@@ -44,9 +43,6 @@ KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")
 STAND_IN_KEY = "local-stand-in"
 # Requests and prompt tokens a minute: more than a small run sends. The stand-in has no quota.
 STAND_IN_RPM, STAND_IN_TPM = 6_000, 10_000_000
-
-Number = TypeVar("Number", int, float)
-_KINDS = {int: "a whole number", float: "a number"}
 
 
 class SettingsError(ValueError):
@@ -124,10 +120,10 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the setting that turns the judge off, None if the judge is on.
 
     Raises:
-        SettingsError: for an invalid switch and, if it is on, for invalid weights.
+        SettingsError: for invalid weights.
     """
     values = variables(environ)
-    if not _switch(values, "JUDGE", "0"):
+    if values.get("JUDGE") != "1":
         return "JUDGE is 0"
     if not _models(values):
         return "JUDGE_MODELS is empty"
@@ -137,36 +133,35 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
-    """Return the settings, None if the judge is off, see :func:`why_off`.
+    """Return the settings, None if the judge is off, see :func:`why_off`. The launcher has checked their ranges.
 
     Raises:
-        SettingsError: for a missing or an invalid value.
+        SettingsError: for a value that is missing or of another type, for weights that do not add up to 1, and for a
+            model that is named twice.
     """
     if why_off(environ):
         return None
-    values = variables(environ)
+    values = UNSET | variables(environ)
     models = _models(values)
     if len(set(models)) < len(models):
         raise SettingsError(f"JUDGE_MODELS names a model twice ({' '.join(models)})", "name each model once")
-    fallback = values.get("JUDGE_FALLBACK", "")
-    if fallback not in FALLBACKS:
-        raise SettingsError(f"JUDGE_FALLBACK is {fallback!r}", f"use one of {', '.join(FALLBACKS)}")
     correctness_weight, quality_weight = _weights(values)
+    prices = [_number(values | {"JUDGE_PRICE": word}, "JUDGE_PRICE") for word in values["JUDGE_PRICE"].split()]
     return JudgeSettings(
         chain=ChainSettings(
             models=models,
-            tries=_number(values, "JUDGE_TRIES", int, 1),
-            deadline=_number(values, "JUDGE_DEADLINE", float, 1.0),
-            call_timeout=_number(values, "JUDGE_CALL_TIMEOUT", float, 1.0),
-            requests_per_window=_number(values, "JUDGE_RPM", int, 1),
-            tokens_per_window=_number(values, "JUDGE_TPM", int, 1),
-            concurrency=_number(values, "JUDGE_CONCURRENCY", int, 1),
+            tries=int(_number(values, "JUDGE_TRIES")),
+            deadline=_number(values, "JUDGE_DEADLINE"),
+            call_timeout=_number(values, "JUDGE_CALL_TIMEOUT"),
+            requests_per_window=int(_number(values, "JUDGE_RPM")),
+            tokens_per_window=int(_number(values, "JUDGE_TPM")),
+            concurrency=int(_number(values, "JUDGE_CONCURRENCY")),
         ),
         correctness_weight=correctness_weight,
         quality_weight=quality_weight,
-        fallback=fallback,
-        judges_unfinished=_switch(values, "JUDGE_UNFINISHED", UNSET["JUDGE_UNFINISHED"]),
-        price=_price(values),
+        fallback=values.get("JUDGE_FALLBACK", FALLBACKS[0]),
+        judges_unfinished=values["JUDGE_UNFINISHED"] == "1",
+        price=(prices[0], prices[1]) if prices else None,
     )
 
 
@@ -180,16 +175,9 @@ def _models(values: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(values.get("JUDGE_MODELS", "").replace(",", " ").split())
 
 
-def _switch(values: Mapping[str, str], name: str, default: str) -> bool:
-    value = values.get(name, default)
-    if value not in ("0", "1"):
-        raise SettingsError(f"{name} is {value!r}", "1 switches it on, 0 off")
-    return value == "1"
-
-
 def _weights(values: Mapping[str, str]) -> tuple[float, float]:
     """Return the weights of correctness and of quality."""
-    correctness, quality = (_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT"))
+    correctness, quality = (_number(values, name) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT"))
     if not math.isclose(correctness + quality, 1.0, abs_tol=1e-6):
         way = f"set CORRECTNESS_WEIGHT={1 - quality:g}, since " if quality <= 1 else ""
         raise SettingsError(
@@ -199,25 +187,11 @@ def _weights(values: Mapping[str, str]) -> tuple[float, float]:
     return correctness, quality
 
 
-def _price(values: Mapping[str, str]) -> tuple[float, float] | None:
-    words = values.get("JUDGE_PRICE", UNSET["JUDGE_PRICE"]).split()
-    if not words:
-        return None
-    if len(words) != 2:
-        raise SettingsError(f"JUDGE_PRICE is {' '.join(words)!r}", "give two numbers: for prompts and for replies")
-    of_prompts, of_replies = (_number({"JUDGE_PRICE": word}, "JUDGE_PRICE", float, 0.0) for word in words)
-    return of_prompts, of_replies
-
-
-def _number(values: Mapping[str, str], name: str, kind: type[Number], least: float) -> Number:
-    text = values.get(name, "")
+def _number(values: Mapping[str, str], name: str) -> float:
     try:
-        value = kind(text)
+        return float(values.get(name, ""))
     except ValueError:
-        raise SettingsError(f"{name} is {text!r}", f"give {_KINDS[kind]}") from None
-    if not (math.isfinite(value) and value >= least):
-        raise SettingsError(f"{name} is {text}", f"give at least {least:g}")
-    return value
+        raise SettingsError(f"{name} is {values.get(name)!r}", "give a number") from None
 
 
 def key_variable(environ: Mapping[str, str] | None = None) -> str | None:
@@ -243,12 +217,12 @@ def api_key(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def state_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the file that the judge's processes share, in the run directory.
+    """Return the file of judgements in the run directory.
 
     Raises:
         SettingsError: without a run directory.
     """
     environ = os.environ if environ is None else environ
     if not environ.get("GRPO_RUN_DIR"):
-        raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judge keeps its state")
+        raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judgements are kept")
     return Path(environ["GRPO_RUN_DIR"]) / "judge.sqlite"

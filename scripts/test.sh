@@ -96,7 +96,7 @@ of_verifiers() {
 check_env() { python scripts/check_env.py "$1" >/dev/null; }
 
 packages=()
-for folder in patches grpo reward data eval scripts; do
+for folder in patches grpo reward data eval scripts benchmarks; do
     if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
 done
 

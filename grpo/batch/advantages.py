@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 
 from grpo.batch.branches import left_out
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
 
 ROUNDING = 1e-6  # of the largest reward, or of 1: a smaller spread comes from the order of additions in float32
 

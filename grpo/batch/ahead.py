@@ -10,19 +10,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from copy import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.batch import filtering, unfinished
 from grpo.batch.saved_samples import filled, plain
-from grpo.rollout import replacement
+from grpo.batch.step import Step, StepGroups
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
-from grpo.stack.upstream.trainer import SamplesGenerator
 from reward import judge_place
 
-# Of OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended
+# Rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended before the batch was full
 Result = tuple[list[Sample], float | None, int, bool]
 
 
@@ -60,7 +58,7 @@ class StepBatch:
 
     step: int
     policy: int
-    groups: filtering.StepGroups
+    groups: StepGroups
     results: list[Result] = field(default_factory=list)
     taken: int = 0
     sampled: Sampled = field(default_factory=Sampled)
@@ -94,41 +92,42 @@ class Batches:
     """Hands out the batch of each step.
 
     Args:
-        generator: OpenRLHF's ``SamplesGenerator``.
-        arguments: returns the arguments of ``generate_samples`` for a step.
-        episodes: how often the prompts are drawn.
+        args: OpenRLHF's.
+        begin_step: makes the sampling of a global step by a policy, the number of its optimizer steps.
+        sample: samples one batch, or as much of it as the prompts of the episode suffice for.
 
     Attributes:
         policy: the optimizer steps of the policy that the engines hold.
         current: the batch that is handed out; None before the first.
-        timed: returns a function with its seconds added to a phase of the step, as ``RunLog.timed``.
+        phase: the context of a phase of the step, as ``RunLog.phase``.
         note_seconds: adds seconds to a phase of the step, as ``RunLog.note_seconds``.
     """
 
     current: StepBatch | None
 
-    def __init__(self, generator: SamplesGenerator, arguments: Callable[[int], dict[str, Any]], episodes: int) -> None:
-        for shared in (filtering.retirement_of, unfinished.of, replacement.of):  # by the generators of all batches
-            shared(generator)
-        self._generator, self._arguments, self._episodes = generator, arguments, episodes
+    def __init__(
+        self, args: Arguments, begin_step: Callable[[int, int], Step], sample: Callable[[Step], Result]
+    ) -> None:
+        self._args, self._begin_step, self._sample_batch = args, begin_step, sample
         self.policy, self.current = 0, None
         self._waiting: list[StepBatch] = []  # for their steps, in order: one, or two while the first gets its rewards
-        self.timed: Callable[[str, Callable], Callable] = lambda _, function: function
+        self.phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.note_seconds: Callable[[str, float], None] = lambda *_: None
 
     def take(self, episode: int, step: int) -> Result:
         """Return the next result of a step's batch: the batch, or that the episode ended before it was full.
 
         Args:
-            episode: of OpenRLHF's loop, from 0.
+            episode: from 0.
             step: the global step.
 
         Raises:
-            RuntimeError: if the judge of a run on several nodes has died.
+            RuntimeError: if the judge has died.
         """
         if not self._waiting:
-            batch, generator = self._begin(step)
-            self.timed("generate", self._sample)(batch, generator, episode, self._arguments(step))
+            batch, sampling = self._begin(step)
+            with self.phase("generate"):
+                self._sample(batch, sampling, episode)
         batch = self._waited(self._waiting[0])
         result = batch.results[batch.taken]
         batch.taken += 1
@@ -147,7 +146,8 @@ class Batches:
             self._start(episode, step)
         if len(self._waiting) == 1:
             batch = self._waiting[0]
-            self.timed("wait", batch.wait_sampled)()
+            with self.phase("wait"):
+                batch.wait_sampled()
             if batch.is_full():
                 self._start(episode + batch.ended_episodes(), step + 1)
 
@@ -158,7 +158,8 @@ class Batches:
             Exception: what the sampling raised.
         """
         for batch in self._waiting:
-            self.timed("wait", batch.wait_sampled)()
+            with self.phase("wait"):
+                batch.wait_sampled()
 
     def next_samples(self) -> list[Sample]:
         """Wait for the rewards of the batch that waits for its step. Return its rollouts, [] if there is none.
@@ -174,29 +175,25 @@ class Batches:
         return self.policy - self.current.policy
 
     def _waited(self, batch: StepBatch) -> StepBatch:
-        return batch if batch.end is None else self.timed("wait", batch.wait)()
+        if batch.end is not None:
+            with self.phase("wait"):
+                batch.wait()
+        return batch
 
-    def _begin(self, step: int) -> tuple[StepBatch, SamplesGenerator]:
-        """Return the batch of a step, and its generator.
-
-        That continues with the prompts after those of the batch before, whose rewards may still be missing. So they
-        share nothing that a step sets.
-        """
-        self._generator = generator = copy(self._generator)
-        filtering.begin_step(generator, step)
-        generator.policy = self.policy
-        batch = StepBatch(step, self.policy, generator.groups)
-        generator.sampled = batch.sampled if _ends_with_its_prompts(generator.args) else None
+    def _begin(self, step: int) -> tuple[StepBatch, Step]:
+        sampling = self._begin_step(step, self.policy)
+        batch = StepBatch(step, self.policy, sampling.groups)
+        sampling.sampled = batch.sampled if _ends_with_its_prompts(self._args) else None
         self._waiting.append(batch)
-        return batch, generator
+        return batch, sampling
 
     def _start(self, episode: int, step: int) -> None:
-        batch, generator = self._begin(step)
-        arguments, end = self._arguments(step), Future[None]()
+        batch, sampling = self._begin(step)
+        end = Future[None]()
 
         def sample() -> None:
             try:
-                self._sample(batch, generator, episode, arguments)
+                self._sample(batch, sampling, episode)
                 end.set_result(None)
             except BaseException as error:
                 end.set_exception(error)
@@ -207,9 +204,9 @@ class Batches:
         # A run that fails meanwhile ends without waiting for the engines.
         threading.Thread(target=sample, name=f"sampling of step {step}", daemon=True).start()
 
-    def _sample(self, batch: StepBatch, generator: SamplesGenerator, episode: int, arguments: dict[str, Any]) -> None:
-        for _ in range(episode, self._episodes):
-            batch.results.append(generator.generate_samples(**arguments))
+    def _sample(self, batch: StepBatch, sampling: Step, episode: int) -> None:
+        for _ in range(episode, self._args.num_episodes):
+            batch.results.append(self._sample_batch(sampling))
             if not batch.results[-1][-1]:
                 break
         judge_place.require()
@@ -229,22 +226,16 @@ class Batches:
             return {
                 "step": batch.step,
                 "staleness": staleness,
-                "groups": filtering.plain(batch.groups),
+                "groups": batch.groups.state(),
                 "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
             }
 
         return compute
 
-    def restore(self, state: dict[str, Any], make: Callable[[], Sample]) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            make: returns an empty sample.
-        """
-        results: list[Result] = [
-            ([filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
-        ]
-        groups = filtering.groups_of(state["groups"])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        results: list[Result] = [([filled(sample) for sample in samples], *rest) for samples, *rest in state["results"]]
+        groups = StepGroups(**state["groups"] | {"resting": frozenset(state["groups"]["resting"])})
         self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from grpo.batch.branches import of_sample
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 
 logger = logging.getLogger("openrlhf.grpo.degenerate")
 

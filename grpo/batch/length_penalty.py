@@ -1,17 +1,11 @@
-"""A soft penalty for responses close to their length limit."""
+"""Penalties for responses that are close to their length limit, or were cut at it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
-
-
-def limit_of(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the log ``length_limit`` of one sample, ``[1]``: the limit under which it was drawn, in tokens."""
-    return {"length_limit": torch.tensor([float(generate_kwargs["max_new_tokens"])])}
 
 
 def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float) -> torch.Tensor:
@@ -28,7 +22,7 @@ def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, fac
 
 
 def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Subtract the overlong penalty from the rewards, before advantages are computed.
+    """Subtract the overlong penalty from the rewards, and scale those of truncated responses (ProRL).
 
     Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
     takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
@@ -38,11 +32,14 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     Args:
         experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
     """
-    if args.overlong_buffer_len is None:
-        return
     for experience in experiences:
-        lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
-        limits = experience.info["length_limit"].to(lengths.device)
-        penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
-        experience.rewards = experience.rewards - penalty
-        experience.info["length_penalty"] = penalty
+        if args.stop_properly_penalty_coef is not None:
+            is_cut = experience.info["truncated"].bool()
+            scaled = experience.rewards * args.stop_properly_penalty_coef
+            experience.rewards = experience.rewards.where(~is_cut, scaled)
+        if args.overlong_buffer_len is not None:
+            lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
+            limits = experience.info["length_limit"].to(lengths.device)
+            penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
+            experience.rewards = experience.rewards - penalty
+            experience.info["length_penalty"] = penalty

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 
 if TYPE_CHECKING:  # the launcher reads schedules without torch
     import torch
+
+    from grpo.rollout.rows import Sample
 
 WINDOW = 5  # steps over which the share of truncated samples is averaged
 _STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
@@ -112,11 +113,7 @@ class Schedule:
             number += 1
         return number
 
-    def limited(self, generate_kwargs: dict[str, Any], step: int) -> dict[str, Any]:
-        """Return the arguments of OpenRLHF's ``generate_samples`` with the limit of a global step."""
-        return generate_kwargs | {"max_new_tokens": self.limit(step)}
-
-    def after_step(self, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
+    def after_step(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
         """Count the truncated samples of a step, and return the state for a resume as plain values.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may

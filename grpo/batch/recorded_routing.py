@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from grpo.rollout.routing import KEY
-from grpo.stack.upstream.experience import Rows
+from grpo.rollout.rows import Rows, Sample
 
 
 def of(rows: Rows) -> list[torch.Tensor] | None:
@@ -19,7 +19,7 @@ def of(rows: Rows) -> list[torch.Tensor] | None:
     return getattr(rows, "routing", None)
 
 
-def attach(row: Rows, response: dict[str, Any], is_replayed: bool) -> str | None:
+def attach(row: Sample, response: dict[str, Any], is_replayed: bool) -> str | None:
     """Give a row the routing of its response; name the first token without one that a later token depends on.
 
     Args:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from grpo.rollout.rows import Sample
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 from reward import settings
 
 logger = logging.getLogger("openrlhf.grpo.rewards")
@@ -19,7 +18,7 @@ logger = logging.getLogger("openrlhf.grpo.rewards")
 def scalar(value: object) -> float:
     """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
 
-    OpenRLHF puts each log through ``torch.tensor([value])``, which would raise on a string or None far from its cause.
+    A string or None from a reward function would otherwise raise far from its cause.
     """
     if isinstance(value, torch.Tensor):
         value = value.flatten().tolist()
@@ -53,8 +52,6 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     Raises:
         UserError: if no sample has a reward and the judge is not the cause.
     """
-    if samples[0].rewards is None:  # a reward model scores them later
-        return
     rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
     if settings.variables().get("JUDGE_FALLBACK") == "group":
         rewards = _regroup(samples, rewards, group_size)
@@ -145,8 +142,3 @@ def _complete_logs(samples: Sequence[Sample]) -> None:
             for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
                 sample.info[key] = value.view(1)
         logger.log(level, "log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
-
-
-def reward_of(args: Arguments, response: dict[str, Any], key: str) -> float | None:
-    """Return ``response[key]`` as a number (NaN if missing); None if a reward model scores later."""
-    return scalar(response.get(key)) if args.remote_rm_url else None

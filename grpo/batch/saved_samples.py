@@ -1,9 +1,8 @@
 """Samples as tensors and plain values: what a checkpoint holds of them."""
 
-from collections.abc import Callable
 from typing import Any
 
-from grpo.stack.upstream.experience import Sample
+from grpo.rollout.rows import Sample
 
 
 def plain(sample: Sample) -> dict[str, Any]:
@@ -14,14 +13,10 @@ def plain(sample: Sample) -> dict[str, Any]:
     return values
 
 
-def filled(make: Callable[[], Sample], values: dict[str, Any]) -> Sample:
-    """Return the sample of :func:`plain`.
-
-    Args:
-        make: returns an empty sample.
-    """
-    sample = make()
+def filled(values: dict[str, Any]) -> Sample:
+    """Return the sample of :func:`plain`."""
+    sample = object.__new__(Sample)
     vars(sample).update(values)
     if "branches" in values:
-        sample.branches = [filled(make, branch) for branch in values["branches"]]
+        sample.branches = [filled(branch) for branch in values["branches"]]
     return sample

@@ -6,7 +6,7 @@ before the next sync, however long that takes.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -15,15 +15,14 @@ import ray
 import torch
 
 from grpo.batch import saved_samples
-from grpo.rollout import continued, replacement
+from grpo.rollout import continued
+from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Sample
-from grpo.stack.upstream.trainer import SamplesGenerator
 
 logger = logging.getLogger("openrlhf.grpo.unfinished")
 
-# Of vLLM's ``SamplingParams``: what OpenRLHF and our hooks set for a prompt
+# Of vLLM's ``SamplingParams``: what the sampler sets for a prompt
 _PARAMS = (
     *("temperature", "top_p", "top_k", "max_tokens", "min_tokens", "skip_special_tokens", "logprobs", "seed"),
     "extra_args",
@@ -56,7 +55,11 @@ class Group:
 
 
 class Unfinished:
-    """The groups of a generator that no step has trained on yet.
+    """The groups of a run that no step has trained on yet.
+
+    Args:
+        args: OpenRLHF's.
+        engines: sample the groups.
 
     Attributes:
         groups: those that are being sampled, by the seed of their prompt.
@@ -64,169 +67,113 @@ class Unfinished:
         begun: how many groups the run has begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, args: Arguments, engines: EngineCalls) -> None:
+        self._args, self._engines = args, engines
         self.groups: dict[int, Group] = {}
         self.spare: list[Sample] = []
         self.begun = 0
 
+    # The batch of a step
 
-def is_on(generator: SamplesGenerator) -> bool:
-    """Return whether what is being sampled may be continued: never an evaluation."""
-    return generator.args.partial_rollouts > 0 and generator.stage.startswith("train")
+    def begin(self, policy: int) -> tuple[list[Sample], int]:
+        """Let the engines continue. Return the finished samples that wait for a batch, and how many groups are sampled.
 
+        Args:
+            policy: the one that samples from now on, in optimizer steps.
+        """
+        engines = self._engines.engines
+        known = {name: calls for group in self.groups.values() for name, calls in group.known.items()}
+        ray.get([engine.go_on.remote(policy, self._rollouts(), known) for engine in engines])
+        self._engines.policy = policy
+        for at, group in enumerate(self.groups.values()):
+            if group.reference is None:
+                group.reference = self._engines.send(engines[at % len(engines)], group.call)
+                group.known = {}
+        spare, self.spare = self.spare, []
+        return spare, len(self.groups)
 
-def of(generator: SamplesGenerator) -> Unfinished:
-    """Return the unfinished groups of a generator."""
-    if not hasattr(generator, "unfinished"):
-        generator.unfinished = Unfinished()
-    mine: Unfinished = generator.unfinished
-    return mine
+    def add(self, call: dict[str, Any], reference: Any) -> None:
+        """Note a group that an engine samples from now on."""
+        self.groups[call["sampling_params"].seed] = Group(self.begun, call, reference=reference)
+        self.begun += 1
 
+    def references(self) -> list[Any]:
+        """Return the references to all groups that are being sampled."""
+        return [group.reference for group in self.groups.values()]
 
-# The batch of a step
+    def sent_again(self, again: Mapping[Any, Any]) -> None:
+        """Note that an engine was replaced: its rollouts begin anew, under the policy of this step.
 
+        Args:
+            again: the new reference of each one that was lost.
+        """
+        for group in self.groups.values():
+            group.reference = again.get(group.reference, group.reference)
 
-def begin_batch(generator: SamplesGenerator) -> tuple[list[Sample], int]:
-    """Let the engines continue. Return the finished samples that wait for a batch, and how many groups are sampled."""
-    if not is_on(generator):
-        return [], 0
-    mine = of(generator)
-    rollouts = [name for group in mine.groups.values() for name in group.rollouts]
-    known = {name: calls for group in mine.groups.values() for name, calls in group.known.items()}
-    ray.get([engine.go_on.remote(generator.policy, rollouts, known) for engine in generator.vllm_engines])
-    replacement.of(generator).policy = generator.policy
-    for at, group in enumerate(mine.groups.values()):
-        if group.reference is None:
-            engine = generator.vllm_engines[at % len(generator.vllm_engines)]
-            call = group.call | {"hf_tokenizer": generator.tokenizer}
-            group.reference = replacement.of(generator).send(engine, call)
-            group.known = {}
-    spare, mine.spare = mine.spare, []
-    return spare, len(mine.groups)
+    def goes_on(self, accepted: Sequence[Sample]) -> bool:
+        """Return whether a batch waits for more groups: for its own, and for those that may not see another policy."""
+        is_full = len(accepted) >= self._needed()
+        return not is_full or any(group.policies >= self._args.partial_policies for group in self.groups.values())
 
-
-def send(generator: SamplesGenerator, engine: EngineActor, **call: Any) -> Any:
-    """Send a prompt to an engine; return Ray's reference to the responses."""
-    reference = replacement.of(generator).send(engine, call)
-    if is_on(generator):
-        mine = of(generator)
-        kept = {name: value for name, value in call.items() if name != "hf_tokenizer"}
-        mine.groups[call["sampling_params"].seed] = Group(mine.begun, kept, reference=reference)
-        mine.begun += 1
-    return reference
-
-
-def pending(generator: SamplesGenerator, references: list[Any]) -> list[Any]:
-    """Return the references to all groups that are being sampled, those just sent included."""
-    if not is_on(generator):
-        return references
-    return [group.reference for group in of(generator).groups.values()]
-
-
-def wait(generator: SamplesGenerator, references: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Wait for the responses to a prompt. Return what is there, and what is still being sampled.
-
-    If an engine was replaced, its rollouts begin anew, under the policy of this step.
-    """
-    ready, again = replacement.of(generator).wait(references, getattr(generator, "sampled", None))
-    for group in of(generator).groups.values() if is_on(generator) else ():
-        group.reference = again.get(group.reference, group.reference)
-    return ready, [again.get(reference, reference) for reference in references if reference not in ready]
-
-
-def goes_on(generator: SamplesGenerator, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
-    """Return whether the batch waits for more groups."""
-    args = generator.args
-    if not references or not is_on(generator):
-        return bool(references)
-    is_full = len(accepted) >= args.rollout_batch_size * args.n_samples_per_prompt
-    return not is_full or any(group.policies >= args.partial_policies for group in of(generator).groups.values())
-
-
-def landed(generator: SamplesGenerator, samples: Sequence[Sample]) -> None:
-    """Note that a group is finished: its samples get its number."""
-    if is_on(generator):
-        group = of(generator).groups.pop(samples[0].group)
+    def finish(self, samples: Sequence[Sample]) -> None:
+        """Note that a group is finished: its samples get its number."""
+        group = self.groups.pop(samples[0].group)
         for sample in samples:
             sample.number = group.number
 
+    def batch_of(self, accepted: list[Sample]) -> list[Sample]:
+        """Return the samples of the oldest groups, as many as a step needs; the others are spare."""
+        in_order = sorted(accepted, key=lambda sample: sample.number)
+        self.spare = in_order[self._needed() :]
+        return in_order[: self._needed()]
 
-def batch_of(generator: SamplesGenerator, accepted: list[Sample]) -> list[Sample]:
-    """Return the samples of the oldest groups, as many as a step needs; the others are spare."""
-    if not is_on(generator):
-        return accepted
-    needed = generator.args.rollout_batch_size * generator.args.n_samples_per_prompt
-    in_order = sorted(accepted, key=lambda sample: sample.number)
-    of(generator).spare = in_order[needed:]
-    return in_order[:needed]
+    def _needed(self) -> int:
+        return self._args.rollout_batch_size * self._args.n_samples_per_prompt
 
+    def _rollouts(self) -> list[str]:
+        return [name for group in self.groups.values() for name in group.rollouts]
 
-# Between two steps
+    # Between two steps
 
+    def cut(self) -> None:
+        """Let the engines cut what they sample: the sync is next."""
+        ray.get([engine.cut.remote() for engine in self._engines.engines])
+        for group in self.groups.values():
+            group.policies += 1
+        logger.info("%d unfinished groups are continued by the next policy", len(self.groups))
 
-def cut(generator: SamplesGenerator) -> None:
-    """Let the engines cut what they sample: the sync is next."""
-    if not generator.args.partial_rollouts:
-        return
-    ray.get([engine.cut.remote() for engine in generator.vllm_engines])
-    groups = of(generator).groups.values()
-    for group in groups:
-        group.policies += 1
-    logger.info("%d unfinished groups are continued by the next policy", len(groups))
+    def state(self, policy: int) -> dict[str, Any]:
+        """Return the unfinished groups for a checkpoint, as tensors and plain values.
 
+        Args:
+            policy: the one that the engines hold now.
+        """
+        known: dict[str, Any] = {}
+        for calls in ray.get([engine.calls.remote(self._rollouts()) for engine in self._engines.engines]):
+            known |= calls
+        groups = [
+            {
+                "number": group.number,
+                "policies": group.policies,
+                "call": group.call | {"sampling_params": _plain(group.call["sampling_params"])},
+                "known": group.known | {name: known[name] for name in group.rollouts if name in known},
+            }
+            for group in self.groups.values()
+        ]
+        spare = [saved_samples.plain(sample) for sample in self.spare]
+        return {"policy": policy, "begun": self.begun, "groups": groups, "spare": spare}
 
-def state(generator: SamplesGenerator, policy: int) -> dict[str, Any]:
-    """Return the unfinished groups for a checkpoint, as tensors and plain values; {} without PARTIAL_ROLLOUTS.
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        from vllm import SamplingParams
 
-    Args:
-        policy: the one that the engines hold now.
-    """
-    if not generator.args.partial_rollouts:
-        return {}
-    mine = of(generator)
-    rollouts = [name for group in mine.groups.values() for name in group.rollouts]
-    known: dict[str, Any] = {}
-    for calls in ray.get([engine.calls.remote(rollouts) for engine in generator.vllm_engines]):
-        known |= calls
-    groups = [
-        {
-            "number": group.number,
-            "policies": group.policies,
-            "call": group.call | {"sampling_params": _plain(group.call["sampling_params"])},
-            "known": group.known | {name: known[name] for name in group.rollouts if name in known},
-        }
-        for group in mine.groups.values()
-    ]
-    return {
-        "unfinished": {
-            "policy": policy,
-            "begun": mine.begun,
-            "groups": groups,
-            "spare": [saved_samples.plain(sample) for sample in mine.spare],
-        }
-    }
-
-
-def restore(generator: SamplesGenerator, saved: dict[str, Any], make: Callable[[], Sample]) -> None:
-    """Continue from :func:`state`; without PARTIAL_ROLLOUTS, drop the unfinished groups.
-
-    Args:
-        saved: the state's ``unfinished``.
-        make: returns an empty sample.
-    """
-    if not generator.args.partial_rollouts:
-        logger.warning("%d unfinished groups are dropped: PARTIAL_ROLLOUTS is 0", len(saved["groups"]))
-        return
-    from vllm import SamplingParams
-
-    mine = of(generator)
-    mine.begun = saved["begun"]
-    mine.spare = [saved_samples.filled(make, sample) for sample in saved["spare"]]
-    for group in saved["groups"]:
-        params = SamplingParams(**group["call"]["sampling_params"])
-        call = group["call"] | {"sampling_params": params}
-        seed = group["call"]["sampling_params"]["seed"]
-        mine.groups[seed] = Group(group["number"], call, group["policies"], known=group["known"])
+        self.begun = saved["begun"]
+        self.spare = [saved_samples.filled(sample) for sample in saved["spare"]]
+        for group in saved["groups"]:
+            params = SamplingParams(**group["call"]["sampling_params"])
+            call = group["call"] | {"sampling_params": params}
+            seed = group["call"]["sampling_params"]["seed"]
+            self.groups[seed] = Group(group["number"], call, group["policies"], known=group["known"])
 
 
 def _plain(params: Any) -> dict[str, Any]:
@@ -259,7 +206,7 @@ def runs_of(sample: Sample) -> list[list[int]]:
     return [[int(policy), len(list(tokens))] for policy, tokens in groupby(_sampled(sample).tolist())]
 
 
-def metrics(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[str, float]:
+def metrics_of(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[str, float]:
     """Return how far behind the policies are that sampled the tokens of a step; {} without PARTIAL_ROLLOUTS.
 
     Args:

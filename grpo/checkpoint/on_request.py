@@ -5,22 +5,20 @@ checkpoint of that step is the one that the end of the step would have saved.
 """
 
 import copy
-import functools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-
-import ray
 
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
-from grpo.stack.upstream.trainer import PPOTrainer
+from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.on_request")
 
@@ -28,27 +26,45 @@ LOOK_SECONDS = 0.2
 
 
 class SaveOnRequest:
-    """Watches for a request in a thread of the controller.
+    """Saves the checkpoints of a run, and watches for a request in a thread of the controller.
 
     A state that is a function is called when a checkpoint needs it. With PIPELINE=1, the batch of the next step may
     still wait for rewards, and a step that saves nothing does not.
 
     Args:
-        trainer: OpenRLHF's ``PPOTrainer``; its phases from log-probs to checkpoint keep the thread waiting.
+        args: OpenRLHF's; ``save_steps`` is infinite if the run saves nothing.
+        save: writes the checkpoint of the states that it gets, on every rank.
         step: the last completed step, which has been saved; 0 at the start of a run.
     """
 
-    def __init__(self, trainer: PPOTrainer, step: int) -> None:
-        self._trainer = trainer
-        self._request = SaveRequest(RunFiles(Path(trainer.args.run_dir)).save_request)
+    def __init__(self, args: Arguments, save: Callable[[dict[str, Any]], None], step: int) -> None:
+        self._save_steps, self._write = args.save_steps, save
+        self._request = SaveRequest(RunFiles(Path(args.run_dir)).save_request)
         self._ranks_idle = threading.Lock()
-        self._is_busy = False  # whether the loop holds the lock
         self._states: dict[str, Any] | None = None
         self._step = self._saved = step
-        maker = trainer.experience_maker
-        maker.make_experience_batch = self._from_here_busy(maker.make_experience_batch)
-        trainer.save_logs_and_checkpoints = self._idle_again(trainer.save_logs_and_checkpoints)
         threading.Thread(target=self._watch, name="save on request", daemon=True).start()
+
+    def begin_step(self) -> None:
+        """Keep requests waiting: the ranks are about to change. A step that fails never lets them in again."""
+        self._ranks_idle.acquire()
+
+    def end_step(self, step: int, states: dict[str, Any], phase: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Save the step if a checkpoint is due, and let requests in.
+
+        Args:
+            states: the controller's after the step.
+            phase: the context of a phase of the step.
+        """
+        is_due = step % self._save_steps == 0
+        complete = _complete(states) if is_due else states
+        with phase("save"):
+            if is_due:
+                self._write(complete)
+        self._step, self._states = step, copy.deepcopy(states)
+        if is_due:
+            self._saved = step
+        self._ranks_idle.release()
 
     def save_last(self) -> None:
         """Save the last step of the run, unless it is a checkpoint already, or the run saves none.
@@ -56,33 +72,9 @@ class SaveOnRequest:
         Raises:
             ray.exceptions.RayTaskError: if a rank cannot save it.
         """
-        if math.isfinite(self._trainer.args.save_steps):
+        if math.isfinite(self._save_steps):
             with self._ranks_idle:
                 self._save()
-
-    def _from_here_busy(self, function: Callable) -> Callable:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_busy:
-                self._ranks_idle.acquire()
-                self._is_busy = True
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    def _idle_again(self, save: Callable) -> Callable:
-        @functools.wraps(save)
-        def wrapper(step: int, logs: dict[str, Any], states: dict[str, Any]) -> None:
-            is_due = step % self._trainer.args.save_steps == 0
-            save(step, logs, _complete(states) if is_due else states)
-            self._step, self._states = step, copy.deepcopy(states)
-            if is_due:
-                self._saved = step
-            if self._is_busy:
-                self._is_busy = False
-                self._ranks_idle.release()
-
-        return wrapper
 
     def _watch(self) -> None:
         while True:
@@ -102,11 +94,7 @@ class SaveOnRequest:
         if self._saved == self._step or self._states is None:
             return
         logger.info("saving step %d", self._step)
-        ray.get(
-            self._trainer.actor_model_group.async_run_method(
-                method_name="save_checkpoint", tag=f"global_step{self._step}", client_states=_complete(self._states)
-            )
-        )
+        self._write(_complete(self._states))
         self._saved = self._step
 
 

@@ -20,7 +20,7 @@ from grpo.checkpoint import state_files
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
+from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
 
 STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -31,14 +31,11 @@ _RANK_KEYS = {"layout", "random", *KINDS}
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of this process's random generators, as tensors and plain values."""
-    from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
-
+    """Return the states of this process's random generators in host memory, as tensors and plain values."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "device": get_accelerator().get_rng_state(),
         "python": [version, list(words), gauss],
         "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
     }
@@ -46,10 +43,7 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore what :func:`random_state` returned."""
-    from deepspeed.accelerator import get_accelerator
-
     torch.set_rng_state(state["torch"])
-    get_accelerator().set_rng_state(state["device"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
@@ -57,20 +51,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def of_controller(status: dict[str, Any]) -> dict[str, Any]:
-    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states and the step's metrics."""
+    """Return what the controller's states hold besides its position: random states and the step's metrics."""
     kept = {name: value for name, value in status.items() if isinstance(value, int | float) or name == "grad_norms"}
     return {"random": random_state(), "status": kept}
-
-
-def restore_controller(trainer: PPOTrainer, states: dict[str, Any]) -> None:
-    """Restore OpenRLHF's ``PPOTrainer`` from a checkpoint's ``client_states``; does nothing at step 0.
-
-    Its loader has been restored already. Creating the iterator draws random numbers, so the random states are set after
-    it.
-    """
-    if states["global_step"]:
-        trainer.samples_generator._dataloader_iter = iter(trainer.prompts_dataloader)
-        set_random_state(states["random"])
 
 
 def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) -> None:
@@ -79,8 +62,10 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
     Args:
         engine: DeepSpeed's engine, with ZeRO-3 around PyTorch's fused AdamW.
         directory: must exist.
-        client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
+        client_states: the controller's.
     """
+    from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
+
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
     moments = [_moments(optimizer.optimizer, flat) for flat in flats]
@@ -92,7 +77,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "master": [flat.detach() for flat in flats],
         "exp_avg": [state["exp_avg"] for state in moments],
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
-        "random": random_state(),
+        "random": random_state() | {"device": get_accelerator().get_rng_state()},
     }
     state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
     if dist.get_rank() == 0:
@@ -107,7 +92,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
-    """Restore a freshly initialised trainer from a saved state. Return OpenRLHF's ``client_states``.
+    """Restore a freshly initialised trainer from a saved state. Return the controller's states.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 
@@ -144,7 +129,10 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
     _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
     if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
+        from deepspeed.accelerator import get_accelerator
+
         set_random_state(files[dist.get_rank()]["random"])
+        get_accelerator().set_rng_state(files[dist.get_rank()]["random"]["device"])
     return state["client_states"]
 
 

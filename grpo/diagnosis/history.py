@@ -16,8 +16,8 @@ from grpo.run.progress import by_step
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
 from grpo.run.saved_steps import saved_steps
+from grpo.settings.table import SETTINGS
 from grpo.stack.problem import UserError
-from grpo.stack.variables import by_flag
 
 UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warm-up was
 
@@ -151,7 +151,7 @@ class RunHistory:
         for variables in (judge, environment):
             if isinstance(variables, Mapping) and name in variables:
                 return variables[name]
-        return next((flags.get(flag) for flag, variable in by_flag().items() if variable == name), None)
+        return flags.get(SETTINGS[name].flag) if name in SETTINGS else None
 
     def setting_number(self, name: str) -> float | None:
         """Return the same if it is a number, else None."""

@@ -13,12 +13,9 @@ from grpo.rollout import chat_template, thinking_settings
 from grpo.stack import cluster
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.trainer import ActorGroup
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-
-    from grpo.update.reference import ActorAsReference
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +26,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
+    if args.vllm_is_correction_type == "seq-mask-tis":  # OpenRLHF's name from 0.9.4 on
+        args.vllm_is_correction_type = "mis"
     last_words.install()
 
 
@@ -54,11 +53,6 @@ def settle_nodes() -> None:
     nodes.settle()
 
 
-def controller_place() -> dict[str, Any]:
-    """Return the options with which the controller runs on the launcher's node."""
-    return cluster.controller_options()
-
-
 def engine_model(args: Arguments) -> str:
     """Return the checkpoint that the engines load: their own, or the actor's."""
     return args.engine_model or args.pretrain
@@ -71,18 +65,25 @@ def adapter_config(args: Arguments) -> dict[str, Any]:
     return adapter.engine_config(args)
 
 
-def actor_is_reference(args: Arguments) -> bool:
-    """Return whether the actor without its adapter replaces the reference model."""
-    from grpo.update import reference
+def rank() -> Any:
+    """Return the Ray actor of a rank, which takes the place of ``PolicyModelActor``."""
+    import ray
 
-    return reference.is_actor(args)
+    from grpo.training.update import Rank  # imports DeepSpeed
+
+    return ray.remote(num_gpus=1)(Rank)
 
 
-def reference_from(actor_model: ActorGroup) -> "ActorAsReference":
-    """Return the object that OpenRLHF uses as the group of reference actors."""
-    from grpo.update.reference import ActorAsReference
+def trainer(*models: Any, **sampling: Any) -> Any:
+    """Return the controller, in this process. It takes the place of ``PPOTrainer``, with its arguments."""
+    from grpo.training.trainer import Trainer  # imports PyTorch and vLLM
 
-    return ActorAsReference(actor_model)
+    return Trainer(*models, **sampling)
+
+
+def has_reference_model(_: Arguments) -> bool:
+    """Return False: the reference is the actor without its adapter."""
+    return False
 
 
 def engines_before_actor(args: Arguments, engines: Sequence[EngineActor] | None) -> None:
@@ -97,9 +98,5 @@ def engines_before_actor(args: Arguments, engines: Sequence[EngineActor] | None)
 
 
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
-    """Return one reference per engine that resolves when the engine has started, or raises its start-up error.
-
-    The controller, which exists by now, gets the trackers' keys.
-    """
-    cluster.give_controller_keys()
+    """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
     return cluster.engines_ready(engines)

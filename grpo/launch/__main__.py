@@ -1,12 +1,14 @@
 """python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]]
-    -- FLAGS [-- FLAGS OF THE USER]
+    -- FLAGS
 
-FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. The judge's
-settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documentation.
+FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. Settings of
+reward and environment are GRPO_* variables. The callers are `train_grpo.sh`, by way of grpo.launch.recipe, and the
+command.sh of a run.
 """
 
 import argparse
 import errno
+import json
 import os
 import select
 import signal
@@ -25,7 +27,6 @@ from grpo.launch import (
     judge,
     kernels,
     micro_batches,
-    own_settings,
     placement,
     preflight,
     restarts,
@@ -39,7 +40,6 @@ from grpo.launch.checks import environment, packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
-from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import REFUSED, end_restarts, note, refuse, refuse_all
 from grpo.launch.restarts import Verdict
@@ -52,6 +52,7 @@ from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
+from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine, seats
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import UserError
@@ -64,8 +65,8 @@ _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
-def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return our own options, and the words after `--`."""
+def arguments(words: list[str]) -> argparse.Namespace:
+    """Return our own options; `flags` are the words after `--`."""
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
@@ -75,21 +76,25 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
     )
+    parser.add_argument("--changes", type=json.loads, default={}, help="settings that the user changed, as JSON")
+    parser.add_argument("--config", type=json.loads, default={}, help="settings of --config, as JSON")
     parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
     folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
     parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step instead of the newest")
     split = words.index("--") if "--" in words else len(words)
-    return parser.parse_args(words[:split]), words[split + 1 :]
+    options = parser.parse_args(words[:split])
+    options.flags = words[split + 1 :]
+    return options
 
 
-def main() -> int:
-    """Run one of the modes; return the exit code."""
-    options, rest = arguments(sys.argv[1:])
+def main(words: list[str] | None = None) -> int:
+    """Run one of the modes; return the exit code. The words are those of the process, unless given."""
+    options = arguments(sys.argv[1:] if words is None else words)
     try:
         signals.raise_them()
-        return _main(options, rest)
+        return _main(options)
     except BrokenPipeError:
         if not _is_unread(sys.stdout):
             raise
@@ -115,12 +120,10 @@ def _is_unread(stream: TextIO) -> bool:
     return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
-def _main(options: argparse.Namespace, rest: list[str]) -> int:
+def _main(options: argparse.Namespace) -> int:
     if options.from_step is not None and not options.resume:
         return refuse(options, UserError("--from-step only applies to a resumed run", "add --resume DIR"))
-    own = rest[rest.index("--") + 1 :] if "--" in rest else []
-    rest = [word for word in rest if word != "--"]
-    if wrong := list(own_settings.misspelt()):
+    if wrong := [*misspelt.find(os.environ), *flags.variable_problems(os.environ)]:
         return refuse_all(options, wrong)
     try:
         machine.number_gpus()
@@ -130,10 +133,10 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
             held = options.held
             if held is None and options.mode == "run":
                 held = RunFiles(folder).hold()
-            config = resume.resolve_resumed(rest, folder, options.from_step)
+            config = resume.resolve_resumed(options.flags, folder, options.from_step)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
-            config = resolve(rest, folder)
+            config = resolve(options.flags, folder)
         config = engine_share.choose(micro_batches.choose(config))
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
@@ -142,8 +145,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    changes = own_settings.changed(options.stand_in, own)
-    about = [*own_settings.describe(changes), *_about(plan, config, run_judge)]
+    about = [*choose.describe(options.changes, options.config), *_about(plan, config, run_judge)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
@@ -155,7 +157,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
-    warnings += [*own_settings.warnings(), *environment.describe(config)]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
@@ -179,7 +181,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
-    return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
+    return run(options, folder, config, plan, run_judge, held, cluster.seats)
 
 
 def _admitted(
@@ -235,7 +237,6 @@ def run(
     plan: Plan,
     run_judge: RunJudge,
     held: int,
-    changes: Changes,
     places: Seats | None = None,
 ) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
@@ -244,16 +245,18 @@ def run(
     status = preflight.patch_status()
     stand_in = ["--stand-in"] if run_judge.is_stand_in else []
     again = options.options.split()
-    run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, changes, again)
+    run_dir.write(
+        folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again, options.config
+    )
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.lost.begin(resume.resumed_step(config))
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if places:
-        environment |= {seats.VARIABLE: places.dump()} | (
-            {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
-        )
+        environment[seats.VARIABLE] = places.dump()
+    if run_judge.settings:
+        environment[judge_place.VARIABLE] = judge_place.NAME
     is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)

@@ -16,32 +16,18 @@ from typing import Any, NoReturn
 
 from grpo.rollout import chat_template
 from grpo.run.run_files import RunFiles
+from grpo.settings.flags import name_of
+from grpo.settings.table import COUNT, SETTINGS
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import secrets
-from grpo.stack.variables import in_variables
 
 # Set from the run directory, not by flags.
 _OWNED_FLAGS = ("run_dir", "save_path")
 _CLOSE = 0.8  # of difflib's ratio: below it, a suggestion is another word
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
 _OUTPUT_PATHS = ("ckpt_path", "metrics_dir")
-_COUNTS = (
-    "rollout_batch_size",
-    "n_samples_per_prompt",
-    "micro_rollout_batch_size",
-    "train_batch_size",
-    "micro_train_batch_size",
-    "actor_num_nodes",
-    "actor_num_gpus_per_node",
-    "vllm_num_engines",
-    "vllm_tensor_parallel_size",
-    "num_episodes",
-    "max_epochs",
-    "prompt_max_len",
-    "generate_max_len",
-    "eval_n_samples_per_prompt",
-)
+_COUNTS = ("actor_num_nodes", "max_epochs")  # besides those of settings
 
 
 @dataclass(frozen=True)
@@ -188,9 +174,12 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
         given["use_tensorboard"] = str(run_dir / "tensorboard")
     argv = command_line(parser, given)
     args = _strict(parser).parse_args(argv)
+    for setting in SETTINGS.values():  # everything divides by these
+        if setting.check is COUNT and setting.flag and (error := setting.problem(getattr(args, setting.flag))):
+            raise error
     for name in _COUNTS:
-        if not (getattr(args, name) or 0) >= 1:
-            raise UserError(in_variables(f"--{name} is {getattr(args, name)}"), "set it to at least 1")
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}", "give 1 or more")
     return Config(args=args, given=given, argv=argv)
 
 
@@ -213,11 +202,8 @@ def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
 def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
         message = message.replace("(choose from 'gae', ", "(choose from ")  # which is refused, too
-        raise UserError(
-            in_variables(message.removeprefix("argument ")),
-            "see the comment beside the variable in train_grpo.sh; for a flag after --, "
-            "python -m openrlhf.cli.train_ppo_ray --help",
-        )
+        name, colon, rest = message.removeprefix("argument ").partition(":")
+        raise UserError(f"{name_of(name)}{colon}{rest}", "python -m openrlhf.cli.train_ppo_ray --help lists the flags")
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser

@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 
-from grpo.launch import node_flags
 from grpo.launch.config import Config
 from grpo.stack import seats
 from grpo.stack.counted import counted
@@ -72,7 +71,7 @@ def fewest_nodes(gpus: int, engines: int, width: int, ranks: int) -> int:
 def problems(config: Config) -> Iterator[Problem]:
     """Yield why engines and actor have no place, with the remedy."""
     args, width = config.args, config.args.vllm_tensor_parallel_size
-    if not is_stated(config) or list(node_flags.problems(args)) or args.colocate_all_models or of_config(config):
+    if not is_stated(config) or args.gpus_per_node is None or args.colocate_all_models or of_config(config):
         return
     gpus = gpus_of_node(config)
     if width > gpus:

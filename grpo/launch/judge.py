@@ -13,8 +13,8 @@ from grpo.stack.problem import UserError
 from reward import endpoint, models, settings, user_files
 from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint
+from reward.judgements import Judgements
 from reward.settings import ChainSettings, JudgeSettings, SettingsError
-from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
 
 
 def prepare(judge: RunJudge, folder: Path) -> None:
-    """Reset the judge's state, except judgements of an earlier part of the run. Needs exclusive use of `folder`.
+    """Check the judgements of an earlier part of the run.
 
     Raises:
         UserError: if the file of judgements is broken.
@@ -77,7 +77,7 @@ def prepare(judge: RunJudge, folder: Path) -> None:
         return
     path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
     try:
-        SharedState(path, begins_run=True).close()
+        Judgements(path).close()
     except sqlite3.Error as error:
         raise UserError(
             f"{path} cannot be read ({error})", "move it away; you then pay for its judgements again"
@@ -85,12 +85,12 @@ def prepare(judge: RunJudge, folder: Path) -> None:
 
 
 def finish(judge: RunJudge, folder: Path) -> None:
-    """Merge the judge's state into one file: its processes were killed without closing it."""
+    """Merge the file of judgements with its log: the judge's process was killed without closing it."""
     path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
     if judge.settings is None or not path.is_file():
         return
     try:
-        SharedState(path).close()
+        Judgements(path).close()
     except sqlite3.Error as error:
         logger.warning("%s was not merged: %s", path, error)
 

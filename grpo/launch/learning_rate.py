@@ -12,7 +12,7 @@ class LearningRate:
     """The schedule of a run, in optimizer steps. `--max_steps` ends a run and does not shorten its schedule.
 
     Attributes:
-        name: of a schedule of transformers, one of :data:`grpo.launch.flags.SCHEDULES`.
+        name: of a schedule of transformers, one of those of LR_SCHEDULER.
         peak: the learning rate after the warm-up.
         warm_up, length: optimizer steps of the warm-up and of the whole schedule.
         per_step: optimizer steps of a global step.

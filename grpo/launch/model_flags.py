@@ -7,8 +7,6 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 
-ATTENTIONS = ("sinks", "eager")  # ours (grpo.model.attention), and transformers' own
-
 
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
@@ -18,26 +16,14 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from _zero3(args)
     if args.enable_ema:
         yield Problem("--enable_ema would load a second copy of the model", "remove it")
-    if args.advantage_estimator == "gae":
-        yield Problem("--advantage_estimator gae would load a second copy of the model as critic", "use dr_grpo")
-    if not 0 < args.vllm_gpu_memory_utilization <= 1:
-        yield Problem(
-            f"--vllm_gpu_memory_utilization is {args.vllm_gpu_memory_utilization:g}", "give a share from 0 to 1"
-        )
 
 
 def _attention(args: argparse.Namespace) -> Iterator[Problem]:
-    if args.packing_samples or args.use_dynamic_batch or args.ring_attn_size > 1:
+    if args.packing_samples or args.ring_attn_size > 1:
         yield Problem(
-            "--packing_samples, --use_dynamic_batch and --ring_attn_size > 1 switch to flash attention, which drops "
-            "gpt-oss's attention sinks",
+            "--packing_samples and --ring_attn_size > 1 switch to flash attention, which drops gpt-oss's attention "
+            "sinks",
             "remove them",
-        )
-    if args.attn_implementation not in ATTENTIONS:
-        # A hub kernel may apply the sinks; if it does not, transformers drops them silently.
-        yield Problem(
-            f"--attn_implementation {args.attn_implementation} is not known to apply gpt-oss's attention sinks",
-            f"use {' or '.join(ATTENTIONS)}",
         )
 
 
@@ -45,11 +31,11 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
     if args.lora_rank <= 0:
         yield Problem(
             "full-parameter training is not supported: only an adapter is synchronised to the engines",
-            "set --lora_rank (64 for the 120b)",
+            "set LORA_RANK (64 for the 120b)",
         )
     elif not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
         yield Problem(
-            f"--target_modules {' '.join(args.target_modules)}: the engines only apply adapters of the attention",
+            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines only apply adapters of the attention",
             f"choose from {', '.join(ATTENTION_PROJECTIONS)}",
         )
     if args.lora_dropout:
@@ -61,7 +47,7 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
     if args.load_in_4bit:
         yield Problem("--load_in_4bit requantises an MXFP4 model to NF4", "remove it")
     if args.deepspeed_enable_sleep:
-        yield Problem("--deepspeed_enable_sleep moves what --offload and --adam_offload keep on the host", "remove it")
+        yield Problem("--deepspeed_enable_sleep moves what OFFLOAD and ADAM_OFFLOAD keep on the host", "remove it")
 
 
 def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
@@ -69,14 +55,14 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
     if args.colocate_all_models and engines != ranks:
         yield Problem(
-            f"--colocate_all_models gives each GPU a part of an engine and a rank of the actor, but the engines have "
+            f"COLOCATE=1 gives each GPU a part of an engine and a rank of the actor, but the engines have "
             f"{counted(engines, 'GPU')} and the actor {counted(ranks, 'GPU')}",
-            "make --actor_num_gpus_per_node equal to --vllm_num_engines x --vllm_tensor_parallel_size",
+            "make ACTOR_GPUS equal to NUM_ENGINES x ENGINE_TP",
         )
     if args.vllm_enable_sleep and not args.colocate_all_models:
         yield Problem(
             "--vllm_enable_sleep gives an engine's memory to the actor, but they have GPUs of their own",
-            "remove it, or add --colocate_all_models",
+            "remove it, or set COLOCATE=1",
         )
 
 
@@ -90,8 +76,8 @@ def _zero3(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.offload and args.actor_shard == NO_SHARD:
         yield Problem(
-            "--offload keeps shares of the model in host memory, but --actor_shard none has no shares",
-            "use --actor_shard zero3, or remove --offload",
+            "OFFLOAD=1 keeps shares of the model in host memory, but ACTOR_SHARD=none has no shares",
+            "set ACTOR_SHARD=zero3, or OFFLOAD=0",
         )
     for name in ("zpg", "ds_tensor_parallel_size"):
         if getattr(args, name) > 1:

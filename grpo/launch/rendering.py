@@ -56,7 +56,9 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
         raise UserError(what, _TEMPLATE) from None
     if done.returncode == -signal.SIGPROF:
         longest = max(len(json.dumps(prompt)) for prompt in prompts)
-        what = f"a prompt takes more than {LONGEST:g} s in the chat template of {model}; the longest has {longest:,} bytes"
+        what = (
+            f"a prompt takes more than {LONGEST:g} s in the chat template of {model}; the longest has {longest:,} bytes"
+        )
         raise UserError(what, f"{_TEMPLATE}; or shorten that prompt")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -4,6 +4,7 @@ The history is in ends.jsonl: a line with ``restart`` is of a part that was cont
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -77,6 +78,6 @@ def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
     signals.hold_back()  # an interpreter that starts would die of one without a word
     os.set_inheritable(held, True)
     words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
+    words += [f"--changes={json.dumps(options.changes)}", f"--config={json.dumps(options.config)}"]
     words += ["--stand-in"] if options.stand_in else []
-    flags = sys.argv[sys.argv.index("--") :]
-    os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, *flags])
+    os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, "--", *options.flags])

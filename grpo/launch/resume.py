@@ -15,10 +15,10 @@ from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
+from grpo.settings.flags import name_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
-from grpo.stack.variables import in_variables
 from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
@@ -98,7 +98,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
             "restore the file, or start a new run",
         )
     if wrong:
-        listed = "; ".join(in_variables(f"--{name} was {old}, now {new}") for name, (old, new) in wrong.items())
+        listed = "; ".join(f"{name_of(f'--{name}')} was {old}, now {new}" for name, (old, new) in wrong.items())
         hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
         raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")
     return config
@@ -216,7 +216,7 @@ def changed(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
 
 def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return changed settings in lines for people."""
-    return [in_variables(f"  {name} was {old}, now {new}") for name, (old, new) in differing.items()]
+    return [f"  {name_of(name)} was {old}, now {new}" for name, (old, new) in differing.items()]
 
 
 def resumed_step(config: Config) -> int:

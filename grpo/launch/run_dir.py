@@ -8,15 +8,15 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config
-from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
+from grpo.settings.choose import Changes
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
@@ -67,14 +67,16 @@ def write(
     judge_off: str = "",
     changes: Changes | None = None,
     again: Sequence[str] = (),
+    own_file: Mapping[str, str] | None = None,
 ) -> None:
     """Write everything known before the run starts or continues into the run directory.
 
     Args:
         options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
-        changes: what the user set, see :func:`grpo.launch.own_settings.changed`.
+        changes: what the user set, see :func:`grpo.settings.choose.changes`.
         again: the options of train_grpo.sh with which the run is resumed.
+        own_file: the settings of --config, which a resumed run keeps.
     """
     files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"
     files.logs.mkdir(parents=True, exist_ok=True)
@@ -90,6 +92,7 @@ def write(
             "given": config.given,
             "changes": changes or {},
             "options": list(again),
+            "config": dict(own_file or {}),
             "data_sha256": {
                 name: data_digest(Path(file))
                 for name in ("prompt_data", "eval_dataset")

@@ -142,11 +142,6 @@ class Receipt:
         return (self.split + workers * self.whole) % 2**64
 
 
-def is_trained(args: Arguments) -> bool:
-    """Return whether a run trains an adapter rather than the model itself."""
-    return args.lora_rank > 0
-
-
 def engine_config(args: Arguments) -> dict[str, Any]:
     """Return vLLM's ``additional_config``: the adapter's rank and scale, and which routings to record.
 

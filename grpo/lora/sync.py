@@ -14,14 +14,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.lora.adapter import (
-    Receipt,
-    TensorSpec,
-    gather,
-    is_trained,
-)
+from grpo.lora.adapter import Receipt, TensorSpec, gather
 from grpo.lora.engine_actor import check_receipts
-from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 
 TIMEOUT_SECONDS = 600.0
@@ -42,11 +36,6 @@ class Sent:
     fields: list[dict[str, Any]]
     expected: Receipt
     memory: int
-
-
-def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
-    """Return whether rank 0 and the engines need an NCCL group: to broadcast the model itself, not for an adapter."""
-    return not is_trained(args) and not use_cuda_ipc
 
 
 def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent | None:

@@ -13,7 +13,7 @@ from grpo.batch.branches import samples_of
 from grpo.batch.degenerate import repetition
 from grpo.metrics.thinking_metrics import thinking_metrics
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
-from grpo.stack.upstream.experience import Batch
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 _JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")

@@ -20,8 +20,8 @@ from grpo.metrics.update_metrics import (
     log_probs_by_sample,
     policy_metrics,
 )
+from grpo.rollout.rows import Batch, Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.stack.upstream.experience import Batch
+from grpo.rollout.rows import Batch
 
 
 def thinking_metrics(experiences: Sequence[Batch]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Records what a training step computes for every sampled token, on each trainer rank.
 
-Ranks reduce nothing. They return their notes with the status of ``ppo_train``, a few bytes per token.
+Ranks reduce nothing. They return their notes with the result of the update, a few bytes per token.
 :mod:`grpo.metrics.step_metrics` computes the step's metrics from all of them at once.
 """
 
@@ -13,8 +13,9 @@ from deepspeed.accelerator import get_accelerator
 
 from grpo.lora.adapter import adapter_parameters
 from grpo.model.zero import whole_shape
-from grpo.stack.upstream.experience import Batch
-from grpo.stack.upstream.trainer import ActorPPOTrainer, ModelOutput
+from grpo.rollout.rows import Batch
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
 from grpo.update import old_policy, passes
 
 logger = logging.getLogger("openrlhf.grpo.token_recorder")
@@ -53,15 +54,15 @@ class MicroBatch:
 
 
 class ActorMetrics:
-    """Notes of one call of ``ppo_train``, on one trainer rank.
+    """Notes of the update of one step, on one trainer rank.
 
     Args:
-        trainer: OpenRLHF's ``ActorPPOTrainer``, with ``args`` and ``actor`` set. DeepSpeed's engine counts optimizer
-            steps over all parts of a resumed run.
+        args: OpenRLHF's.
+        engine: DeepSpeed's; counts optimizer steps over all parts of a resumed run.
     """
 
-    def __init__(self, trainer: ActorPPOTrainer) -> None:
-        self._args, self._engine = trainer.args, trainer.actor.model
+    def __init__(self, args: Arguments, engine: TrainerEngine) -> None:
+        self._args, self._engine = args, engine
         self._errors = 0
         self._norms: list[float] = []
         self._rate, self._rates = 0.0, list[float]()
@@ -143,7 +144,7 @@ class ActorMetrics:
 
         - ``micro_batches``: this rank's, in training order.
         - ``grad_norms``: L2 norm before clipping of each optimizer step, over all ranks.
-        - ``actor_lr``: mean learning rate of these steps, which replaces OpenRLHF's; absent without one.
+        - ``actor_lr``: mean learning rate of these steps; absent without one.
         - ``metric_errors``: number of micro-batches that could not be recorded.
         - ``optimizer_step``: optimizer steps since the run started.
         - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only

@@ -20,7 +20,7 @@ WHOLE = 1 << 40  # elements: more than any parameter has
 def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     """Complete OpenRLHF's DeepSpeed configuration, in place, and return it.
 
-    - Parameter offload is pinned if there is a GPU.
+    - With ``--offload``, parameters stay in host memory, pinned if there is a GPU.
     - Gathers of several parameters run one after the other. DeepSpeed 0.18.5 otherwise holds them twice. On gloo it
       launches one all-gather per parameter and waits only for the last, and gloo completes them in any order: a gather
       could return early and later overwrite what was written to the parameter. DeepSpeed then gathers one parameter
@@ -30,18 +30,17 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     - If ZeRO-3 holds the adapter alone, each rank keeps it whole. Only its gradients and its optimizer are partitioned.
 
     Args:
-        args: None, and arguments without our flags, leave DeepSpeed's threshold.
+        args: None leaves the device of the parameters, and DeepSpeed's threshold.
     """
     zero = ds_config["zero_optimization"]
-    if zero["stage"] != 3:
-        return ds_config
+    if args and args.offload:
+        zero["offload_param"]["device"] = "cpu"
     if zero["offload_param"]["device"] == "cpu":
         zero["offload_param"]["pin_memory"] = get_accelerator().communication_backend_name() != "gloo"
     zero["stage3_allgather_sequential"] = True
     ds_config["zero_force_ds_cpu_optimizer"] = False
     zero["reduce_bucket_size"] = REDUCE_BUCKET
-    is_whole = getattr(args, "actor_shard", None) == NO_SHARD
-    threshold = WHOLE if is_whole else getattr(args, "stage3_param_persistence_threshold", None)
+    threshold = args and (WHOLE if args.actor_shard == NO_SHARD else args.stage3_param_persistence_threshold)
     if threshold is not None:
         zero["stage3_param_persistence_threshold"] = threshold
     return ds_config

@@ -42,7 +42,7 @@ def variables(effort: str | None, others: str | None = None, date: str | None = 
         try:
             datetime.date.fromisoformat(date)
         except ValueError:
-            raise UserError(f"--template_date is {date!r}", "give a date such as 2030-01-02") from None
+            raise UserError(f"TEMPLATE_DATE is {date!r}", "give a date such as 2030-01-02") from None
     chosen = {"reasoning_effort": effort, DATE: date}
     return _parse(others) | {name: value for name, value in chosen.items() if value}
 
@@ -58,12 +58,12 @@ def _parse(text: str | None) -> dict[str, Any]:
     try:
         made = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--template_variables {(text or '')[:200]} is no JSON ({error})", remedy) from None
+        raise UserError(f"TEMPLATE_VARIABLES {(text or '')[:200]} is no JSON ({error})", remedy) from None
     if not isinstance(made, dict):
-        raise UserError(f"--template_variables {text} is no JSON object", remedy)
+        raise UserError(f"TEMPLATE_VARIABLES {text} is no JSON object", remedy)
     for name in made:
         if name in _OWNED or name in _SETTINGS or not name.isidentifier():
-            raise UserError(f"--template_variables must not set {name!r}", _SETTINGS.get(name, "remove it"))
+            raise UserError(f"TEMPLATE_VARIABLES must not set {name!r}", _SETTINGS.get(name, "remove it"))
     return made
 
 

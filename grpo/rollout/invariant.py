@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.stack.upstream.experience import Rows
+from grpo.rollout.rows import Rows
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput

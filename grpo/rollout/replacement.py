@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from grpo.lora.engine_actor import NoPolicyError, check_receipts
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.trainer import SamplesGenerator
+from grpo.stack.upstream.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from grpo.lora.sync import Sent
@@ -42,6 +42,10 @@ class Call:
 class EngineCalls:
     """What a run's engines are asked, and what replaces those that die.
 
+    Args:
+        engines: of the run.
+        tokenizer: each call has it.
+
     Attributes:
         replaced: how many engines so far.
         policy: the number of the policy that samples; None without PARTIAL_ROLLOUTS.
@@ -50,9 +54,11 @@ class EngineCalls:
         phase: the context in which an engine is replaced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Sequence[EngineActor], tokenizer: Tokenizer | None) -> None:
+        self.engines, self._tokenizer = engines, tokenizer
         self._calls: dict[Any, Call] = {}  # by Ray's reference to the responses
-        self._replacing = threading.Lock()  # the threads of two batches may notice the same death
+        # The threads of two batches may notice the same death, and a sync must not meet the adapter before it.
+        self._changing = threading.Lock()
         self.replaced = self._told = 0
         self.policy: int | None = None
         self.adapter: Sent | None = None
@@ -61,7 +67,7 @@ class EngineCalls:
 
     def send(self, engine: EngineActor, arguments: dict[str, Any]) -> Any:
         """Send a prompt to an engine; return Ray's reference to the responses."""
-        reference = engine.generate_responses.remote(**arguments)
+        reference = engine.generate_responses.remote(**arguments, hf_tokenizer=self._tokenizer)
         self._calls[reference] = Call(engine, arguments)
         return reference
 
@@ -101,16 +107,33 @@ class EngineCalls:
             return False
         return all(call.arguments["sampling_params"].seed in seeds for call in calls)
 
-    def loads(self, engines: Sequence[EngineActor]) -> list[int]:
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""
+        ray.get([engine.wake_up.remote(tags=list(tags)) for engine in self.engines])
+
+    def sleep(self) -> None:
+        """Take this memory from the engines, for the actor."""
+        ray.get([engine.sleep.remote() for engine in self.engines])
+
+    def loads(self) -> list[int]:
         """Return the number of requests that each engine has not finished. One that died is replaced."""
-        asked = [engine.get_num_unfinished_requests.remote() for engine in engines]
-        return [self._load(engine, reference) for engine, reference in zip(engines, asked, strict=True)]
+        asked = [engine.get_num_unfinished_requests.remote() for engine in self.engines]
+        return [self._load(engine, reference) for engine, reference in zip(self.engines, asked, strict=True)]
 
     def _load(self, engine: EngineActor, reference: Any) -> int:
         if error := _loss(reference):
             self._replace(engine, error, [])
             return 0
         return int(ray.get(reference))
+
+    def sync(self, send: Callable[[], "Sent"]) -> None:
+        """Send an adapter to the engines. One that dies meanwhile fails the sync, and is not replaced before its end.
+
+        Args:
+            send: brings every engine to the adapter, and returns what it has sent.
+        """
+        with self._changing:
+            self.adapter = send()
 
     def replaced_since(self) -> int:
         """Return how many engines were replaced since the last call."""
@@ -120,7 +143,7 @@ class EngineCalls:
     def _replace(self, engine: EngineActor, error: Exception, references: Sequence[Any]) -> dict[Any, Any]:
         """Wait until an engine lives again, and send its lost prompts again."""
         started = time.monotonic()
-        with self._replacing:
+        with self._changing:
             if self.replaced >= MOST:
                 raise error
             logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
@@ -143,14 +166,6 @@ class EngineCalls:
             check_receipts([receipts], self.adapter.expected)
         if self.policy is not None:
             ray.get(engine.go_on.remote(self.policy, [], {}))
-
-
-def of(generator: SamplesGenerator) -> EngineCalls:
-    """Return the calls of a generator's engines."""
-    if not hasattr(generator, "engine_calls"):
-        generator.engine_calls = EngineCalls()
-    calls: EngineCalls = generator.engine_calls
-    return calls
 
 
 def _is_over(reference: Any) -> bool:

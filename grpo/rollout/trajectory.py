@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo.stack.upstream.experience import Sample
+if TYPE_CHECKING:  # rows need PyTorch, and a trajectory does not
+    from grpo.rollout.rows import Sample
 
 
 class Origin(IntEnum):
@@ -84,7 +85,7 @@ def is_truncated(response: Mapping[str, Any], limit: int) -> bool:
     return bool(response.get("truncated")) or len(response["observation_tokens"]) > limit
 
 
-def response_tokens(sample: Sample) -> list[int]:
+def response_tokens(sample: "Sample") -> list[int]:
     """Return the tokens of a single-sample ``Experience`` from the end of the prompt to the last sampled token.
 
     They include forced tokens and an environment's: people and the grader could not read it without them.

@@ -8,74 +8,111 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from grpo.rollout import greedy
 from grpo.rollout.multi_turn.settings import environments_by_prompt
+from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.response_text import generated
-from grpo.rollout.seeds import begin_stage, seed_of
+from grpo.rollout.rows import Sample
+from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
 from grpo.run.measure import SCORE
 from grpo.run.problem_ids import by_prompt
 from grpo.run.records import Record, read_answer, summarise, summarise_by_source
-from grpo.run.run_log import LoggedTrainer
+from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
-from grpo.stack.upstream.experience import Sample
+from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream.trainer import PromptLoader
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
 
-def evaluate(trainer: LoggedTrainer, step: int, generate_kwargs: dict[str, Any]) -> None:
-    """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
-    started = time.monotonic()
-    number, extra = generate_kwargs["n_samples_per_prompt"], greedy.answers(generate_kwargs["temperature"])
-    trainer.run_log.note_phase("evaluate", step)
-    begin_stage(trainer.samples_generator, f"eval {step}", greedy_sample=number if extra else None)
-    # The loader draws from torch's generator. An evaluation must not change the training that follows.
-    with torch.random.fork_rng(devices=[]):
-        problems = problems_by_prompt(trainer)
-        drawn = trainer.samples_generator.generate_eval_samples(
-            **generate_kwargs | {"n_samples_per_prompt": number + extra}
-        )
-    seeds, is_score = partial(seed_of, trainer.samples_generator), measure.of_run(trainer.args) == SCORE
-    # The samples of a prompt lie next to each other, the greedy one last.
-    samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
-    records = describe(samples, trainer.tokenizer, problems, seeds, is_score)
-    result = summarise_by_source(records, sorted({1, number}))
-    if extra:
-        likeliest = describe(drawn[number :: number + 1], trainer.tokenizer, problems, seeds, is_score)
-        trainer.run_log.write_samples(f"greedy_{step}", likeliest)
-        result["greedy"] = summarise(likeliest)
-    result["seconds"] = time.monotonic() - started
+class Evaluation:
+    """Evaluates the policy of the engines on the held-out set.
 
-    trainer.run_log.write_samples(f"eval_{step}", records)  # first, because the eval line marks the evaluation as done
-    trainer.run_log.write_eval(step, result)
-    if result["ungraded"]:
-        logger.error(
-            "%d of %d evaluation samples could not be graded; %d of %d problems were",
-            *(result["ungraded"], len(samples), result["n"], result["problems"]),
-        )
-    logger.info("held-out evaluation at step %d: %s", step, result)
-
-
-def problems_by_prompt(trainer: LoggedTrainer) -> dict[str, dict[str, str]]:
-    """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
-
-    The loader keeps the order of the data file.
+    Args:
+        args: OpenRLHF's.
+        tokenizer: of the model.
+        held_out: the loader of the held-out problems; None without any, and nothing is evaluated.
+        engines: answer the problems.
+        sample: samples every problem so many times in a stage.
+        log: of the run.
     """
-    assert trainer.args.eval_dataset and trainer.eval_dataloader is not None
-    rows = [row for batch in trainer.eval_dataloader for row in zip(*batch, strict=True)]
-    return by_prompt(
-        Path(trainer.args.eval_dataset),
-        [(source, prompt) for source, prompt, _ in rows],
-        environments_by_prompt(trainer.args),
-    )
+
+    def __init__(
+        self,
+        args: Arguments,
+        tokenizer: Tokenizer,
+        held_out: PromptLoader | None,
+        engines: EngineCalls,
+        sample: Callable[[Stage, int], list[Sample]],
+        log: RunLog,
+    ) -> None:
+        self._args, self._tokenizer, self._held_out = args, tokenizer, held_out
+        self._engines, self._sample, self._log = engines, sample, log
+
+    def run_first(self, step: int) -> None:
+        """Evaluate before the first step if ``--eval_at_start`` asks for it.
+
+        After a resume, also run the evaluation that the previous part was killed before.
+        """
+        if self._args.eval_at_start if step == 0 else step % self._args.eval_steps == 0:
+            self.run(step)
+
+    def run_last(self, step: int) -> None:
+        """Evaluate after the last step, unless evaluations are off (an infinite ``eval_steps``)."""
+        if math.isfinite(self._args.eval_steps):
+            self.run(step)
+
+    def run(self, step: int) -> None:
+        """Evaluate, and log the result, unless this step has been evaluated."""
+        if self._held_out is None or self._log.is_evaluated(step):
+            return
+        started = time.monotonic()
+        number, extra = self._args.eval_n_samples_per_prompt, greedy.answers(self._args.eval_temperature)
+        self._log.note_phase("evaluate", step)
+        stage = Stage(self._args, f"eval {step}", self._engines, greedy_sample=number if extra else None)
+        # The loader draws from torch's generator. An evaluation must not change the training that follows.
+        with torch.random.fork_rng(devices=[]):
+            problems = self._problems()
+            drawn = self._sample(stage, number + extra)
+        is_score = measure.of_run(self._args) == SCORE
+        # The samples of a prompt lie next to each other, the greedy one last.
+        samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
+        records = describe(samples, self._tokenizer, problems, stage.seed_of, is_score)
+        result = summarise_by_source(records, sorted({1, number}))
+        if extra:
+            likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.seed_of, is_score)
+            self._log.write_samples(f"greedy_{step}", likeliest)
+            result["greedy"] = summarise(likeliest)
+        result["seconds"] = time.monotonic() - started
+
+        self._log.write_samples(f"eval_{step}", records)  # first: the eval line marks the evaluation as done
+        self._log.write_eval(step, result)
+        if result["ungraded"]:
+            logger.error(
+                "%d of %d evaluation samples could not be graded; %d of %d problems were",
+                *(result["ungraded"], len(samples), result["n"], result["problems"]),
+            )
+        logger.info("held-out evaluation at step %d: %s", step, result)
+
+    def _problems(self) -> dict[str, dict[str, str]]:
+        """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
+
+        The loader keeps the order of the data file.
+        """
+        assert self._args.eval_dataset and self._held_out is not None
+        rows = [row for batch in self._held_out for row in zip(*batch, strict=True)]
+        return by_prompt(
+            Path(self._args.eval_dataset),
+            [(source, prompt) for source, prompt, _ in rows],
+            environments_by_prompt(self._args),
+        )
 
 
 def describe(
@@ -90,7 +127,7 @@ def describe(
     Args:
         samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` if the reward function reports
             it, otherwise the score.
-        problems: by prompt, see :func:`problems_by_prompt`.
+        problems: ``id`` and ``datasource`` by prompt.
         seed_of: returns the seed of a prompt's first sample.
         is_score: whether the score is measured, and not correctness.
     """
@@ -108,31 +145,3 @@ def describe(
         records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records
-
-
-def run_first(trainer: LoggedTrainer, step: int) -> None:
-    """Evaluate before the first step if ``--eval_at_start`` asks for it.
-
-    After a resume, also run the evaluation that the previous part was killed before.
-    """
-    if trainer.args.eval_at_start if step == 0 else step % trainer.args.eval_steps == 0:
-        run(trainer, step)
-
-
-def run_last(trainer: LoggedTrainer, step: int) -> None:
-    """Evaluate after the last step, unless evaluations are off (``--eval_steps -1``, which OpenRLHF makes infinite)."""
-    if math.isfinite(trainer.args.eval_steps):
-        run(trainer, step)
-
-
-def run(trainer: LoggedTrainer, step: int) -> None:
-    """Evaluate with the evaluation's own temperature and samples per prompt, unless this step has been evaluated."""
-    if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
-        return
-    args = trainer.args
-    kwargs = {
-        **trainer.generate_kwargs,
-        "temperature": args.eval_temperature,
-        "n_samples_per_prompt": args.eval_n_samples_per_prompt,
-    }
-    evaluate(trainer, step, kwargs)

@@ -11,13 +11,13 @@ from typing import Any
 
 import ray
 
-from grpo.lora import adapter
 from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
-from grpo.run.run_log import LoggedTrainer
+from grpo.rollout.rows import Batch, Sample
+from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.experience import Batch, Sample
+from grpo.stack.upstream.trainer import ActorGroup
 from grpo.update import passes
 
 ROWS = 64  # rollouts that are scored: seconds of a step of the 120b
@@ -28,21 +28,28 @@ class ParityGate:
     """Compares engines and trainer until each engine could be judged with an adapter that is not zero.
 
     From the first such step on, the rollouts of all steps are compared together: a step of few tokens judges no engine.
+
+    Args:
+        args: OpenRLHF's.
+        actors: the ranks, which score the rollouts.
+        engines: handles of the engines, which sampled them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, args: Arguments, actors: ActorGroup, engines: Sequence[EngineActor]) -> None:
+        self._args, self._actors, self._engines = args, actors, engines
         self._earlier: list[Rollout] = []
         self._since: int | None = None
         self._left = MOST
 
-    def is_due(self, args: Arguments) -> bool:
+    def is_due(self) -> bool:
         """Return whether the next step is compared."""
-        return self._left > 0 and is_compared(args)
+        return self._left > 0 and is_compared(self._args)
 
-    def check(self, trainer: LoggedTrainer, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
+    def check(self, log: RunLog, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
 
         Args:
+            log: of the run.
             step: the global step.
             batches: the micro-batches of the step, as many on each rank.
             samples: the rollouts that :attr:`Batch.index` counts.
@@ -50,22 +57,22 @@ class ParityGate:
         Raises:
             PolicyMismatch: if rounding does not explain the difference.
         """
-        if not self.is_due(trainer.args):
+        if not self.is_due():
             return
-        chosen, limit = choose(trainer.args, batches), trainer.args.parity_limit
-        rollouts = score(trainer, chosen, samples, passes.of_batches(chosen))
+        chosen, limit = choose(self._args, batches), self._args.parity_limit
+        rollouts = self._score(chosen, samples, passes.of_batches(chosen))
         if not rollouts:
             return
         comparison = compare([*self._earlier, *rollouts])
         since, waits = self._since or step, ""
         if comparison.has_adapter:
             self._earlier, self._since = [*self._earlier, *rollouts], since
-            waits = self._wait(comparison, len(trainer.vllm_engines))
+            waits = self._wait(comparison)
         problems = list(comparison.problems(limit))
-        cause = routing_as_cause(trainer, chosen, samples, compare(rollouts)) if problems else ""
+        cause = self._routing_as_cause(chosen, samples, compare(rollouts)) if problems else ""
         shown = [{"what": problem.what, "remedy": problem.remedy} for problem in problems]
         row = {"step": step, "since": since, "time": time.time(), "limit": limit, **comparison.as_dict()}
-        trainer.run_log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits})
+        log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits})
         if problems:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
@@ -73,9 +80,9 @@ class ParityGate:
                 f"{problems[0].remedy}; see docs/parity.md. PARITY_LIMIT=0 trains without this check",
             )
 
-    def _wait(self, comparison: Comparison, engines: int) -> str:
+    def _wait(self, comparison: Comparison) -> str:
         """Count a comparison with the adapter; name the engines that it could not judge, and say what follows."""
-        names = [f"engine {number}" for number in range(engines)]
+        names = [f"engine {number}" for number in range(len(self._engines))]
         judged = {row.name for row in comparison.rows if row.mean.parts >= FEWEST}
         waiting = [name for name in names if name not in judged]
         self._left = self._left - 1 if waiting else 0
@@ -84,10 +91,65 @@ class ParityGate:
         then = "the next step is compared too" if self._left else f"no other step is compared after {MOST}"
         return f"too few tokens to judge {', '.join(waiting)}: {then}"
 
+    def _score(self, batches: Sequence[Batch], samples: Sequence[Sample], routing: Mapping[str, Any]) -> list[Rollout]:
+        """Let the ranks score micro-batches, with their adapter and without it.
+
+        Args:
+            routing: the argument of the passes that replays routings, or {}.
+
+        Returns:
+            The rollouts whose engine is known and that have sampled tokens; branches are left out.
+        """
+        args, group = self._args, self._actors
+        inputs: dict[str, Any] = {
+            name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
+        }
+        now, base = (
+            [values for part in ray.get(group.async_run_method_batch(method, **inputs, **routing)) for values in part]
+            for method in ("forward", "reference_forward")
+        )
+        engines = {actor_id(engine): number for number, engine in enumerate(self._engines)}
+        ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
+        rollouts = []
+        for number, batch in enumerate(batches):
+            for row, index in enumerate(batch.index):
+                sampled_by = getattr(samples[index], "sampled_by", None)
+                mask = batch.action_mask[row].bool()  # nothing of a rollout without a reward
+                if batch.rollout_log_probs is None or sampled_by not in engines or not mask.any():
+                    continue
+                sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
+                positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
+                prompt = zlib.crc32(samples[index].prompts[0].encode())  # the same in each step
+                rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), prompt, positions, *sides))
+        return rollouts
+
+    def _routing_as_cause(self, batches: Sequence[Batch], samples: Sequence[Sample], comparison: Comparison) -> str:
+        """Say whether the engines' choice of experts explains the difference: replay it, and compare again.
+
+        Args:
+            comparison: on the rollouts of these micro-batches alone.
+        """
+        limit = self._args.parity_limit
+        if self._args.routing_replay:
+            return "the engines' choice of experts was replayed, so it is not the cause"
+        routings = [[getattr(samples[index], "engine_routing", None) for index in batch.index] for batch in batches]
+        if any(routing is None for of_batch in routings for routing in of_batch):
+            return "the engines' choice of experts was not recorded, so it may be the cause"
+        if not any(comparison.problems(limit)):
+            return "this step has too few tokens to say whether the choice of experts is the cause"
+        replayed = compare(self._score(batches, samples, {"routing": routings}))
+        left = next(replayed.problems(limit), None)
+        if left is None:
+            mean = replayed.rows[0].mean
+            return (
+                f"it is the choice of experts: with the engines' replayed, the mean is {mean} nat; set ROUTING_REPLAY=1"
+            )
+        return f"it is not the choice of experts: with the engines' replayed, {left.what}"
+
 
 def is_compared(args: Arguments) -> bool:
     """Return whether a run can be compared: below a top_p of 1, engines report log-probs of another distribution."""
-    return args.parity_limit > 0 and args.top_p == 1 and adapter.is_trained(args)
+    return args.parity_limit > 0 and args.top_p == 1
 
 
 def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
@@ -96,65 +158,6 @@ def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
     per_batch = len(batches[0].sequences)
     count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
     return [batches[number * len(batches) // count] for number in range(count)]
-
-
-def score(
-    trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], routing: Mapping[str, Any]
-) -> list[Rollout]:
-    """Let the ranks score micro-batches, with their adapter and without it.
-
-    Args:
-        routing: the argument of the passes that replays routings, or {}.
-
-    Returns:
-        The rollouts whose engine is known and that have sampled tokens; branches are left out.
-    """
-    args, group = trainer.args, trainer.actor_model_group
-    inputs: dict[str, Any] = {
-        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
-    }
-    now, base = (
-        [values for part in ray.get(group.async_run_method_batch(method, **inputs, **routing)) for values in part]
-        for method in ("forward", "reference_forward")
-    )
-    engines = {actor_id(engine): number for number, engine in enumerate(trainer.vllm_engines)}
-    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    rollouts = []
-    for number, batch in enumerate(batches):
-        for row, index in enumerate(batch.index):
-            sampled_by = getattr(samples[index], "sampled_by", None)
-            mask = batch.action_mask[row].bool()  # nothing of a rollout without a reward
-            if batch.rollout_log_probs is None or sampled_by not in engines or not mask.any():
-                continue
-            sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
-            positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
-            prompt = zlib.crc32(samples[index].prompts[0].encode())  # the same in each step
-            rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), prompt, positions, *sides))
-    return rollouts
-
-
-def routing_as_cause(
-    trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[Sample], comparison: Comparison
-) -> str:
-    """Say whether the engines' choice of experts explains the difference: replay it, and compare again.
-
-    Args:
-        comparison: on the rollouts of these micro-batches alone.
-    """
-    limit = trainer.args.parity_limit
-    if trainer.args.routing_replay:
-        return "the engines' choice of experts was replayed, so it is not the cause"
-    routings = [[getattr(samples[index], "engine_routing", None) for index in batch.index] for batch in batches]
-    if any(routing is None for of_batch in routings for routing in of_batch):
-        return "the engines' choice of experts was not recorded, so it may be the cause"
-    if not any(comparison.problems(limit)):
-        return "this step has too few tokens to say whether the choice of experts is the cause"
-    replayed = compare(score(trainer, batches, samples, {"routing": routings}))
-    left = next(replayed.problems(limit), None)
-    if left is None:
-        mean = replayed.rows[0].mean
-        return f"it is the choice of experts: with the engines' replayed, the mean is {mean} nat; set ROUTING_REPLAY=1"
-    return f"it is not the choice of experts: with the engines' replayed, {left.what}"
 
 
 def actor_id(engine: EngineActor) -> str:

@@ -1,6 +1,5 @@
 """The run directory as the trainer writes it: metrics.jsonl, eval.jsonl, samples/step_N.jsonl, seconds per phase."""
 
-import functools
 import json
 import logging
 import math
@@ -11,10 +10,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.rollout.multi_turn.settings import environments_by_prompt
+from grpo.rollout.rows import Sample
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
@@ -24,9 +24,8 @@ from grpo.run.trackers import Trackers
 from grpo.stack import machine
 from grpo.stack.json_files import replace, replace_rows
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.stack.upstream.trainer import PPOTrainer
+from grpo.stack.upstream.trainer import PromptDataset
 
 logger = logging.getLogger("openrlhf.grpo.run_log")
 
@@ -69,20 +68,16 @@ class RunLog:
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
 
-    def timed(self, phase: str, function: Callable) -> Callable:
-        """Return ``function`` with its seconds added to ``phase`` of the current step."""
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            started = time.monotonic()
-            if threading.get_ident() == self._loop:
-                self.note_phase(phase, self._step + 1)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.note_seconds(phase, time.monotonic() - started)
-
-        return wrapper
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds of the context to a phase of the current step."""
+        started = time.monotonic()
+        if threading.get_ident() == self._loop:
+            self.note_phase(name, self._step + 1)
+        try:
+            yield
+        finally:
+            self.note_seconds(name, time.monotonic() - started)
 
     def note_seconds(self, phase: str, seconds: float) -> None:
         """Add seconds to a phase of the current step."""
@@ -245,41 +240,23 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class LoggedTrainer(PPOTrainer, Protocol):
-    """The trainer with the log of its run."""
+def open_log(args: Arguments, problems: PromptDataset, step: int, states: dict[str, Any]) -> RunLog:
+    """Return the log of a run, which has a line for the step that it continues from.
 
-    run_log: RunLog
-
-
-def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
-    """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
-
-    Phases: ``old_log_probs`` (with advantages), ``train``, ``sync``, ``save``. :class:`grpo.batch.ahead.Batches` times
-    ``generate`` and ``wait``. An evaluation's seconds are in eval.jsonl.
+    Phases of a step: ``generate``, ``wait`` (for rewards or engines, with PIPELINE=1), ``old_log_probs`` (with
+    advantages), ``train``, ``sync``, ``save``. An evaluation's seconds are in eval.jsonl.
 
     Args:
-        states: the ``client_states`` that the trainer starts from, see
-            :func:`grpo.checkpoint.trainer_state.of_controller`.
+        problems: for training.
+        step: the last one that was made; 0 at the start of a run.
+        states: that the controller starts from, see :func:`grpo.checkpoint.trainer_state.of_controller`.
     """
-    args = trainer.args
-    dataset = trainer.prompts_dataloader.dataset
-    problems = by_prompt(
-        Path(args.prompt_data), zip(dataset.datasources, dataset.prompts, strict=True), environments_by_prompt(args)
+    known = by_prompt(
+        Path(args.prompt_data), zip(problems.datasources, problems.prompts, strict=True), environments_by_prompt(args)
     )
-    services = trackers.start(args, states["global_step"])
-    log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, problems)
-    step = states["global_step"]
+    services = trackers.start(args, step)
+    log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, known)
     if step and not log.has_step(step):  # killed between saving and logging, or the line was cut
         log.write_step(step, states["status"], is_timed=False)
     log.add_exact_match(step)
-    maker = trainer.experience_maker
-    maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
-    trainer.ppo_train = log.timed("train", trainer.ppo_train)
-    trainer.broadcast_to_vllm = log.timed("sync", trainer.broadcast_to_vllm)
-    trainer.save_logs_and_checkpoints = log.timed("save", trainer.save_logs_and_checkpoints)
     return log
-
-
-def is_finished(args: Arguments, step: int) -> bool:
-    """Say whether the run has completed the steps that ``--max_steps`` asks for."""
-    return args.max_steps is not None and step >= args.max_steps

@@ -6,9 +6,9 @@ from typing import Any
 
 from grpo.batch import unfinished
 from grpo.rollout.response_text import text_of
+from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
-from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 from reward.labels import parse_label
 

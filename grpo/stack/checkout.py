@@ -1,6 +1,5 @@
 """The checkout: its location, the stack it installed, its revision."""
 
-import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
@@ -15,6 +14,8 @@ GPU_REPORT = CHECKOUT / ".cache" / "gpu_check.json"  # of scripts.gpu_check
 
 def requirements(name: str) -> Path:
     """Return a file of requirements/: that of the installed OpenRLHF, if there is one, else the common one."""
+    import importlib.metadata  # here: it takes as long as all else that lists the settings
+
     try:
         version = importlib.metadata.version("openrlhf")
     except importlib.metadata.PackageNotFoundError:

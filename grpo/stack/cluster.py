@@ -20,9 +20,6 @@ FORWARDED_PREFIXES = (
     *("GRPO_", "VLLM_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_", "NCCL_", "DS_", "TORCH", "PYTORCH_"),
     *("HF_HUB_", "HF_HOME", "WANDB_", "TRACKIO_"),
 )
-# Of Weights & Biases, and of Trackio's Spaces
-TRACKER_KEYS = ("WANDB_API_KEY", "HF_TOKEN")
-CONTROLLER = "grpo-controller"
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 
 # The ephemeral ports, which the kernel assigns to anyone who connects or asks for any port (ip(7)).
@@ -74,27 +71,6 @@ def at_home() -> dict[str, Any]:
     """Return the options that place an actor on the launcher's node; {} for a run on one node."""
     chosen = seats.read()
     return at(chosen.home) if chosen else {}
-
-
-def controller_options() -> dict[str, Any]:
-    """Return the options of the controller's actor: its name in this run, and its place on the launcher's node."""
-    return {"name": CONTROLLER, **at_home()}
-
-
-def give_controller_keys() -> None:
-    """Give the controller, which is on this machine, the trackers' keys of this process.
-
-    The workers of a joined cluster do not inherit them, and Ray's head keeps the arguments of an actor's creation.
-    """
-    import ray
-
-    keys = {name: os.environ[name] for name in TRACKER_KEYS if name in os.environ}
-    if keys:
-        ray.get(ray.get_actor(CONTROLLER).__ray_call__.remote(_take, keys))
-
-
-def _take(_: object, keys: dict[str, str]) -> None:
-    os.environ.update(keys)
 
 
 def lost_nodes() -> list[str]:

@@ -23,16 +23,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
-from grpo.stack.upstream.trainer import ReplayBuffer, Strategy
 from grpo.update import importance
+from grpo.update.ranks import Ranks
 
 MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
 
 
 class PolicyLoss(nn.Module):
-    """PPO's clipped loss of one micro-batch, as its share of the whole batch. Replaces OpenRLHF's ``PolicyLoss``.
+    """PPO's clipped loss of one micro-batch, as its share of the whole batch.
 
     Args:
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.launch.flags`.
@@ -54,27 +54,20 @@ class PolicyLoss(nn.Module):
         self.scale: float | None = None
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
-    @property
-    def correction(self) -> str:
-        """Return the kind of :func:`grpo.update.importance.weights`."""
-        return self.args.vllm_is_correction_type
-
     def batches(
         self,
         loader: DataLoader,
-        buffer: ReplayBuffer,
-        strategy: Strategy,
+        ranks: Ranks,
         prepare: Callable[[list[list[Batch]]], None] | None = None,
     ) -> "WholeBatches":
         """Return the micro-batches of a loader; each sets the batch that :meth:`forward` belongs to.
 
         Args:
-            loader: of OpenRLHF's ``Experience``, one per micro-batch.
-            buffer: OpenRLHF's ``NaiveReplayBuffer``, which knows the splits of dynamic batches.
-            strategy: OpenRLHF's ``DeepspeedStrategy``.
+            loader: of the micro-batches.
+            ranks: share the optimizer batches.
             prepare: called with the micro-batches of all optimizer batches, before the first is yielded.
         """
-        return WholeBatches(self, loader, buffer, strategy, prepare)
+        return WholeBatches(self, loader, ranks, prepare)
 
     def normaliser(
         self,
@@ -135,11 +128,8 @@ class PolicyLoss(nn.Module):
         advantages: torch.Tensor,
         action_mask: torch.Tensor,
         rollout_log_probs: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return loss, share of clipped tokens, ``ppo_kl`` and ``vllm_kl``, all 0-dim.
-
-        ``ppo_kl`` is the mean of old minus current log-probs. ``vllm_kl`` is the mean of the engine's minus old
-        log-probs, or None without the correction. Both are over the tokens of this micro-batch, in nats.
+    ) -> torch.Tensor:
+        """Return this micro-batch's share of the loss, 0-dim, and note ``per_token``.
 
         Args:
             log_probs: ``[B, A]``, of the trained policy.
@@ -154,7 +144,6 @@ class PolicyLoss(nn.Module):
         args, mask = self.args, action_mask.bool()
         advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
-        token_log_ratio = log_ratio
         if args.policy_loss_type == "gspo":  # one ratio per rollout, https://arxiv.org/abs/2507.18071
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         elif args.policy_loss_type != "ppo":
@@ -165,32 +154,25 @@ class PolicyLoss(nn.Module):
         loss = -torch.min(plain, clipped)
         if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729
             loss = torch.where(advantages < 0, torch.min(loss, -args.dual_clip * advantages), loss)
-        vllm_kl = None
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
                 raise ValueError("the samples have no log-probs of the engine, which --enable_vllm_is_correction needs")
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
             weights, values = importance.weights(
-                mismatch, mask, self.rollouts, self.correction, args.vllm_is_truncated_threshold
+                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
-            loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
+            loss = weights * loss
         is_clipped = clipped < plain
         self.per_token["clip_ratio_low"] = (is_clipped & (advantages < 0)).float()
         self.per_token["clip_ratio_high"] = (is_clipped & (advantages > 0)).float()
-        clip_ratio = token_mean(is_clipped, mask)
-        return self.aggregate(loss, mask), clip_ratio, token_mean(-token_log_ratio.detach(), mask), vllm_kl
+        return self.aggregate(loss, mask)
 
     def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         limit = self.args.advantage_clip
         if limit is None:
             return advantages, {}
         return advantages.clamp(-limit, limit), {"advantage_clipped": (advantages.abs() > limit).float()}
-
-
-def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean of ``values`` ``[B, A]`` over ``mask``, 0-dim; 0 if ``mask`` is empty."""
-    return torch.where(mask, values.float(), 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def rollouts_of(micro_batch: Batch) -> torch.Tensor:
@@ -206,19 +188,17 @@ def rollouts_of(micro_batch: Batch) -> torch.Tensor:
 class WholeBatches:
     """The micro-batches of a loader, read ahead to count the tokens of an optimizer batch before its first loss.
 
-    The samples wait in host memory, where the replay buffer holds them anyway.
+    They wait in host memory, where the rows of a step are anyway.
     """
 
     def __init__(
         self,
         loss: PolicyLoss,
         loader: DataLoader,
-        buffer: ReplayBuffer,
-        strategy: Strategy,
+        ranks: Ranks,
         prepare: Callable[[list[list[Batch]]], None] | None,
     ) -> None:
-        self._loss, self._loader, self._buffer, self._strategy = loss, loader, buffer, strategy
-        self._prepare = prepare
+        self._loss, self._loader, self._ranks, self._prepare = loss, loader, ranks, prepare
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -229,20 +209,19 @@ class WholeBatches:
         Raises:
             RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
-        batches: Iterable[deque[tuple[Batch, float]]] = self._whole()
+        batches: Iterable[deque[Batch]] = self._whole()
         if self._prepare:
             batches = list(batches)
-            self._prepare([[micro_batch for micro_batch, _ in batch] for batch in batches])
+            self._prepare([list(batch) for batch in batches])
         for batch in batches:
             yield from self._batch(batch)
 
-    def _whole(self) -> Iterator[deque[tuple[Batch, float]]]:
-        """Yield the micro-batches of each optimizer batch, with the factor applied later to their loss."""
-        ahead: deque[tuple[Batch, float]] = deque()
-        for step, micro_batch in enumerate(self._loader):
-            weight, is_last = self._weight(step)
-            ahead.append((micro_batch, weight))
-            if is_last:
+    def _whole(self) -> Iterator[deque[Batch]]:
+        """Yield the micro-batches of each optimizer batch."""
+        ahead: deque[Batch] = deque()
+        for micro_batch in self._loader:
+            ahead.append(micro_batch)
+            if len(ahead) == self._ranks.micro_batches:
                 yield ahead
                 ahead = deque()
         if ahead:
@@ -251,19 +230,13 @@ class WholeBatches:
                 "step a multiple of --train_batch_size"
             )
 
-    def _batch(self, ahead: deque[tuple[Batch, float]]) -> Iterator[Batch]:
-        masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one, _ in ahead), strict=True)
-        normaliser = self._loss.normaliser(masks, rollouts, lambda counts: self._strategy.all_reduce(counts, "sum"))
+    def _batch(self, ahead: deque[Batch]) -> Iterator[Batch]:
+        masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one in ahead), strict=True)
+        normaliser = self._loss.normaliser(masks, rollouts, self._ranks.sum)
+        weight = 1 / self._ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
         for of_row in rollouts:
-            micro_batch, weight = ahead.popleft()  # released once it is done: the trainer moves it to its device
+            micro_batch = ahead.popleft()  # released once it is done: the trainer moves it to its device
             self._loss.rollouts = of_row
-            self._loss.scale = self._strategy.world_size / (weight * normaliser)
+            self._loss.scale = self._ranks.world_size / (weight * normaliser)
             yield micro_batch
         self._loss.scale = None
-
-    def _weight(self, step: int) -> tuple[float, bool]:
-        """Return the factor applied later to a micro-batch's loss, and whether an optimizer step follows it."""
-        if self._buffer.dynamic_batch:  # by OpenRLHF's training_step
-            return self._buffer.dynamic_loss_scale[step], bool(self._buffer.dynamic_optimizer_step[step])
-        accumulated = self._strategy.accumulated_gradient  # by DeepSpeed
-        return 1 / accumulated, (step + 1) % accumulated == 0

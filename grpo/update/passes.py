@@ -12,44 +12,67 @@ from torch import nn
 
 from grpo.batch import recorded_routing
 from grpo.model import routing
+from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch
-from grpo.stack.upstream.trainer import ExperienceMaker
+from grpo.stack.upstream.trainer import ActorGroup
 from grpo.update.loss import WholeBatches
 from grpo.update.old_policy import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl
+from grpo.update.reference import kl_of, masked_mean
 
 
-def router_logits(args: Arguments) -> bool:
-    """Return whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
-    return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
+def has_balancing_loss(args: Arguments) -> bool:
+    """Return whether the loss has the balancing term of a mixture of experts, which alone reads the router's logits."""
+    return args.aux_loss_coef > 1e-8
 
 
-def old_log_probs_ref(
-    maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]
-) -> "list[ray.ObjectRef[Any]] | ray.ObjectRef[Any]":
-    """Start the forward passes for the old log-probs, or none if the ratio does not use them or the update makes them.
+def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
+    """Give the micro-batches the log-probs that are read before or besides the update, and the KL of the reward.
+
+    Sets ``action_log_probs``, ``base_action_log_probs`` (with a KL loss) and ``kl``, ``[B, A]`` each, and the logs
+    ``kl`` and ``logprobs_diff``, ``[B]``.
+
+    Args:
+        actors: the ranks; without their adapter they are the reference.
+    """
+    inputs = {
+        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
+    }
+    inputs |= of_batches(batches)
+
+    def passes(method: str) -> list[torch.Tensor]:
+        values = [each for part in ray.get(actors.async_run_method_batch(method, **inputs)) for each in part]
+        if args.colocate_all_models:
+            ray.get(actors.async_run_method("empty_cache"))
+        return values
+
+    old = passes("forward") if _needs_old_pass(batches, args) else [_instead(batch, args) for batch in batches]
+    base = passes("reference_forward") if args.init_kl_coef > 0 else [None] * len(batches)
+    for batch, ours, reference in zip(batches, old, base, strict=True):
+        batch.action_log_probs = ours
+        batch.base_action_log_probs = reference if args.use_kl_loss else None
+        batch.kl = difference = torch.zeros_like(ours)
+        if reference is not None and not args.use_kl_loss:
+            batch.kl, difference = kl_of(ours, reference, args.kl_estimator), ours.float() - reference.float()
+        batch.info["kl"] = masked_mean(batch.kl, batch.action_mask)
+        batch.info["logprobs_diff"] = masked_mean(difference, batch.action_mask)
+
+
+def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
+    """Return whether the ranks make a pass for the old log-probs now: none if the update makes it or nothing reads it.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
     policy that sampled, so the mean of that difference over its samples is its KL.
-
-    Args:
-        maker: OpenRLHF's ``RemoteExperienceMaker``.
-        samples: ``Experience`` of each micro-batch.
-        batches: ``sequences``, ``action_mask``, ``attention_mask`` of each micro-batch.
-
-    Returns:
-        The result of ``async_run_method_batch("forward")``. Without a pass: the engine's log-probs, or zeros if nothing
-        reads them.
     """
-    args = maker.args
-    is_read = reads_kl(args)
-    is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # a user's agent may lack them
-    if (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown:
-        batches |= of_batches(samples)
-        return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
-    instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
-    copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of this many equal results
-    return ray.put([[values] for values in instead for _ in range(copies)])
+    is_unknown = reads_kl(args) and any(batch.rollout_log_probs is None for batch in batches)  # of a user's agent
+    return (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown
+
+
+def _instead(batch: Batch, args: Arguments) -> torch.Tensor:
+    """Return the engine's log-probs, ``[B, A]``, or zeros if nothing reads them."""
+    if reads_kl(args):
+        assert batch.rollout_log_probs is not None
+        return batch.rollout_log_probs
+    return torch.zeros(batch.action_mask.shape)
 
 
 @torch.no_grad()
@@ -65,7 +88,7 @@ def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Bat
     first, *later = optimizer_batches
     for micro_batch in first:
         micro_batch.action_log_probs = None
-    actor.eval()  # OpenRLHF's training_step puts it back
+    actor.eval()  # the update puts it back
     device = get_accelerator().current_device_name()
     for micro_batch in (one for batch in later for one in batch):
         tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]
@@ -117,7 +140,7 @@ def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> 
     """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
-        experience: OpenRLHF's, with ``action_log_probs`` of :func:`old_log_probs_ref` or :func:`set_old_log_probs`, and
+        experience: OpenRLHF's, with ``action_log_probs`` of :func:`score` or :func:`set_old_log_probs`, and
             the engine's ``rollout_log_probs``.
         current: log-probs of this pass.
     """
@@ -133,7 +156,7 @@ def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """Return how many of the last positions need logits; 0 means all, as in transformers.
 
-    Samples are padded, not packed: :mod:`grpo.launch.flags` refuses packing.
+    Rows are padded, not packed.
 
     Args:
         action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None if every position counts.

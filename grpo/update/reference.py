@@ -2,23 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from grpo.lora import adapter
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.trainer import ActorGroup
-
-if TYPE_CHECKING:
-    import torch
-    from ray import ObjectRef
-
-
-def is_actor(args: Arguments) -> bool:
-    """Return whether a KL is used and the actor without its adapter is the reference."""
-    return bool(args.init_kl_coef > 0 and adapter.is_trained(args))
+MOST_KL = 10.0  # of a token, in nat, as OpenRLHF's
 
 
 @contextlib.contextmanager
@@ -40,24 +29,24 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
             layer.scaling = scale
 
 
-class ActorAsReference:
-    """Replaces OpenRLHF's group of reference models: asks the actors, with their adapter off.
+def kl_of(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Return an estimate of the KL of the policy from the reference at each token, ``[B, A]``.
+
+    Schulman's three (http://joschu.net/blog/kl-approx.html): k1, the log ratio; k2, half its square; k3, which is
+    unbiased and not negative.
 
     Args:
-        actors: OpenRLHF's ``RayActorGroup`` of ``PolicyModelActor``.
+        log_probs, base: of the policy and of the reference, ``[B, A]``.
     """
+    log_ratio = log_probs.float() - base.float()
+    if estimator == "k2":
+        log_ratio = log_ratio**2 / 2.0
+    elif estimator == "k3":
+        log_ratio = -log_ratio
+        log_ratio = log_ratio.exp() - 1 - log_ratio
+    return log_ratio.clamp(-MOST_KL, MOST_KL)
 
-    def __init__(self, actors: ActorGroup) -> None:
-        self._actors = actors
 
-    def async_run_method_batch(self, method_name: str, **batches: "list[torch.Tensor]") -> "list[ObjectRef[Any]]":
-        """Start the passes for the reference's log-probs; the actors run them after their earlier calls."""
-        return self._actors.async_run_method_batch(method_name=f"reference_{method_name}", **batches)
-
-    def async_run_method(self, method_name: str, **kwargs: Any) -> "list[ObjectRef[Any]]":
-        """Pass on methods that concern only the device, such as "empty_cache"."""
-        return self._actors.async_run_method(method_name=method_name, **kwargs)
-
-    def async_init_model_from_pretrained(self, *_: object, **__: object) -> "list[ObjectRef[Any]]":
-        """Return []: the reference has no model to load."""
-        return []
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean of ``values`` ``[B, A]`` over the sampled tokens of each row, ``[B]``; 0 for a row without."""
+    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1)

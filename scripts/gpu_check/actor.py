@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.memory import peak_of
+from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from scripts.bench.parts.memory import peak_of
-from scripts.bench.parts.random_values import fill_
 from scripts.gpu_check import full_size
 from scripts.gpu_check.rung import Passed, device_of, note
 from scripts.gpu_check.scoring import scored, with_adapter
@@ -94,8 +94,8 @@ def build(shape: Architecture, device: torch.device) -> Any:
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig
 
+    from benchmarks.parts.random_model import write_config_of
     from grpo.model import deepspeed_start, loading, zero
-    from scripts.bench.parts.random_model import write_config_of
 
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
     deepspeed_start.shorten()
@@ -117,7 +117,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
             "offload_optimizer": {"device": "cpu", "pin_memory": device.type == "cuda"},
         },
     }
-    args: Any = SimpleNamespace(actor_shard=NO_SHARD)
+    args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(ds_config, args)
     model = with_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -5,8 +5,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from scripts.bench.harness import time_in_turn
-from scripts.bench.parts.ranks import job_of_this_rank, report
+from benchmarks.harness import time_in_turn
+from benchmarks.parts.ranks import job_of_this_rank, report
 
 
 def main() -> None:

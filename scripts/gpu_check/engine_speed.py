@@ -89,7 +89,7 @@ def write_model(folder: Path, shape: Architecture) -> None:
     """Write configuration and tokenizer of a model without weights."""
     from transformers import AutoTokenizer
 
-    from scripts.bench.parts.random_model import write_config_of
+    from benchmarks.parts.random_model import write_config_of
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
     write_tokenizer(folder)
@@ -176,8 +176,8 @@ def started(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) 
     """Start an engine with random weights, without Ray."""
     import torch
 
+    from benchmarks.parts.tiny_engine import start_engine
     from grpo.model.model_files import read_json
-    from scripts.bench.parts.tiny_engine import start_engine
 
     most, longest = max(sequences), lengths.prompt + lengths.long + 1
     options: dict[str, Any] = {}

@@ -9,14 +9,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssRotaryEmbedding
 
+from benchmarks.harness import time_in_turn
+from benchmarks.parts.memory import peak_of
+from benchmarks.parts.random_values import fill_
 from grpo.model import attention, experts, mxfp4, routing
 from grpo.model.released import RELEASED
 from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
-from scripts.bench.harness import time_in_turn
-from scripts.bench.parts.memory import peak_of
-from scripts.bench.parts.random_values import fill_
 from scripts.gpu_check.rung import Passed, device_of
 
 _120B = RELEASED["openai/gpt-oss-120b"]

@@ -64,7 +64,7 @@ def toolkit(gpus: int) -> Passed:
 
 def all_reduce(gpus: int, megabytes: int = 1024) -> Passed:
     """Sum and gather over all GPUs at once, and say how they are connected."""
-    from scripts.bench.parts.ranks import run_ranks
+    from benchmarks.parts.ranks import run_ranks
 
     device, ranks = device_of(gpus), gpus or 2
     job = {"device": device, "megabytes": megabytes}
@@ -106,7 +106,7 @@ def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
     """Copy pinned memory to each GPU and back."""
     import torch
 
-    from scripts.bench.harness import time_in_turn
+    from benchmarks.harness import time_in_turn
 
     devices = [torch.device("cuda", index) for index in range(gpus)] or [torch.device("cpu")]
     host = torch.ones(megabytes << 20, dtype=torch.uint8, pin_memory=gpus > 0)

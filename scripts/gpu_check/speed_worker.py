@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from vllm.model_executor.model_loader import dummy_loader
 
+from benchmarks.parts.random_values import fill_
 from grpo.lora.side_path import AdapterWorker, held_memory
-from scripts.bench.parts.random_values import fill_
 
 
 def fill_model(model: torch.nn.Module) -> None:

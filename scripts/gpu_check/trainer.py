@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.random_model import write_random_model
+from benchmarks.parts.ranks import run_ranks
 from grpo.stack.problem import UserError
-from scripts.bench.parts.random_model import write_random_model
-from scripts.bench.parts.ranks import run_ranks
 from scripts.gpu_check.rung import Passed
 
 WORKER = "scripts.gpu_check.trainer_worker"

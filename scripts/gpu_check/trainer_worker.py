@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.resume_worker import fingerprint, load_ours
+from benchmarks.parts.save_worker import fresh_engine, save_ours
 from grpo.model import deepspeed_start, model_files
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.zero import whole_shape
-from scripts.bench.parts.ranks import job_of_this_rank, report
-from scripts.bench.parts.resume_worker import fingerprint, load_ours
-from scripts.bench.parts.save_worker import fresh_engine, save_ours
 
 LORA_RANK, TOKENS, STEPS = 16, 256, 2
 

@@ -79,7 +79,7 @@ def write_model(folder: Path, shape: Architecture) -> None:
     """Write a checkpoint with the tiny model's tokenizer."""
     from transformers import AutoTokenizer
 
-    from scripts.bench.parts.random_model import write_config_of, write_random_weights
+    from benchmarks.parts.random_model import write_config_of, write_random_weights
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
     folder.mkdir()
@@ -117,10 +117,10 @@ def sample(
     """Return a response to each prompt, with the engine's choices of experts; the engine has ended then."""
     from vllm import SamplingParams
 
+    from benchmarks.parts.tiny_engine import start_engine
     from grpo.lora import adapter
     from grpo.lora.engine_actor import check_receipts, load_into_engine
     from grpo.rollout import routing
-    from scripts.bench.parts.tiny_engine import start_engine
 
     args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True)
     options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}

@@ -7,7 +7,7 @@ from grpo.metrics.metric_schema import BY_NAME
 from tests.docs.pages import ROOT
 
 READ_BY_PACKAGES = {"CUDA_HOME", "HTTPS_PROXY", "ALL_PROXY", "WANDB_API_KEY", "WANDB_MODE"}  # torch, urllib, W&B
-FOLDERS = ("data", "eval", "grpo", "patches", "reward", "scripts")
+FOLDERS = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo.settings.recipe import default
 from tests.docs.pages import ROOT, page
 from tests.docs.test_project_files import locked
 
@@ -211,8 +212,7 @@ def test_the_cluster_of_kuberay_fits_this_project() -> None:
 
 
 def test_a_job_that_is_stopped_has_time_to_save() -> None:
-    script = (ROOT / "train_grpo.sh").read_text()
-    needed = int(re.findall(r"SIGTERM_SECONDS:=(\d+)", script)[0]) + 10
+    needed = int(default("SIGTERM_SECONDS")) + 10
     (seconds,) = re.findall(r"--signal=B:TERM@(\d+)", (FOLDER / "slurm.sh").read_text())
     head = load("kuberay.yaml")["spec"]["headGroupSpec"]["template"]["spec"]
     stop = {variable["name"]: variable["value"] for variable in head["containers"][0]["env"]}

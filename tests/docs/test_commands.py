@@ -28,7 +28,7 @@ FOREIGN = {
     "sha256sum",
 }  # programs whose arguments are not ours
 BEGINS = ("./", "scripts/", "python -m ", "source ")
-PARSES = {"scripts.bench": 2}  # calls of parse_args of a module that has more than one: the name comes first
+PARSES = {"benchmarks": 2}  # calls of parse_args of a module that has more than one: the name comes first
 
 
 class Parsed(Exception):
@@ -156,7 +156,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.Monke
     assert len(commands()) > 50 and len(inline_commands()) > 15
     for wrong in (
         "python -m eval.compare a b --jsn",
-        "python -m scripts.bench dequantise",
+        "python -m benchmarks dequantise",
         "./train_grpo.sh --steeps 3",
         "./train_grpo.sh -- --no_such_flag 1",
         "./apply_patches.sh aply",

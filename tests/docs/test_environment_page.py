@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo.rollout.multi_turn.conversation import Outcome, converse, scored
-from grpo.rollout.multi_turn.environment import Score, load
+from grpo.rollout.multi_turn.environment import Score
+from grpo.rollout.multi_turn.environment_loading import load
 from tests.docs.pages import page
 from tests.grpo.launch.recipe import ROOT
 from tests.grpo.launch.recipe import call as launch

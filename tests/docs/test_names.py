@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from benchmarks.__main__ import names as benchmarks
 from grpo.diagnosis.rules import RULES
 from grpo.launch.config import trainer_parser
 from grpo.metrics.metric_schema import BY_NAME
-from scripts.bench.__main__ import names as benchmarks
 from tests.docs.known import is_name, is_variable, sources
 from tests.docs.pages import ROOT, Page, page, pages
 

@@ -16,8 +16,8 @@ from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
 from grpo.lora import adapter
 from grpo.model import model_files
+from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
-from grpo.stack.variables import defaults
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.conftest import write_tokenizer_with_stops
 from tests.scripts.conftest import save_adapter
@@ -256,4 +256,4 @@ finally:
 
 def test_limits_are_by_default_those_of_the_script():
     words = ["--model", "m", "--data", "d", "--out", "o"]
-    assert evaluate.parser().parse_args(words).max_tokens == int(defaults(is_tiny=False)["GENERATE_MAX_LEN"]) == 3072
+    assert evaluate.parser().parse_args(words).max_tokens == int(default("GENERATE_MAX_LEN")) == 3072

@@ -193,11 +193,6 @@ def test_complete_folder_does_not_look_up_the_model(server, command):
     assert teacher.main(command) == 0
 
 
-def test_a_finished_baseline_leaves_its_limits_in_one_file(server, command, tmp_path):
-    assert teacher.main(command) == 0
-    assert [file.name for file in (tmp_path / "out").iterdir() if "limits" in file.name] == [teacher.STATE]
-
-
 def test_help_shows_every_default():
     options = [option for option in teacher.parser()._actions if option.default not in (None, False, "==SUPPRESS==")]
     assert len(options) >= 7

@@ -52,7 +52,7 @@ def run_ranks(tmp_path):
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory) -> Path:
     """The installed OpenRLHF with all patches reverted, in another place."""
-    from scripts.bench.parts import stock
+    from benchmarks.parts import stock
 
     return stock.pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
 
@@ -60,7 +60,7 @@ def pristine(tmp_path_factory) -> Path:
 @pytest.fixture(params=["stock", "patched"])
 def load(request, pristine, monkeypatch):
     """Load a module of the stock or of the patched OpenRLHF from its file; what it imports is patched."""
-    from scripts.bench.parts import stock
+    from benchmarks.parts import stock
 
     def load_file(name: str) -> ModuleType:
         module = stock.module_from(pristine if request.param == "stock" else stock.installed(), name)

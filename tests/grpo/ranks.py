@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
+from benchmarks.parts import memory
 from grpo.checkpoint import saving
 from grpo.lora import adapter
 from grpo.model import deepspeed_start, loading, zero
-from scripts.bench.parts import memory
 
 
 def ds_config(offload: bool, threshold: int = 0) -> dict:

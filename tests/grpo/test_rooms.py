@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ROOMS = (
-    *("stack", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis", "checkpoint", "launch"),
-    "hooks",
+    *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
+    *("checkpoint", "training", "launch", "hooks"),
 )
 OUTSIDE = {
     "stack": {"patches"},  # the digest of the installed OpenRLHF
@@ -22,7 +22,8 @@ PACKAGES = {
     "reward": set(),
     "data": {"reward", "grpo"},
     "eval": {"reward", "grpo"},
-    "scripts": {"patches", "reward", "data", "eval", "grpo"},
+    "scripts": {"patches", "reward", "data", "eval", "grpo", "benchmarks"},  # gpu_check measures with its parts
+    "benchmarks": {"patches", "grpo", "scripts"},  # the tiny model and what converts checkpoints
 }
 
 

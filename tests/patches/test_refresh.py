@@ -297,7 +297,11 @@ def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_
     names = ["first.patch", "second.patch", "third.patch"]
     assert (first["version"], first["fitting"], first["stops"], first["relies"]) == ("1.1", names, [], [])
     assert (second["version"], second["stops"]) == ("1.10", ["first.patch", "third.patch"])
-    assert second["fitting"] == ["second.patch"] and second["relies"] == names
+    assert second["fitting"] == ["second.patch"] and second["relies"] == [
+        "first (step)",
+        "second (step)",
+        "third (step)",
+    ]
     assert second["stack"] == {"torch": "==2.1.10"}
     assert world.call("drift", "--wheel", str(wheels)) == 0
     assert "1.10: 1 of 3 fit, 2 stop" in capsys.readouterr().out

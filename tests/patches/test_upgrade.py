@@ -1,7 +1,6 @@
 """An installation with the patches of another release of this project."""
 
 import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -78,42 +77,6 @@ def test_an_upgrade_killed_before_every_write_is_completed_by_any_release(world,
         assert world.call(command) == 0, number
         assert look(world.site) == expected, number
     assert number > 30
-
-
-def commit(world) -> None:
-    for words in (["init", "-q"], ["add", "patches"], ["commit", "-qm", "release"]):
-        command = ["git", "-C", world.checkout, "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
-        subprocess.run(command, check=True)
-
-
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_an_installation_without_originals_is_explained_by_the_history(world, other_release, before, look, command):
-    """As releases left it that kept no originals and no true RECORD."""
-    record = world.site / "openrlhf-1.0.dist-info" / "RECORD"
-    wheels_own = record.read_bytes()
-    assert world.call("apply") == Exit.OK
-    commit(world)
-    shutil.rmtree(world.site / ".openrlhf-originals")
-    record.write_bytes(wheels_own)
-    upgraded = other_release()
-    assert world.status()["state"] == "drifted"
-    assert world.run(command).returncode == Exit.OK
-    assert look(world.site) == (upgraded if command == "apply" else before)
-    assert world.run("revert").returncode == Exit.OK
-    assert look(world.site) == before and record.read_bytes() == wheels_own
-
-
-def test_a_hand_edit_without_originals_stays(world, other_release, look):
-    assert world.call("apply") == Exit.OK
-    commit(world)
-    shutil.rmtree(world.site / ".openrlhf-originals")
-    file = world.target / "trainer" / "loop.py"
-    file.write_bytes(file.read_bytes() + b"\n# mine\n")
-    edited = look(world.site)
-    other_release()
-    done = world.run("apply")
-    assert done.returncode == Exit.EDITED and "trainer/loop.py: edited" in done.stderr
-    assert look(world.site) == edited
 
 
 def test_after_a_reinstall_everything_is_applied_again(world, before, after, look, package):

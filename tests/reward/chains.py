@@ -2,7 +2,6 @@
 
 from pydantic import BaseModel, Field
 
-from reward.chain import Chain
 from reward.settings import ChainSettings
 from reward.stand_in import Fault, StandIn
 
@@ -18,13 +17,6 @@ def chain_settings(*models: str, **changes: object) -> ChainSettings:
     values = {"tries": 3, "deadline": 240.0, "call_timeout": 90.0, "concurrency": 32}
     limits = {"requests_per_window": 120, "tokens_per_window": 1_000_000}
     return ChainSettings(models, **(values | limits | changes))  # type: ignore[arg-type]
-
-
-def state_of(chain: Chain, model: str) -> dict[str, float]:
-    """The state of a model that all processes share."""
-    with chain.limits.state.transaction() as connection:
-        row = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
-    return dict(row) if row else {"paused_until": 0.0, "openings": 0}
 
 
 def of_first(fault: Fault):

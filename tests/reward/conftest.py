@@ -11,8 +11,8 @@ import reward.reward_func as module
 from reward.chain import Chain, connect
 from reward.gemini import Client
 from reward.judge import Judge
+from reward.judgements import Judgements
 from reward.settings import STAND_IN_KEY, JudgeSettings
-from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
 from .chains import chain_settings
@@ -51,32 +51,26 @@ def serve() -> Iterator[Callable[..., StandIn]]:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> SharedState:
-    return SharedState(tmp_path / "judge.sqlite")
-
-
-@pytest.fixture
 def make_judge(tmp_path: Path) -> Callable[..., Judge]:
     """Make a judge that asks a stand-in; settings of the chain by name."""
 
     def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
         models = settings.pop("models", MODELS)
         chain = chain_settings(*models, **({"deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[misc]
-        state = SharedState(tmp_path / "judge.sqlite")
-        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), state, connect(chain, state, None, server.url))
+        judgements = Judgements(tmp_path / "judge.sqlite")
+        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), judgements, connect(chain, None, server.url))
 
     return make
 
 
 @pytest.fixture
-def make_chain(tmp_path: Path) -> Callable[..., Chain]:
-    """Make a chain that asks a stand-in; settings of the chain by name. Chains of one file share their state."""
+def make_chain() -> Callable[..., Chain]:
+    """Make a chain that asks a stand-in; settings of the chain by name."""
 
-    def make(server: StandIn, key: str | None = None, file: str = "judge.sqlite", **settings: object) -> Chain:
+    def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
         models = settings.pop("models", MODELS)
         values = {"deadline": 20.0, "call_timeout": 10.0} | settings
-        state = SharedState(tmp_path / file)
-        return Chain(chain_settings(*models, **values), state, Client(key or STAND_IN_KEY, server.url))
+        return Chain(chain_settings(*models, **values), Client(key or STAND_IN_KEY, server.url))
 
     return make
 

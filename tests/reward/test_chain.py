@@ -14,7 +14,7 @@ from reward.gemini import CallError, Client, Kind
 from reward.stand_in import Fault, Quota
 from reward.stand_in_replies import text_of
 
-from .chains import KEY, Form, asked, of_first, state_of
+from .chains import KEY, Form, asked, of_first
 
 
 def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
@@ -70,26 +70,15 @@ def test_exhausted_model_costs_no_sample_time(serve, make_chain, quota):
     """The server asks for pauses shorter than the deadline, but never recovers."""
     server = serve(faults=of_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
     chain = make_chain(server, window=1.0, deadline=20.0)
-    while not state_of(chain, "first")["openings"]:  # until it is known
+    while not chain.limits.models["first"].openings:  # until it is known
         assert chain.ask("early").model == "second"
     asked_before = len(server.requests)
     # In alternation, so that a busy machine slows both.
-    other = Chain(replace(chain.settings, models=("second",)), chain.limits.state, chain.client)
+    other = Chain(replace(chain.settings, models=("second",)), chain.client)
     pairs = [[each.ask(f"later {number}").spent.seconds for each in (chain, other)] for number in range(40)]
     with_first, without = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
     assert with_first < without + 0.25, "less than one pause"
     assert asked(server)[asked_before:].count("first") <= 20, "probes"
-
-
-def test_state_that_breaks_during_a_call_loses_no_answer(serve, make_chain, caplog):
-    def lose(number, model):
-        connection.execute("DROP TABLE calls")
-
-    server = serve(faults=lose)
-    chain = make_chain(server)
-    connection = chain.limits.state.connection
-    assert chain.ask("How many?").model == "first"
-    assert "could not take note" in caplog.text
 
 
 def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):

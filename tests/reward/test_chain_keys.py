@@ -8,7 +8,6 @@ from reward import chain as module
 from reward.chain import ChainError
 from reward.gemini import CallError, Client, Kind
 from reward.settings import STAND_IN_KEY
-from reward.shared_state import SharedState
 from reward.stand_in import Fault
 
 from .chains import KEY, chain_settings
@@ -59,12 +58,12 @@ def test_without_a_connection_the_error_names_no_key():
     assert failure.value.kind is Kind.FAILED and KEY not in repr(failure.value)
 
 
-def test_a_chain_needs_a_key(tmp_path):
+def test_a_chain_needs_a_key():
     with pytest.raises(ValueError, match="GEMINI_API_KEY"):
-        module.connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), None)
+        module.connect(chain_settings("first"), None)
 
 
-def test_the_stand_in_never_gets_the_real_key(serve, tmp_path):
+def test_the_stand_in_never_gets_the_real_key(serve):
     server = serve(key=STAND_IN_KEY)
-    chain = module.connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
+    chain = module.connect(chain_settings("first"), KEY, server.url)
     assert chain.ask("How many?").model == "first"

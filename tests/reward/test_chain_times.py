@@ -17,7 +17,7 @@ from reward.chain import ChainError
 from reward.limits import FAILURES_TO_OPEN, NoSlot, Slot
 from reward.stand_in import Fault
 
-from .chains import Form, asked, chain_settings, of_first, state_of
+from .chains import Form, asked, chain_settings, of_first
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkey
     for name, (changes, expected) in SLOW_FAILURES.items():
         server = serve(faults=lambda number, model: Fault("hang", seconds=600))
         settings = {"deadline": 8.0, "call_timeout": 3.0, "tries": 3} | changes
-        chains[name] = make_chain(server, file=f"{name}.sqlite", **settings)
+        chains[name] = make_chain(server, **settings)
         foretold = module.tries_without_answer(chains[name].settings)
         assert [len(seconds) for seconds in foretold] == expected, name
     with ThreadPoolExecutor(len(chains)) as pool:
@@ -118,7 +118,7 @@ def test_the_servers_delay_is_kept_by_all(serve, make_chain):
         first = pool.submit(chain.ask, "question")
         while not server.requests:
             time.sleep(0.01)
-        while not state_of(chain, "only")["paused_until"]:
+        while not chain.limits.models["only"].paused_until:
             time.sleep(0.01)
         rest = [pool.submit(chain.ask, f"question {number}") for number in range(3)]
         for future in (first, *rest):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.stack.checkout import CHECKOUT
+from grpo.settings.table import SETTINGS
 from reward import endpoint
 from reward.settings import GOOGLE_URL, UNSET, SettingsError
 
@@ -29,9 +29,7 @@ def refusal(monkeypatch, **variables: str) -> str:
 
 
 def test_unset_variables_have_the_values_of_the_script():
-    script = (CHECKOUT / "train_grpo.sh").read_text()
-    for name in endpoint.VARIABLES:
-        assert f'"${{{name}:={UNSET[name]}}}"' in script
+    assert all(SETTINGS[name].default == UNSET[name] for name in endpoint.VARIABLES)
     assert endpoint.from_environment() == endpoint.Endpoint(GOOGLE_URL)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -206,14 +207,15 @@ def test_quality_is_computed_from_the_scores(serve, make_judge):
 
 def test_a_judgement_is_paid_for_once(serve, make_judge):
     server = serve(latency=0.2)
-    judges = [make_judge(server), make_judge(server)]  # two connections to the file, as of two processes
+    judge = make_judge(server)
     with ThreadPoolExecutor(8) as pool:
-        verdicts = list(pool.map(lambda n: judges[n % 2].judge("p", RESPONSE, "7"), range(8)))
+        verdicts = list(pool.map(lambda _: judge.judge("p", RESPONSE, "7"), range(8)))
     assert len(server.requests) == 1
     assert sorted(verdict.cached for verdict in verdicts) == [0.0] + [1.0] * 7
     assert len({verdict.quality for verdict in verdicts}) == 1
     for other in (("q", RESPONSE, "7"), ("p", RESPONSE + " ", "7"), ("p", RESPONSE, "8")):
-        assert not judges[0].judge(*other).cached
+        assert not judge.judge(*other).cached
+    assert make_judge(server).judge("p", RESPONSE, "7").cached, "by a run that was resumed"
     assert not make_judge(server, models=("second",)).judge("p", RESPONSE, "7").cached
 
 
@@ -235,22 +237,18 @@ def test_changed_instructions_or_criteria_miss_the_cache(serve, make_judge, monk
     assert not judge.judge("p", RESPONSE, "7").cached
 
 
-def test_uncacheable_judgement_still_counts(serve, make_judge):
+def test_uncacheable_judgement_still_counts(serve, make_judge, tmp_path):
     """The disk is full from the moment on in which the call is sent."""
 
     def lose(number, model):
-        with judge.judgements.state.transaction() as connection:
-            for table in ("judgements", "calls", "means"):
-                connection.execute(
-                    f"CREATE TRIGGER no_{table} BEFORE INSERT ON {table} BEGIN SELECT RAISE(FAIL, 'full'); END"
-                )
-                connection.execute(
-                    f"CREATE TRIGGER nor_{table} BEFORE UPDATE ON {table} BEGIN SELECT RAISE(FAIL, 'full'); END"
-                )
+        with sqlite3.connect(tmp_path / "judge.sqlite") as file:
+            full = "BEFORE INSERT ON judgements BEGIN SELECT RAISE(FAIL, 'full'); END"
+            file.execute(f"CREATE TRIGGER IF NOT EXISTS full {full}")
 
     judge = make_judge(serve(faults=lose), "mean_quality")
-    verdict = judge.judge("p", "= \\boxed{7}", "7")
-    assert verdict.quality == 0.25 and verdict.failed == 0 and verdict.calls == 1
+    for calls in (1, 1):  # the second one gets the claim of the first
+        verdict = judge.judge("p", "= \\boxed{7}", "7")
+        assert verdict.quality == 0.25 and verdict.failed == 0 and verdict.calls == calls
     assert judge.reward(1.0, verdict) == pytest.approx(0.7)
 
 
@@ -273,9 +271,10 @@ def test_a_later_model_is_counted(serve, make_judge):
     assert "judge_fallbacks.first" not in logs
 
 
-def test_broken_state_file_counts_as_a_judge_failure(serve, make_judge, caplog):
+def test_broken_file_counts_as_a_judge_failure(serve, make_judge, caplog, tmp_path):
     judge = make_judge(serve())
-    judge.judgements.state.connection.execute("DROP TABLE judgements")
+    with sqlite3.connect(tmp_path / "judge.sqlite") as file:
+        file.execute("DROP TABLE judgements")
     verdicts = [judge.judge(f"problem {n}", RESPONSE, "7") for n in range(3)]
     assert all(verdict.failed == 1 for verdict in verdicts)
     assert len([record for record in caplog.records if "could not be judged" in record.message]) == 1

@@ -1,4 +1,4 @@
-"""On several nodes one process has the judge: its key, its limits, its judgements."""
+"""One process has the judge of a run: its key, its limits, its judgements."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ VALUES = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables of a run on several nodes."""
+    """The variables of a run."""
     for name, value in VALUES.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
     monkeypatch.setenv("GRPO_RUN_DIR", str(tmp_path))
@@ -50,7 +50,7 @@ class Ray:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-def test_engines_of_a_run_on_one_node_have_their_own(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_outside_of_a_run_has_its_own(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(judge_place.VARIABLE)
     monkeypatch.setenv(settings.STAND_IN_VARIABLE, "http://127.0.0.1:1")
     assert isinstance(judge_place.of_process(), Judge)

@@ -13,8 +13,8 @@ from reward import endpoint
 from reward.chain import ChainError, connect
 from reward.gemini import CallError, Client, Kind
 from reward.judge import Judge
+from reward.judgements import Judgements
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, JudgeSettings
-from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
 from .chains import chain_settings
@@ -81,10 +81,13 @@ def test_the_scores_of_another_host_do_not_count(tmp_path, caplog, status):
     """And the key goes to the address that redirects once, not once for each model and try."""
     with Recorder() as foreign, redirector(status, foreign.url) as server:
         chain = chain_settings("first", "second", deadline=20.0, call_timeout=10.0)
-        state = SharedState(tmp_path / "judge.sqlite")
-        client = connect(chain, state, KEY)
+        client = connect(chain, KEY)
         client.client = Client(KEY, server.url)
-        judge = Judge(JudgeSettings(chain, 0.6, 0.4, "correctness", True), state, client)
+        settings, judgements = (
+            JudgeSettings(chain, 0.6, 0.4, "correctness", True),
+            Judgements(tmp_path / "judge.sqlite"),
+        )
+        judge = Judge(settings, judgements, client)
         with caplog.at_level(logging.INFO):
             verdicts = [judge.judge(f"problem {number}", "= \\boxed{7}", "7") for number in range(2)]
         assert foreign.seen == [] and len(server.seen) == 1
@@ -164,10 +167,10 @@ def test_google_genai_variables_do_not_redirect_requests(monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_environment_proxies_see_no_request(monkeypatch, tmp_path, name):
+def test_environment_proxies_see_no_request(monkeypatch, name):
     with Recorder() as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
-        chain = connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), None, server.url)
+        chain = connect(chain_settings("first"), None, server.url)
         assert chain.ask("How many?").model == "first"
         for ask in ASK:
             error = failure(Client(KEY, "https://judge.invalid"), ask)
@@ -176,19 +179,19 @@ def test_environment_proxies_see_no_request(monkeypatch, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
-def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, tmp_path, caplog, name):
+def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, caplog, name):
     with Recorder(lambda path: Answer(407, b"")) as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
         monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://judge.invalid")
         monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
         where = endpoint.from_environment()
-        settings, state = chain_settings("first", tries=1), SharedState(tmp_path / "judge.sqlite")
+        settings = chain_settings("first", tries=1)
         with caplog.at_level(logging.INFO), pytest.raises(ChainError) as said:
-            connect(settings, state, KEY, None, where).ask("How many?")
+            connect(settings, KEY, None, where).ask("How many?")
         assert [(seen.method, seen.path) for seen in proxy.seen] == [("CONNECT", "judge.invalid:443")]
         assert KEY not in proxy.seen[0].text and "How many?" not in proxy.seen[0].text
         assert PASSWORD not in f"{said.value!r} {caplog.text} {where!r} {endpoint.describe(where)}"
-        assert connect(settings, state, KEY, server.url, where).ask("How many?").model == "first"
+        assert connect(settings, KEY, server.url, where).ask("How many?").model == "first"
         assert len(proxy.seen) == 1 and len(server.requests) == 1
 
 

@@ -18,7 +18,7 @@ from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("data", "eval", "grpo", "patches", "scripts")
+FOLDERS = ("data", "eval", "grpo", "patches", "scripts", "benchmarks")
 
 
 def parsers() -> list[tuple[str, ast.Call]]:

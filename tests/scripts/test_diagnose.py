@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scripts import diagnose
-from scripts.bench.parts.synthetic_ills import ILLS
-from scripts.bench.parts.synthetic_runs import make
+from tests.grpo.diagnosis.synthetic_ills import ILLS
+from tests.grpo.diagnosis.synthetic_runs import make
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ PARTS = {
 }
 ENGINES = ("an engine", "the core of an engine")
 STOPPED = (*ENGINES, "an actor rank", "the driver")
-KILLED = (*STOPPED, "the controller", "Ray's raylet", "Ray's GCS server", "Ray's head", "the keeper", "the launcher")
+KILLED = (*STOPPED, "Ray's raylet", "Ray's GCS server", "Ray's head", "the keeper", "the launcher")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def synced(stack, texts) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def reference(stack, synced, tiny_model) -> torch.nn.Module:
     """transformers and PEFT in float32, with the adapter that the trainer saves."""
-    ray.get(stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7}))
+    ray.get(stack.trainer.async_run_method("save", states={"global_step": 7}))
     return reference_model(tiny_model / "mxfp4", Path(stack.args.ckpt_path) / "step_7" / "adapter")
 
 
@@ -321,21 +321,20 @@ def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts,
     asked = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 51)]
     step = stack.recorded(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False), tokenizer)
     written = []
-    trainer = SimpleNamespace(
-        args=stack.args,
-        actor_model_group=stack.trainer,
-        vllm_engines=stack.engines[:1],
-        run_log=SimpleNamespace(write_parity=written.append),
-    )
-    ParityGate().check(trainer, 1, *step)
+    log = SimpleNamespace(write_parity=written.append)
+
+    def check() -> None:
+        ParityGate(stack.args, stack.trainer, stack.engines[:1]).check(log, 1, *step)
+
+    check()
     assert not written[0]["problems"] and written[0]["has_adapter"] and not written[0]["waits"]
     stack.every_rank(choose_other_experts)
     with pytest.raises(PolicyMismatch, match=r"it is the choice of experts: .* set ROUTING_REPLAY=1"):
-        ParityGate().check(trainer, 1, *step)
+        check()
     stack.every_rank(choose_own_experts)
     divide_by(stack, 0.7)
     with pytest.raises(PolicyMismatch, match="it is not the choice of experts: with the engines' replayed"):
-        ParityGate().check(trainer, 1, *step)
+        check()
     divide_by(stack, 1.0)
 
 

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from data.prepare import Options, Source, prepare
 from eval import compare
-from scripts.export_model import export_model
 from tests import forked
 from tests.scripts.conftest import save_adapter
 
@@ -64,15 +63,6 @@ def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_model, data, adapter, tmp_path_factory) -> list[dict]:
-    """The same for the model with the merged adapter."""
-    out = tmp_path_factory.mktemp("exported")
-    export_model(tiny_model / "mxfp4", adapter, out / "model", experts="bf16")
-    options = ["--n", 1, "--temperature", 0, "--model", out / "model"]
-    return evaluate(tiny_model, data, out / "samples", *options)[0]
-
-
-@pytest.fixture(scope="module")
 def reference(tiny_model, adapter) -> torch.nn.Module:
     """transformers and PEFT in float32."""
     return reference_model(tiny_model / "mxfp4", adapter)
@@ -110,10 +100,9 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_engine_agrees_with_transformers_and_peft(greedy, exported, reference, tiny_model, data):
+def test_engine_agrees_with_transformers_and_peft(greedy, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     assert is_greedy(reference, tokenizer, data, greedy["adapter"])
-    assert is_greedy(reference, tokenizer, data, exported)
     with reference.disable_adapter():
         assert is_greedy(reference, tokenizer, data, greedy["base"])
         assert not is_greedy(reference, tokenizer, data, greedy["adapter"]), "the adapter changes nothing"

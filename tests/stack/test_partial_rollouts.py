@@ -15,13 +15,13 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from benchmarks.parts.tiny_engine import start_engine
 from grpo.lora import adapter
 from grpo.lora.engine_actor import load_into_engine
 from grpo.model import loading
 from grpo.rollout import budget_executor, continued
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking_settings import environment
-from scripts.bench.parts.tiny_engine import start_engine
 
 from .rounding import Rounding, log_probs, reference_model
 

@@ -1,7 +1,7 @@
 """An engine whose core is killed ends and is replaced. Nobody waits for a call that a dead core cannot answer.
 
 vLLM's core is a process of its own. test_resume.py kills the actor of an engine, in a whole run. Other actors in a
-joined cluster: a judge that dies is noticed, and the controller gets the trackers' keys.
+joined cluster: a judge that dies is noticed.
 """
 
 import os
@@ -16,7 +16,6 @@ from vllm import SamplingParams
 
 from grpo.rollout import cores
 from grpo.rollout.replacement import EngineCalls
-from grpo.stack import cluster
 from reward import judge_place
 
 from .trainer_and_engines import on_engine
@@ -92,13 +91,3 @@ def test_a_judge_that_has_died_is_noticed(ray_cluster, monkeypatch):
         ray.get(judge.__ray_ready__.remote(), timeout=60)
     with pytest.raises(RuntimeError, match="the judge's process has died"):
         judge_place.require()
-
-
-def test_the_controller_gets_the_trackers_keys(ray_cluster, monkeypatch):
-    class Controller:
-        pass
-
-    controller = ray.remote(Controller).options(**cluster.controller_options(), num_cpus=0).remote()
-    monkeypatch.setenv("WANDB_API_KEY", "a-planted-key")
-    cluster.give_controller_keys()
-    assert ray.get(controller.__ray_call__.remote(lambda _: os.environ["WANDB_API_KEY"])) == "a-planted-key"

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from benchmarks.parts.tiny_engine import start_engine
 from grpo.lora import adapter
 from grpo.model import routing
 from grpo.rollout import budget_executor
@@ -21,7 +22,6 @@ from grpo.rollout.engine import ids_only
 from grpo.rollout.multi_turn.rollout import EnginePolicy, RolloutLimits, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.thinking_settings import environment
-from scripts.bench.parts.tiny_engine import start_engine
 from tests.grpo.rollout.multi_turn.scripted import Library
 
 from .rounding import most_apart, reference_model, simulate

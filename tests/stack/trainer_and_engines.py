@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 
+from grpo.hooks import train_ppo_ray as hooks
 from grpo.lora import adapter
 from grpo.lora.engine_actor import check_receipts
 from grpo.metrics.scored_rollouts import Rollout
@@ -140,7 +141,6 @@ class Stack:
     def __init__(self, args: argparse.Namespace, model) -> None:
         from openrlhf.trainer.ray import create_vllm_engines
         from openrlhf.trainer.ray.launcher import RayActorGroup
-        from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
         from openrlhf.trainer.ray.vllm_engine import LLMRayActor
         from openrlhf.utils import get_strategy
 
@@ -156,7 +156,7 @@ class Stack:
                     gpu_memory_utilization=0.5,
                     adapter_config=adapter.engine_config(argparse.Namespace(**vars(args) | {"enforce_eager": eager})),
                 )  # fmt: skip
-        self.trainer = RayActorGroup(1, 2, PolicyModelActor)
+        self.trainer = RayActorGroup(1, 2, hooks.rank())
         refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
         ray.get(refs + cluster.engines_ready(self.engines))
 
@@ -169,7 +169,7 @@ class Stack:
     def randomise(self, scale: float) -> None:
         """Give the adapter other values, and sync."""
         self.every_rank(lambda actor: randomise(actor, scale))
-        ray.get(self.trainer.async_run_method("broadcast_to_vllm"))
+        ray.get(self.trainer.async_run_method("sync"))
 
     def add_to_sinks(self, amount: float) -> None:
         """Change the attention sinks of the trainer."""

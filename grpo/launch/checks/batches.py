@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from grpo.launch import rollout_flags
 from grpo.launch.config import Config
+from grpo.settings.table import BY_FLAG
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
-from grpo.stack.variables import by_flag
 
 
 def check_batches(config: Config, prompts: int | None = None) -> Iterator[Problem]:
@@ -19,7 +19,7 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     if not reasons:
         return
     changes = [
-        f"{by_flag()[name]}={value}"
+        f"{BY_FLAG[name].name}={value}"
         for name, value in fitting(config, prompts).items()
         if value != vars(config.args)[name]
     ]

@@ -24,8 +24,8 @@ from grpo.rollout.multi_turn.environment import (
     Message,
     SetupError,
     functions_of,
-    load,
 )
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits, has_environment
 from grpo.stack.json_files import numbered_rows

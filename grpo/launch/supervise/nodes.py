@@ -1,4 +1,4 @@
-"""The other nodes of a run, from the driver: starts agents and the judge there, and tells what was lost."""
+"""What a run has beside OpenRLHF's actors, from the driver: the judge, and an agent on each other node."""
 
 import os
 import time
@@ -22,11 +22,12 @@ _judge: list[Any] = []
 
 
 def settle() -> None:
-    """Start an agent on each other node, and the judge on this one; do nothing for a run on one node.
+    """Start the judge on this node, and an agent on each other one.
 
     Raises:
         ray.exceptions.RayError: if one does not start.
     """
+    _judge.append(judge_place.start(cluster.at_home()))
     chosen = seats.read()
     if chosen is None:
         return
@@ -35,7 +36,6 @@ def settle() -> None:
     for address in chosen.others:
         _agents[address] = agent.options(**cluster.at(address)).remote(run_id, folder)
     ray.get([one.answer.remote() for one in _agents.values()])
-    _judge.append(judge_place.start(cluster.at(chosen.home)))
 
 
 def lost(is_death: bool) -> list[str]:

@@ -22,9 +22,7 @@ _ENGINE, _CORE, _WORKER = "an engine", "the core of an engine", "a worker of an 
 # Start of a process's title: what the user calls it. Ray and vLLM set these titles.
 ROLES = {
     "ray::LLMRayActor": _ENGINE,
-    "ray::PolicyModelActor": "an actor rank",
-    "ray::ReferenceModelActor": "a reference rank",
-    "ray::PPOTrainer": "the controller",
+    "ray::Rank": "an actor rank",
     "ray::JudgeActor": "the judge",
     "VLLM::EngineCore": _CORE,
     "VLLM::Worker": _WORKER,

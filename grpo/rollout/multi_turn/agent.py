@@ -11,7 +11,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
-from grpo.rollout.multi_turn import environment as environments
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import KEY, maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
@@ -31,7 +31,7 @@ class AgentExecutor(AgentExecutorBase):
     def __init__(self) -> None:
         settings = EnvironmentSettings.from_variables(os.environ)
         self._mixture = settings.mixture
-        self._kinds = {member.name: environments.load(member.source) for member in settings.mixture.members}
+        self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
         self._max_samples, self._source = settings.max_samples, settings.template
         self._thinking = thinking_settings.given(os.environ)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from grpo.rollout.multi_turn.environment import VERIFIERS, Environment, SetupError
+from grpo.rollout.multi_turn.environment import Environment, SetupError
+from grpo.rollout.multi_turn.environment_loading import VERIFIERS
 from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
@@ -39,7 +40,7 @@ class Member:
 
     Attributes:
         name: in data files and in the names of metrics; of a file without .py, of verifiers:NAME the NAME.
-        source: as in ENVIRONMENT, for :func:`grpo.rollout.multi_turn.environment.load`.
+        source: as in ENVIRONMENT, for :func:`grpo.rollout.multi_turn.environment_loading.load`.
         weight: of the problems that name no environment; the weights of a mixture add up to 1.
     """
 

@@ -1,10 +1,6 @@
-"""The settings of rollouts in an environment, from the variables that train_grpo.sh exports.
-
-They have no defaults here: train_grpo.sh holds them.
-"""
+"""The settings of rollouts in an environment, from the variables that train_grpo.sh exports."""
 
 import functools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +8,12 @@ from pathlib import Path
 
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.mixture import Mixture
+from grpo.settings import table
 from grpo.stack.upstream.arguments import Arguments
 
 AGENT = Path(__file__).with_name("agent.py")  # the value of --agent_func_path
 PREFIX = "GRPO_"
-VARIABLES = (
-    *("ENVIRONMENT", "ENVIRONMENT_WEIGHTS", "LIBRARY", "TEMPLATE"),
-    *("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"),
-)
-
-# How gpt-oss's tool results look: as openai-harmony and vLLM render them, or as its chat template on the hub does.
-TEMPLATES = ("served", "hub")
+VARIABLES = tuple(setting.name for setting in table.ENVIRONMENT)
 
 
 def has_environment(args: Arguments) -> bool:
@@ -82,7 +73,7 @@ class EnvironmentSettings:
     Attributes:
         mixture: the environments.
         max_samples: trained samples per rollout; the actor holds them in memory at once.
-        template: one of TEMPLATES.
+        template: how gpt-oss's tool results look, see TEMPLATE in the table of settings.
     """
 
     mixture: Mixture
@@ -95,32 +86,16 @@ class EnvironmentSettings:
         """Read GRPO_ENVIRONMENT and the limits.
 
         Raises:
-            SetupError: for a missing or an invalid value, with the remedy.
+            UserError: without an environment, or for an invalid value.
         """
         given = variables(environ)
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
-        branches = given.get("MAX_BRANCHES", "")
-        if not branches.isdecimal():
-            raise SetupError(f"MAX_BRANCHES is {branches!r}", "give 0 or more")
+        values = {one.name: one.checked(given.get(one.name, one.default or "")) for one in table.ENVIRONMENT}
         limits = RolloutLimits(
-            turns=int(_limit(given, "TURN_LIMIT", int)),
-            seconds=_limit(given, "ROLLOUT_SECONDS", float),
-            tool_seconds=_limit(given, "TOOL_SECONDS", float),
-            score_seconds=_limit(given, "SCORE_SECONDS", float),
+            turns=values["TURN_LIMIT"],
+            seconds=values["ROLLOUT_SECONDS"],
+            tool_seconds=values["TOOL_SECONDS"],
+            score_seconds=values["SCORE_SECONDS"],
         )
-        template = given.get("TEMPLATE", "")
-        if template not in TEMPLATES:
-            raise SetupError(f"TEMPLATE is {template!r}", f"give {' or '.join(TEMPLATES)}")
-        return cls(Mixture.from_variables(given), limits, int(branches) + 1, template)
-
-
-def _limit(given: Mapping[str, str], name: str, kind: type[float]) -> float:
-    text = given.get(name, "")
-    try:
-        limit = kind(text)
-    except ValueError:
-        limit = 0
-    if not 0 < limit < math.inf:
-        raise SetupError(f"{name} is {text!r}", "give a number above 0")
-    return limit
+        return cls(Mixture.from_variables(given), limits, values["MAX_BRANCHES"] + 1, values["TEMPLATE"])

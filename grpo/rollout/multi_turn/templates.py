@@ -21,7 +21,7 @@ def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, 
 
     Args:
         variables: see :class:`Template`.
-        source: for gpt-oss, see :data:`grpo.rollout.multi_turn.settings.TEMPLATES`.
+        source: for gpt-oss, see TEMPLATE in the table of settings.
 
     Raises:
         UserError: for a tokenizer without a fast backend or without an end-of-text token.

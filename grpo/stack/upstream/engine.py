@@ -119,3 +119,5 @@ class EngineActor(Protocol):
     load_adapter: RemoteMethod
     has_policy: RemoteMethod
     sampled: RemoteMethod
+    wake_up: RemoteMethod
+    sleep: RemoteMethod

@@ -1,22 +1,13 @@
-"""OpenRLHF's trainer: the controller, which owns the loop over steps, and the ranks of the actor."""
+"""What the controller and the ranks of the actor get from OpenRLHF and DeepSpeed."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.experience import Batch, Sample
-from grpo.stack.upstream.tokenizer import Tokenizer
-
 if TYPE_CHECKING:
-    from threading import Event
-
     import torch
     from peft import PeftModel
     from ray import ObjectRef
     from torch.optim.lr_scheduler import LambdaLR
-
-    from grpo.stack.upstream.engine import EngineActor
 
 # On the controller
 
@@ -27,6 +18,9 @@ class PromptDataset(Protocol):
     prompts: Sequence[str]
     datasources: Sequence[str]
 
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+
 
 class PromptSampler(Protocol):
     """torch's ``RandomSampler``."""
@@ -35,7 +29,7 @@ class PromptSampler(Protocol):
 
 
 class PromptLoader(Protocol):
-    """torch's ``DataLoader`` of prompts."""
+    """The ``StatefulDataLoader`` of an episode's prompts."""
 
     dataset: PromptDataset
     sampler: PromptSampler
@@ -43,61 +37,14 @@ class PromptLoader(Protocol):
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over an episode's prompts."""
 
+    def __len__(self) -> int:
+        """Return the number of prompts."""
 
-class SamplesGenerator(Protocol):
-    """Draws prompts, and has the engines answer them.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the episode."""
 
-    Attributes:
-        prompts_dataloader: of the training prompts.
-        stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.next_batch`` sets it.
-        drawn: how often the stage has drawn each prompt. Set with ``stage``.
-        greedy_sample: the number of each prompt's greedy sample, if it has one. Set with ``stage``.
-        unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
-        groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
-            ``ppo_trainer.next_batch`` sets it.
-        records_routing: whether the engines record the routing of training samples. ``ppo_trainer.next_batch`` sets it.
-        policy: the optimizer steps of the policy that samples. ``ppo_trainer.next_batch`` sets it.
-        sampled: is set while the engines sample nothing for the batch; None if nobody asks. ``ppo_trainer.next_batch``
-            sets it.
-        unfinished: the groups that no step has trained on yet, a :class:`grpo.batch.unfinished.Unfinished`; only with
-            PARTIAL_ROLLOUTS.
-        engine_calls: what the engines are asked, a :class:`grpo.rollout.replacement.EngineCalls`.
-        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.start_log`` or
-            ``ppo_trainer.restore`` sets it.
-    """
-
-    args: Arguments
-    tokenizer: Tokenizer
-    vllm_engines: "Sequence[EngineActor]"
-    prompts_dataloader: "PromptLoader"
-    generate_samples: Callable[..., tuple[list[Sample], float | None, int, bool]]
-    generate_eval_samples: Callable[..., list[Sample]]
-    _process_response_into_experience: Callable[..., Sample]
-    _dataloader_iter: Iterator[Any] | None
-    stage: str
-    drawn: Counter[str]
-    greedy_sample: int | None
-    unscored: list[Sample]
-    groups: Any
-    records_routing: bool
-    policy: int
-    sampled: "Event | None"
-    unfinished: Any
-    engine_calls: Any
-    retirement: Any
-
-
-class ExperienceMaker(Protocol):
-    """``RemoteExperienceMaker``: makes micro-batches with log-probs and advantages of samples.
-
-    Attributes:
-        kl_ctl: ``value`` is the current factor of the KL in the reward.
-    """
-
-    args: Arguments
-    kl_ctl: Any
-    actor_model_group: "ActorGroup"
-    make_experience_batch: Callable[..., list[Batch]]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at a position."""
 
 
 class ActorGroup(Protocol):
@@ -110,40 +57,7 @@ class ActorGroup(Protocol):
         """Call a method of every rank with its part of each list."""
 
 
-class PPOTrainer(Protocol):
-    """The controller. What the hooks add to it is in ``grpo.hooks.ppo_trainer.Controller``.
-
-    Attributes:
-        generate_kwargs: the arguments of ``generate_samples``.
-        prompts_dataloader: of the training prompts.
-        eval_dataloader: of the held-out problems; None without ``--eval_dataset``.
-    """
-
-    args: Arguments
-    tokenizer: Tokenizer
-    actor_model_group: "ActorGroup"
-    vllm_engines: "Sequence[EngineActor]"
-    samples_generator: SamplesGenerator
-    experience_maker: ExperienceMaker
-    generate_kwargs: dict[str, Any]
-    prompts_dataloader: "PromptLoader"
-    eval_dataloader: Iterable[Any] | None
-    ppo_train: Callable[..., dict[str, Any]]
-    broadcast_to_vllm: Callable[[], None]
-    save_logs_and_checkpoints: Callable[..., None]
-
-
 # On a rank of the actor
-
-
-class ActorPPOTrainer(Protocol):
-    """Trains on one rank. What the hooks add to it is in ``grpo.hooks.ppo_actor.RankTrainer``."""
-
-    args: Arguments
-    strategy: "Strategy"
-    actor: "Actor"
-    replay_buffer: "ReplayBuffer"
-    vllm_engines: "Sequence[EngineActor]"
 
 
 class Actor(Protocol):
@@ -151,7 +65,7 @@ class Actor(Protocol):
 
     Attributes:
         temperature: of the sampling; logits are divided by it.
-        allocated: a ``grpo.model.vocabulary.Allocated``; None for all rows. The patch ``token_scores`` sets it.
+        allocated: a ``grpo.model.vocabulary.Allocated``; None for all rows. The patch ``metrics_actor`` adds it.
     """
 
     model: "TrainerEngine"
@@ -175,42 +89,13 @@ class ModelOutput(Protocol):
     """What the model returns for a micro-batch; ``["logits"]`` are the scores of the last positions.
 
     Attributes:
-        scores: of all positions. The patch ``token_scores`` sets it.
+        scores: of all positions. The patch ``metrics_actor`` sets it.
     """
 
     scores: Scores
 
     def __getitem__(self, name: str) -> "torch.Tensor":
         """Return one of the outputs."""
-
-
-class Strategy(Protocol):
-    """``DeepspeedStrategy``.
-
-    Attributes:
-        world_size: ranks of the actor.
-        accumulated_gradient: micro-batches of an optimizer step on this rank.
-    """
-
-    world_size: int
-    accumulated_gradient: int
-
-    def all_reduce(self, data: "torch.Tensor", op: str = "mean") -> "torch.Tensor":
-        """Return the mean, the maximum or the sum over ranks. Collective."""
-
-
-class ReplayBuffer(Protocol):
-    """``NaiveReplayBuffer``.
-
-    Attributes:
-        dynamic_batch: whether micro-batches differ in size; the next two are for these.
-        dynamic_loss_scale: the factor of each micro-batch's loss.
-        dynamic_optimizer_step: 1 for each micro-batch after which the optimizer steps.
-    """
-
-    dynamic_batch: bool
-    dynamic_loss_scale: list[float]
-    dynamic_optimizer_step: list[int]
 
 
 class TrainerEngine(Protocol):

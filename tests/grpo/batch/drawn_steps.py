@@ -1,4 +1,4 @@
-"""Steps of OpenRLHF's own sample generator, with its own prompt loader, and engines that answer in any order and time.
+"""Steps of the sampler with OpenRLHF's prompt loader, and engines that answer in any order and time.
 
 An answer's score follows from its seed and from how hard its problem is: problem 0 is never solved, the last always.
 """
@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from openrlhf.trainer.ppo_utils import experience_maker
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.batch import ahead, filtering, unfinished
-from grpo.hooks import ppo_trainer as hooks
+from grpo.batch import ahead, length_schedule, rollouts, step, unfinished
 from grpo.rollout import continued, replacement
+from grpo.training import sampling
+from grpo.training.trainer import Trainer
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
     "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4, "retire_after": None, "retire_for": 2,
     "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
-    "pipeline": False, "num_episodes": 200, "max_steps": None, "partial_rollouts": 0, "partial_policies": 2,
+    "pipeline": False, "temperature": 1.0, "top_p": 1.0, "prompt_max_len": 1, "generate_max_len": 1,
+    "length_schedule": None, "num_episodes": 200, "max_steps": None, "partial_rollouts": 0, "partial_policies": 2,
 }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ class FakeRay:
 
 
 class Run:
-    """The generator's part of a run.
+    """The controller's part of a run that samples.
 
     Attributes:
         known: the calls of a checkpoint that the engines got.
@@ -83,8 +84,9 @@ class Run:
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        for module in (experience_maker, unfinished, replacement):
+        for module in (sampling, unfinished, replacement):
             monkeypatch.setattr(module, "ray", FakeRay(order))
+        monkeypatch.setattr(rollouts, "rollout_of", _sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
@@ -103,52 +105,49 @@ class Run:
             go_on=SimpleNamespace(remote=lambda policy, rollouts, known: self.known.update(known)),
             calls=SimpleNamespace(remote=lambda rollouts: {name: [{"of": name}] for name in rollouts}),
         )  # fmt: skip
-        strategy = SimpleNamespace(args=self.args)
-        self.generator = experience_maker.SamplesGenerator(strategy, loader, None, None, [engine])
-        self.generator._process_response_into_experience = _sample
-        self.batches = ahead.Batches(self.generator, lambda _: {}, self.args.num_episodes)
-        self._trainer = SimpleNamespace(
-            samples_generator=self.generator, prompts_dataloader=loader, batches=self.batches, args=self.args,
-            parity_gate=SimpleNamespace(is_due=lambda args: False),
-        )  # fmt: skip
+        self.trainer = object.__new__(Trainer)
+        self.trainer.args, self.trainer.problems = self.args, loader
+        self.trainer.step = self.trainer.episode = self.trainer.drawn_prompts = 0
+        self.trainer.lengths = length_schedule.Schedule(self.args)
+        gate = SimpleNamespace(is_due=lambda: False)
+        self.trainer.sampler = self.sampler = sampling.Sampler(
+            self.args, None, [engine], loader, None, self.trainer.lengths, gate
+        )
+        self.trainer.batches = self.batches = ahead.Batches(
+            self.args, self.sampler.begin_step, self.sampler.sample_step
+        )
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
         self.oldest: list[float] = []
-        self._step = self._episode = 0
 
-    def until(self, step: int) -> "Run":
-        """Make global steps until this one, as OpenRLHF's loop does; the policy's number is that of its last step."""
-        while self._step < step and self._episode < self.args.num_episodes:
-            samples, pass_rate, _, is_exhausted = hooks.next_batch(self._trainer, self._episode, self._step + 1)
+    def until(self, until: int) -> "Run":
+        """Make global steps until this one, as the loop does; the policy's number is that of its last step."""
+        trainer = self.trainer
+        while trainer.step < until and trainer.episode < self.args.num_episodes:
+            samples, pass_rate, _, is_exhausted = trainer._sample(trainer.episode, trainer.step + 1)
             if is_exhausted:
-                self._episode += 1
+                trainer.episode += 1
                 continue
-            self._step += 1
-            metrics = filtering.finish_step(self.generator, self.batches.current.groups) | {"pass_rate": pass_rate}
+            trainer.step += 1
+            metrics = step.finish(self.args, self.batches.current.groups, self.sampler.retirement)
+            metrics["pass_rate"] = pass_rate
             metrics["staleness"] = self.batches.staleness()
             # Not of a resumed run: these engines do not know what a checkpoint holds of a group.
-            self.oldest.append(unfinished.metrics(samples, self.batches.policy, self.args).get("staleness_max", 0.0))
+            self.oldest.append(unfinished.metrics_of(samples, self.batches.policy, self.args).get("staleness_max", 0.0))
             self.batches.policy += 1
             self.batches.wait()
-            unfinished.cut(self.generator)
+            if self.sampler.unfinished:
+                self.sampler.unfinished.cut()
             self._synced = self.batches.policy
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
-            loader = self.generator.prompts_dataloader.state_dict()
-            state = {"global_step": self._step, "episode": self._episode, "loader": loader}
-            states = hooks.states(self._trainer, {})
-            self.states.append(state | {name: value() if callable(value) else value for name, value in states.items()})
+            states = trainer._states({}, samples)
+            self.states.append({name: value() if callable(value) else value for name, value in states.items()})
         return self
 
     def resume(self, state: dict) -> "Run":
-        """Continue from what a checkpoint holds, as OpenRLHF's loop and our hooks do."""
-        self._step, self._episode = state["global_step"], state["episode"]
-        self.generator.prompts_dataloader.load_state_dict(state["loader"])
-        hooks.restore(self._trainer, state)
-        if "unfinished" in state:
-            self.batches.policy = state["unfinished"]["policy"]
-            unfinished.restore(self.generator, state["unfinished"], SimpleNamespace)
-        if "ahead" in state:
-            self.batches.restore(state["ahead"], SimpleNamespace)
+        """Continue from what a checkpoint holds."""
+        self.trainer.step, self.trainer.episode = state["global_step"], state["episode"]
+        self.trainer._restore(state)
         self._synced = self.batches.policy
         return self
 
@@ -157,9 +156,11 @@ def _columns(items: list[tuple[str, str, str]]) -> tuple[list[str], ...]:
     return tuple(map(list, zip(*items, strict=True)))
 
 
-def _sample(response: dict[str, Any], **_: Any) -> SimpleNamespace:
-    score = torch.tensor([response["score"]])
+def _sample(response: dict[str, Any], *_: Any) -> SimpleNamespace:
+    score, policies = torch.tensor([response["score"]]), torch.from_numpy(response[continued.POLICIES])
+    info = {"length_limit": torch.tensor([1.0]), "truncated": torch.tensor([0.0])}
     return SimpleNamespace(
-        prompts=[response["prompt"]], scores=score, rewards=score, info={}, rollout_log_probs=None,
+        prompts=[response["prompt"]], scores=score, rewards=score, info=info, rollout_log_probs=None,
         draw=response["draw"], sequences=torch.tensor([[0, 1]]), action_mask=torch.tensor([[1]]),
+        policies=policies[1:], group=response[continued.GROUP],
     )  # fmt: skip

@@ -1,34 +1,37 @@
-"""A generator of samples whose batches wait for their rewards."""
+"""A sampler whose batches wait for their rewards."""
 
 import collections
 import threading
 from types import SimpleNamespace
 
-import torch
+from grpo.batch.step import Step
 
 
 class Judged:
-    """A generator whose batches are sampled and get their rewards when they are told to.
+    """A sampler whose batches are sampled and get their rewards when they are told to.
 
     Attributes:
-        begun: the arguments of the batches that were begun.
+        begun: the steps whose sampling was begun.
         may_be_sampled, may_be_rewarded: whether a batch may go on, by its step.
+        limit: of the steps that begin now.
     """
 
     def __init__(self, error: Exception | None = None, **changes) -> None:
-        values = {"retire_after": None, "retire_for": 1, "seed": 0, "dynamic_filtering": False, "partial_rollouts": 0}
-        self.args = SimpleNamespace(**values | {"pipeline": True} | changes)
-        self.prompts_dataloader = SimpleNamespace(sampler=SimpleNamespace(generator=torch.Generator()))
+        values = {"num_episodes": 1, "seed": 0, "dynamic_filtering": False, "partial_rollouts": 0, "pipeline": True}
+        self.args, self.limit = SimpleNamespace(**values | changes), 9
         self.begun, self.error = [], error
         self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
 
-    def generate_samples(self, **arguments):
-        step = int(self.stage.removeprefix("train "))
-        self.begun.append(arguments)
-        assert self.may_be_sampled[step].wait(60)
-        if self.sampled is not None:
-            self.sampled.set()
-        assert self.may_be_rewarded[step].wait(60)
+    def begin_step(self, number: int, policy: int) -> Step:
+        return Step(self.args, number, None, policy=policy, max_new_tokens=self.limit)
+
+    def sample(self, step: Step):
+        number = step.groups.step
+        self.begun.append(number)
+        assert self.may_be_sampled[number].wait(60)
+        if step.sampled is not None:
+            step.sampled.set()
+        assert self.may_be_rewarded[number].wait(60)
         if self.error:
             raise self.error
-        return [SimpleNamespace(of=step)], None, 1, False
+        return [SimpleNamespace(of=number, limit=step.max_new_tokens)], None, 1, False

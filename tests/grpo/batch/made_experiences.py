@@ -1,16 +1,15 @@
-"""Rollouts with several samples, made into experiences by OpenRLHF's own classes."""
+"""Rollouts with several samples, made into micro-batches with advantages."""
 
 import asyncio
 from types import SimpleNamespace
 
 import torch
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
-from grpo.batch import branches
+from grpo.batch import branches, rollouts
 from grpo.launch.config import trainer_parser
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.training.trainer import Trainer
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 
@@ -30,10 +29,10 @@ PLAIN = ["42<|im_end|>"]
 
 def arguments(estimator="dr_grpo"):
     return SimpleNamespace(
-        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2, use_dynamic_batch=False,
+        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2,
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
-        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
-        ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
+        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False,
+        prompt_max_len=0, colocate_all_models=False, rollout_batch_size=2,
         max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None, no_advantage_std_norm=False,
         routing_replay=True,
     )  # fmt: skip
@@ -47,25 +46,17 @@ def response(script, replies, reward):
 
 
 def made_experiences(responses, monkeypatch, *estimator, **changes):
-    """Return the result of make_experience_batch, with log-probs that identify their tokens instead of the actor's."""
-    args = arguments(*estimator)
-    vars(args).update(changes)
-    generator = SamplesGenerator.__new__(SamplesGenerator)
-    generator.args, generator.tokenizer = args, TOKENIZER
-    rollouts = [branches.experience_of(generator, one, max_new_tokens=900) for one in responses]
-    maker = RemoteExperienceMaker(
-        None, None, None, None, SimpleNamespace(value=0.0), SimpleNamespace(args=args), TOKENIZER
-    )
-
-    def make_experience(batches):
-        for batch in batches:
-            batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
-            batch.kl = torch.zeros_like(batch.action_log_probs)
-            batch.info["kl"] = torch.zeros(len(batch.sequences))
-        return batches
-
-    monkeypatch.setattr(maker, "make_experience", make_experience)
-    return rollouts, maker.make_experience_batch(rollouts)
+    """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
+    trainer = object.__new__(Trainer)
+    trainer.args, trainer.tokenizer, trainer.actors = arguments(*estimator), TOKENIZER, None
+    vars(trainer.args).update(changes)
+    made = [rollouts.rollout_of(one, trainer.args, TOKENIZER, 900) for one in responses]
+    batches = trainer._make_batches(made)
+    for batch in batches:
+        batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
+        batch.kl = torch.zeros_like(batch.action_log_probs)
+        batch.info["kl"] = torch.zeros(len(batch.sequences))
+    return made, trainer._give_advantages(batches)
 
 
 def four(monkeypatch, *estimator, branching=True):
@@ -76,8 +67,6 @@ def four(monkeypatch, *estimator, branching=True):
     return made_experiences(responses, monkeypatch, *estimator)
 
 
-def buffered(made, micro):
-    buffer = NaiveReplayBuffer(micro, cpu_offload=False)
-    for batch in made:
-        buffer.append(batch)
-    return buffer
+def rows_of(made):
+    """The rollouts of micro-batches, as a rank keeps them."""
+    return [row for batch in made for row in branches.rows_of(batch)]

@@ -79,7 +79,7 @@ def test_the_last_step_samples_nothing_ahead(monkeypatch):
 
 
 def batches_of(generator: Judged) -> Batches:
-    return Batches(generator, lambda step: {"step": step}, episodes=1)
+    return Batches(generator.args, generator.begin_step, generator.sample)
 
 
 def in_thread(function, *arguments) -> Future:
@@ -100,22 +100,22 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     batches = batches_of(generator)
     asked = in_thread(batches.sample_ahead, 0, 1)
     wait_until(lambda: generator.begun, "the first batch was not begun")
-    assert not asked.done() and generator.begun == [{"step": 1}], "the engines still sample the first one"
+    assert not asked.done() and generator.begun == [1], "the engines still sample the first one"
     generator.may_be_sampled[1].set()
     asked.result(60)
-    wait_until(lambda: generator.begun == [{"step": 1}, {"step": 2}], "the second batch was not begun")
+    wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
     taken, waited = in_thread(batches.take, 0, 1), in_thread(batches.wait)
     assert not taken.done() and not waited.done()
     generator.may_be_sampled[2].set()
     waited.result(60)  # the sync may come, with all rewards missing
     assert not taken.done()
     generator.may_be_rewarded[1].set()
-    assert taken.result(60) == ([SimpleNamespace(of=1)], None, 1, False)
+    assert taken.result(60) == ([SimpleNamespace(of=1, limit=9)], None, 1, False)
     batches.sample_ahead(0, 2)
-    wait_until(lambda: generator.begun[2:] == [{"step": 3}], "the third batch was not begun")
+    wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = in_thread(batches.take, 0, 2)
     generator.may_be_rewarded[2].set()
-    assert taken.result(60) == ([SimpleNamespace(of=2)], None, 1, False)
+    assert taken.result(60) == ([SimpleNamespace(of=2, limit=9)], None, 1, False)
 
 
 def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
@@ -149,7 +149,7 @@ def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them(chan
     assert not asked.done()
     generator.may_be_rewarded[1].set()
     asked.result(60)
-    wait_until(lambda: generator.begun == [{"step": 1}, {"step": 2}], "the second batch was not begun")
+    wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
 
 
 def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
@@ -169,19 +169,21 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     generator.may_be_rewarded[2].set()
     state = {"step": 2, "staleness": 4, "groups": {"step": 2, "resting": [], "drawn": [], "filled": 0}}
     for again in (computed.result(60), compute()):
-        assert again.pop("results") == [([{"of": 2}], None, 1, False)] and again == state
-    assert batches.take(0, 2)[0] == [SimpleNamespace(of=2)]
-    assert compute()["results"] == [([{"of": 2}], None, 1, False)]
+        assert again.pop("results") == [([{"of": 2, "limit": 9}], None, 1, False)] and again == state
+    assert batches.take(0, 2)[0] == [SimpleNamespace(of=2, limit=9)]
+    assert compute()["results"] == [([{"of": 2, "limit": 9}], None, 1, False)]
 
 
-def test_a_batch_is_sampled_with_the_arguments_of_its_start():
-    generator, limit = Judged(), [5]
-    batches = Batches(generator, lambda step: {"step": step, "limit": limit[0]}, episodes=1)
+def test_a_batch_is_sampled_under_the_limit_of_its_start():
+    generator = Judged()
+    batches = batches_of(generator)
     generator.may_be_sampled[1].set()
     batches.sample_ahead(0, 1)
-    limit[0] = 9
-    wait_until(lambda: len(generator.begun) == 2, "the second batch was not begun")
-    assert generator.begun == [{"step": 1, "limit": 5}, {"step": 2, "limit": 5}]
+    generator.limit = 12
+    for step in (1, 2):
+        generator.may_be_sampled[step].set()
+        generator.may_be_rewarded[step].set()
+        assert batches.take(0, step)[0] == [SimpleNamespace(of=step, limit=9)]
 
 
 def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
@@ -193,7 +195,7 @@ def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
     samples = in_thread(batches.next_samples)
     assert not samples.done()
     generator.may_be_rewarded[1].set()
-    assert samples.result(60) == [SimpleNamespace(of=1)]
+    assert samples.result(60) == [SimpleNamespace(of=1, limit=9)]
 
 
 def failing(generator: Judged) -> Batches:
@@ -240,12 +242,12 @@ def test_a_sample_keeps_its_branches():
     branch = SimpleNamespace(sequences=torch.tensor([[1, 2]]), info={})
     sample = SimpleNamespace(sequences=torch.tensor([[3]]), branches=[branch], sampled_by="engine", kl=None)
     generator = Judged()
-    generator.generate_samples = lambda **_: ([sample], 12.5, 3, False)
+    generator.sample = lambda _: ([sample], 12.5, 3, False)
     first, second = batches_of(generator), batches_of(generator)
     first.sample_ahead(0, 1)
     first.take(0, 1)
     first.policy = 4
-    second.restore(saved(first.state()()), SimpleNamespace)
+    second.restore(saved(first.state()()))
     ([again], *rest) = second.take(0, 2)
     assert rest == [12.5, 3, False] and second.staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)

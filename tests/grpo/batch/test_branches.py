@@ -1,4 +1,4 @@
-"""Rollouts with several samples through OpenRLHF's own classes: makers, replay buffer and loss."""
+"""Rollouts with several samples on their way to the loss: micro-batches, advantages, a rank's rows."""
 
 import math
 from collections import Counter
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
 from grpo.batch import branches
@@ -16,7 +15,7 @@ from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import log_probs_by_sample
 from grpo.update.loss import PolicyLoss
 
-from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, buffered, four, made_experiences, response
+from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, four, made_experiences, response, rows_of
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
@@ -39,7 +38,7 @@ def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
     by_number = {}
-    for batch in DataLoader(buffered(made, 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
+    for batch in DataLoader(rows_of(made), batch_size=2, collate_fn=branches.joined):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = [int(number) for number in batch.info["sample"]]
         empty = torch.zeros(0)
@@ -67,7 +66,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
     made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
     step_metrics.before_training(made)
     micro_batches = []
-    for batch in DataLoader(buffered(deepcopy(made), 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
+    for batch in DataLoader(rows_of(deepcopy(made)), batch_size=2, collate_fn=branches.joined):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
         numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
@@ -110,10 +109,8 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
 @pytest.mark.parametrize("micro", [1, 2])
 def test_branches_do_not_change_micro_batches(monkeypatch, micro):
     rollouts, made = four(monkeypatch)
-    buffer = buffered(made, micro)
-    assert len(buffer) == 4
-    loader = DataLoader(buffer, batch_size=micro, shuffle=False, drop_last=True, collate_fn=buffer.collate_fn)
-    batches = list(loader)
+    assert len(rows_of(made)) == 4
+    batches = list(DataLoader(rows_of(made), batch_size=micro, shuffle=False, collate_fn=branches.joined))
     assert len(batches) == 4 // micro
     assert sum(len(batch.sequences) for batch in batches) == 8
     # Each sampled token of each rollout is there once, with its log-prob from the engine.
@@ -136,7 +133,7 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
-    """In float64, over the rollouts, for any batching by OpenRLHF's own loader."""
+    """In float64, over the rollouts, for any batching"""
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
@@ -145,21 +142,18 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
             row.advantages = row.advantages + 0.25 * row.action_mask
     lengths = [sum(len(tokens) for tokens, _ in parts_of(rollout)) for rollout in rollouts]
     assert len({len(rollout.branches) for rollout in rollouts}) == 3 and len(set(lengths)) > 1
-    buffer = buffered(made, micro)
-    strategy = SimpleNamespace(
-        world_size=1, accumulated_gradient=4 // micro, all_reduce=lambda values, operation: values
-    )
+    ranks = SimpleNamespace(world_size=1, micro_batches=4 // micro, sum=lambda values: values)
     args = SimpleNamespace(
         loss_aggregation=aggregation, generate_max_len=900, policy_loss_type="ppo", eps_clip_low_high=(0.2, 0.2),
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    loader = DataLoader(buffer, batch_size=micro, shuffle=True, collate_fn=buffer.collate_fn)
-    for batch in loss.batches(loader, buffer, strategy):
+    loader = DataLoader(rows_of(made), batch_size=micro, shuffle=True, collate_fn=branches.joined)
+    for batch in loss.batches(loader, ranks):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
-        value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)[0]
-        (value / strategy.accumulated_gradient).backward()
-        total += float(value) / strategy.accumulated_gradient
+        value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)
+        (value / ranks.micro_batches).backward()
+        total += float(value) / ranks.micro_batches
         steps = torch.cat([steps, moved.grad[batch.action_mask.bool()]])
     advantages = torch.tensor([0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
     sampled = torch.tensor(lengths)
@@ -173,8 +167,6 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
 def test_rollouts_without_branches_stay_as_they_are(monkeypatch):
     rollouts, made = four(monkeypatch, branching=False)
     assert not any(rollout.branches for rollout in rollouts)
-    batches = [SimpleNamespace(index=[0, 1])]
-    assert branches.with_branches(batches, rollouts, 0) is batches and branches.apart(batches) == batches
     assert all(not hasattr(batch, "branches") for batch in made)
 
 

@@ -63,8 +63,8 @@ def test_a_loop_after_a_long_healthy_text_is_found_and_pages_are_healthy():
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
     text = [numbers[word] for word in words]
     assert len(text) > 20_000 and degenerate.worst_repetition(row(text)) < 0.8
-    paragraph = text[1000:1100]
-    assert degenerate.worst_repetition(row(text + paragraph * 5)) > 0.8 > degenerate.repetition(text + paragraph * 5)
+    looped = text + text[1000 : 1000 + LOOP // 6] * 6
+    assert degenerate.worst_repetition(row(looped)) > 0.8 > degenerate.repetition(looped)
     healthy = [-0.5] * len(text)
     assert degenerate.worst_surprise(row(text, healthy)) == pytest.approx(0.5)
     random_tokens = [-math.log(200_000)] * BABBLE  # a uniform distribution over the vocabulary

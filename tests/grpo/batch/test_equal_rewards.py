@@ -1,4 +1,4 @@
-"""Groups without spread, through OpenRLHF's own classes: nobody is better than the others, so nothing is learned."""
+"""Groups without spread: nobody is better than the others, so nothing is learned."""
 
 import math
 

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.batch import length_penalty
-from grpo.hooks import experience_maker
+from grpo.batch import advantages, length_penalty
+from grpo.rollout import continued
+
+from .made_experiences import made_experiences
 
 
 def experience(lengths: list[int], limit: float, gap: int = 0) -> SimpleNamespace:
@@ -80,42 +82,24 @@ def test_openrlhfs_penalty_of_cut_samples_is_kept():
         stop_properly_penalty_coef=0.5, n_samples_per_prompt=2, advantage_estimator="dr_grpo", gamma=1.0,
         reward_clip_range=(-10, 10),
     )  # fmt: skip
-    maker = SimpleNamespace(args=args, kl_ctl=SimpleNamespace(value=0.0))
-    experience_maker.give_advantages(maker, [one])
+    length_penalty.penalise([one], args)
+    advantages.compute([one], args, 0.0)
     assert one.rewards.tolist() == [0.0, 0.5]
     assert one.advantages.where(one.action_mask > 0, 0.0).amin(-1).tolist() == [-0.25, 0.0]
 
 
 @pytest.mark.parametrize("limit", [20, 50])
-def test_a_sample_carries_its_limit_to_its_advantage(limit):
-    """Through OpenRLHF's own classes."""
-    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
-
-    args = arguments(
-        overlong_buffer_len=10.0, remote_rm_url=["r.py"], n_samples_per_prompt=2, advantage_estimator="dr_grpo",
-        reward_clip_range=(-10, 10), gamma=1.0, use_dynamic_batch=False, micro_rollout_batch_size=1,
-    )  # fmt: skip
-    generator = object.__new__(SamplesGenerator)
-    generator.args = args
-    maker = object.__new__(RemoteExperienceMaker)
-    maker.args, maker.strategy = args, SimpleNamespace(args=args)
-    maker.kl_ctl, maker.advantage_estimator = SimpleNamespace(value=0.0), "dr_grpo"
-    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+def test_a_sample_carries_its_limit_to_its_advantage(monkeypatch, limit):
     responses = [
         {
-            "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": None,
+            "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": [-1.0] * (3 + length),
             "observation_tokens": list(range(1, 4 + length)), "action_ranges": [(3, 3 + length)],
+            continued.LIMIT: limit,
         }
         for length in (15, 20)
     ]  # fmt: skip
-    samples = [
-        generator._process_response_into_experience(one, prompt_max_len=10, max_new_tokens=limit) for one in responses
-    ]
-    experiences = maker.split_rollout_samples(samples)
-    for one in experiences:
-        one.kl = torch.zeros(one.action_mask.shape)
-    advantages = [one.advantages.max().item() for one in experience_maker.give_advantages(maker, experiences)]
-    minima = [one.advantages.min().item() for one in experiences]
-    assert advantages[0] == pytest.approx(0.125 if limit == 20 else 0.0)  # penalties of 0.25 and 0.5, or none
-    assert minima[1] == pytest.approx(-0.125 if limit == 20 else 0.0)
-    assert [one.info["reward"].item() for one in experiences] == [1.0, 1.0]
+    penalties = {"overlong_buffer_len": 10.0, "overlong_penalty_factor": 0.5, "prompt_max_len": 10}
+    _, [batch] = made_experiences(responses, monkeypatch, **penalties, n_samples_per_prompt=2)
+    means = [float(row[mask.bool()].mean()) for row, mask in zip(batch.advantages, batch.action_mask, strict=True)]
+    expected = 0.125 if limit == 20 else 0.0  # penalties of 0.25 and 0.5, or none
+    assert means == pytest.approx([expected, -expected]) and batch.info["reward"].tolist() == [1.0, 1.0]

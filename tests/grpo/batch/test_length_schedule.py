@@ -1,6 +1,5 @@
 import json
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from grpo.batch.length_schedule import (
     Stage,
     parse,
 )
-from grpo.run import evaluation, run_log
 from grpo.stack.problem import UserError
 
 
@@ -71,7 +69,6 @@ def test_steps_alone_can_set_the_limit():
     one = schedule("1024,2048@50,3072@100")
     assert [one.limit(step) for step in (1, 49, 50, 99, 100, 10_000)] == [1024, 1024, 2048, 2048, 3072, 3072]
     assert one.limit(1) == 1024
-    assert one.limited({"temperature": 1.0, "max_new_tokens": 3072}, 1) == {"temperature": 1.0, "max_new_tokens": 1024}
 
 
 def test_limit_grows_after_lasting_truncation():
@@ -135,51 +132,3 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
     state = json.loads(json.dumps(state))  # as in a checkpoint, which holds plain values
     resumed, _ = run(schedule(text, state or None), stop + 1, len(truncated))
     assert begun + resumed == whole
-
-
-def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
-    """OpenRLHF's own loop, on a generator that takes what it is asked for."""
-    from openrlhf.trainer import ppo_trainer
-
-    trainer_class = ppo_trainer.PPOTrainer.__ray_metadata__.modified_class
-    this, drawn, saved = object.__new__(trainer_class), [], []
-    this.args = SimpleNamespace(
-        length_schedule="5,8@2,9@3", generate_max_len=9, num_episodes=1, max_steps=3, eval_steps=100,
-        dynamic_filtering=False, resume_from=None, pipeline=False, partial_rollouts=0,
-        run_dir=str(tmp_path), save_steps=1, routing_replay=False, parity_limit=0.0,
-    )  # fmt: skip
-    this.generate_kwargs = {"max_new_tokens": 9}
-
-    def generate(**kwargs):
-        drawn.append(kwargs["max_new_tokens"])
-        return samples(1, kwargs["max_new_tokens"]), None, 1, False
-
-    this.eval_dataloader = None
-    this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
-    this.samples_generator = SimpleNamespace(
-        generate_samples=generate,
-        args=SimpleNamespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0, pipeline=False),
-        prompts_dataloader=MagicMock(),
-    )
-    this.experience_maker = SimpleNamespace(make_experience_batch=None)
-    this.train_step = lambda _, step: ({}, step + 1)
-    this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
-    this.wandb_logger = this.tensorboard_logger = this.tokenizer = None
-    trackers = SimpleNamespace(close=lambda: None)
-    log = SimpleNamespace(
-        write_rollouts=lambda *_: None,
-        write_step=lambda *_: None,
-        trackers=trackers,
-        replacing=None,
-        write_replaced=None,
-        timed=lambda _, call: call,
-        note_seconds=None,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_log, "attach", lambda *_: log)
-        patch.setattr(run_log, "is_finished", lambda _, step: step >= 3)
-        for name in ("run_first", "run_last"):
-            patch.setattr(evaluation, name, lambda *_: None)
-        this.fit()
-    assert drawn == [5, 8, 9]
-    assert saved[-1] == {"grown": 0, "limit": 9, "truncated": [0.1]}

@@ -1,13 +1,12 @@
-"""Routings through OpenRLHF's own classes, from the response to the micro-batches of a rank."""
+"""Routings on their way from the response to the micro-batches of a rank."""
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
 from grpo.batch import branches, recorded_routing
 
-from .test_branches import PLAIN, THOUGHTFUL, buffered, made_experiences, response
+from .made_experiences import PLAIN, THOUGHTFUL, made_experiences, response, rows_of
 
 SHAPE = (3, 2)
 
@@ -33,7 +32,7 @@ def responses(with_record=True, branching=True):
 
 
 def micro_batches(made):
-    return list(DataLoader(buffered(made, 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn))
+    return list(DataLoader(rows_of(made), batch_size=2, collate_fn=branches.joined))
 
 
 @pytest.mark.parametrize("branching", [True, False])
@@ -54,14 +53,12 @@ def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
     rollouts, _ = made_experiences(responses(), monkeypatch, routing_replay=False)
     for rollout in rollouts:
         assert torch.equal(rollout.engine_routing, torch.tensor(routing_of(rollout.sequences[0].tolist())))
-    batch = type("Batch", (), {"index": [0, 1, 2, 3]})()
-    assert all(recorded_routing.of(batch) is None for batch in branches.with_branches([batch], rollouts, 0))
+    assert all(recorded_routing.of(batch) is None for batch in branches.micro_batches(rollouts, 4, 0))
 
 
 def test_passes_before_the_update_get_the_rows_of_their_micro_batch(monkeypatch):
     rollouts, _ = made_experiences(responses(), monkeypatch)
-    batches = [type("Batch", (), {"index": [0, 1]})(), type("Batch", (), {"index": [2, 3]})()]
-    for batch in branches.with_branches(batches, rollouts, 0):
+    for batch in branches.micro_batches(rollouts, 2, 0):
         for tokens, mask, routing in zip(batch.sequences, batch.attention_mask, batch.routing, strict=True):
             assert torch.equal(routing, torch.tensor(routing_of(tokens[mask.bool()].tolist())))
 
@@ -70,8 +67,8 @@ def test_without_a_record_a_batch_is_what_it_was(monkeypatch):
     _, plain = made_experiences(responses(with_record=False), monkeypatch)
     _, recorded = made_experiences(responses(), monkeypatch)
     for one, other in zip(micro_batches(plain), micro_batches(recorded), strict=True):
-        assert recorded_routing.of(one) is None and not hasattr(one, "routing")
-        assert vars(one).keys() == vars(other).keys() - {"routing"}
+        assert recorded_routing.of(one) is None and one.routing is None
+        assert vars(one).keys() == vars(other).keys()
         assert one.info.keys() == other.info.keys()
         for name in ("sequences", "action_mask", "attention_mask", "rollout_log_probs", "advantages"):
             assert torch.equal(getattr(one, name), getattr(other, name))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.batch import rewards
-from grpo.rollout import seeds
+from grpo.rollout.stage import Stage
 from grpo.run import run_log
 from grpo.stack.problem import UserError
+from grpo.training.sampling import Sampler
 
 
 def sample(reward=0.0, score=None, **logs):
@@ -114,12 +115,6 @@ def test_missing_rewards_without_an_error_do_not_report_one():
     assert "PROMPT_MAX_LEN" in said and "ROLLOUT_SECONDS" in said
 
 
-def test_a_reward_model_scores_later():
-    unscored = SimpleNamespace(rewards=None)
-    rewards.complete([unscored], group_size=1)
-    assert unscored.rewards is None
-
-
 def test_all_samples_get_the_same_logs_and_means_stay():
     samples = [sample(1.0, quality=0.2), sample(1.0, quality=0.6), sample(1.0), sample(1.0, quality=math.nan)]
     rewards.complete(samples, group_size=4)
@@ -166,15 +161,13 @@ def test_missing_values_are_null_in_the_sample_file(tmp_path):
 
 
 def test_seeds_follow_from_run_stage_and_prompt():
-    def drawn_seeds(run_seed: int, stage: str, prompts: list[str]) -> dict[str, list[int]]:
-        args = SimpleNamespace(seed=run_seed, partial_rollouts=0)
-        generator = SimpleNamespace(args=args, records_routing=False)
-        seeds.begin_stage(generator, stage)
+    def drawn_seeds(run_seed: int, name: str, prompts: list[str]) -> dict[str, list[int]]:
+        stage = Stage(SimpleNamespace(seed=run_seed), name, None)
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)
         for prompt in prompts:
-            drawn[prompt].append(seeds.seeded(generator, params, prompt).seed)
-            assert seeds.seed_of(generator, prompt) == drawn[prompt][-1]
+            drawn[prompt].append(stage.seeded(params, prompt).seed)
+            assert stage.seed_of(prompt) == drawn[prompt][-1]
         assert params.seed is None
         return drawn
 
@@ -191,15 +184,18 @@ def test_seeds_follow_from_run_stage_and_prompt():
     assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
 
 
-def test_the_order_of_the_prompts_follows_from_the_seed():
-    def loader() -> StatefulDataLoader:  # as OpenRLHF's setup_dataloader makes it, in a process without a seed
-        return StatefulDataLoader(range(50), shuffle=True, drop_last=True)
+def sampler_of(seed: int, loader: StatefulDataLoader) -> Sampler:
+    args = SimpleNamespace(seed=seed, retire_after=None, retire_for=1, partial_rollouts=0, routing_replay=False)
+    never, lengths = SimpleNamespace(is_due=lambda: False), SimpleNamespace(limit=lambda _: 9)
+    return Sampler(args, None, [], loader, None, lengths, never)
 
+
+def test_the_order_of_the_prompts_follows_from_the_seed():
     def order(seed: int) -> list[list[int]]:
-        generator = SimpleNamespace(args=SimpleNamespace(seed=seed), prompts_dataloader=loader())
-        seeds.begin_stage(generator, "eval 0")
-        seeds.begin_stage(generator, "train 1")
-        return [[int(batch) for batch in generator.prompts_dataloader] for _ in range(2)]
+        # as OpenRLHF's setup_dataloader makes it, in a process without a seed
+        loader = StatefulDataLoader(range(50), shuffle=True, drop_last=True)
+        sampler_of(seed, loader).begin_step(1, 0)
+        return [[int(batch) for batch in loader] for _ in range(2)]
 
     first, second = order(1)
     assert order(1) == [first, second] and first != second and sorted(first) == list(range(50))
@@ -212,8 +208,7 @@ def test_a_resumed_run_keeps_the_order_of_its_checkpoint():
     begun = [int(next(drawn)) for _ in range(20)]
     resumed = StatefulDataLoader(range(50), shuffle=True)
     resumed.load_state_dict(whole.state_dict())
-    generator = SimpleNamespace(args=SimpleNamespace(seed=1), prompts_dataloader=resumed)
-    seeds.begin_stage(generator, "train 6")
+    sampler_of(1, resumed).begin_step(6, 0)
     assert sorted([*begun, *map(int, resumed)]) == list(range(50))
 
 

@@ -18,7 +18,7 @@ def token_advantages(aggregation: str, advantages: torch.Tensor, lengths: torch.
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     log_probs = torch.full(mask.shape, -1.0, dtype=torch.float64, requires_grad=True)
     loss = whole(arguments(loss_aggregation=aggregation), mask)
-    value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)[0]
+    value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)
     return -torch.autograd.grad(value, log_probs)[0]
 
 
@@ -54,7 +54,7 @@ def test_the_gradient_on_other_tokens_is_minus_their_share_of_the_advantage(aggr
     sampled = torch.randint(11, mask.shape)
     log_probs = logits.log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
     loss = whole(arguments(loss_aggregation=aggregation), mask)
-    value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)[0]
+    value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)
     gradient = -torch.autograd.grad(value, logits)[0]  # of the objective, which is maximised
     expected = -token_advantages(aggregation, advantages, lengths)[..., None] * logits.detach().softmax(-1)
     others = torch.ones_like(logits).scatter(-1, sampled[..., None], 0).bool()
@@ -72,6 +72,6 @@ def test_a_negative_mean_advantage_feeds_unallocated_rows(sign):
         logits = torch.zeros(4, 16, 11, dtype=torch.float64, requires_grad=True)
         log_probs = logits[..., :rows].log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
         loss = whole(arguments(), mask)
-        value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)[0]
+        value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)
         gain = -torch.autograd.grad(value, logits)[0][..., 8:].sum()
         assert gain.sign() == (-sign if rows == 11 else 0)

@@ -1,4 +1,4 @@
-"""Batches of a run whose groups may be unfinished at a sync, with OpenRLHF's own sample generator."""
+"""Batches of a run whose groups may be unfinished at a sync."""
 
 import hashlib
 from collections import Counter
@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from openrlhf.trainer.ppo_utils import experience_maker
 
 from grpo.batch import unfinished
-from grpo.rollout import replacement, seeds
+from grpo.rollout import replacement
+from grpo.rollout.stage import Stage
+from grpo.training import sampling
 
 from .drawn_steps import FakeRay, Run
 from .test_ahead import any_settings, saved
@@ -45,7 +46,7 @@ class Engines(FakeRay):
 
 def run_of(monkeypatch, salt: int, **changes) -> Run:
     run = Run(monkeypatch, order=0, pipeline=True, **changes)
-    for module in (experience_maker, unfinished, replacement):
+    for module in (sampling, unfinished, replacement):
         monkeypatch.setattr(module, "ray", Engines(salt))
     return run
 
@@ -61,7 +62,7 @@ def test_every_step_has_whole_groups_and_every_group_has_one_step(monkeypatch, c
     counts = []
     for step in range(1, STEPS + 1):
         run.until(step)
-        groups = unfinished.of(run.generator).groups.values()
+        groups = run.sampler.unfinished.groups.values()
         assert len(groups) <= changes["partial_rollouts"], "the sync cut a group that the next step needs"
         assert all(group.policies <= changes["partial_policies"] for group in groups)
         counts.append(len(groups))
@@ -79,7 +80,7 @@ def test_every_step_has_whole_groups_and_every_group_has_one_step(monkeypatch, c
 @given(CHANGES, st.integers(0, 9))
 def test_no_group_is_lost_between_two_steps(monkeypatch, changes, salt):
     run = run_of(monkeypatch, salt, **changes | {"dynamic_filtering": False}).until(STEPS)
-    mine = unfinished.of(run.generator)
+    mine = run.sampler.unfinished
     waiting = {sample.number for sample in [*run.batches.next_samples(), *mine.spare]}
     numbers = {group.number for group in mine.groups.values()} | waiting
     assert mine.begun - len(numbers) == STEPS * BATCH
@@ -101,19 +102,19 @@ def test_without_partial_rollouts_the_unfinished_groups_of_a_checkpoint_are_drop
     whole = run_of(monkeypatch, 1, partial_rollouts=2).until(3)
     resumed = Run(monkeypatch, order=1, pipeline=True).resume(saved(whole.states[1])).until(4)
     assert trained(resumed)[0] == trained(whole)[2]
-    assert not unfinished.of(resumed.generator).groups
+    assert resumed.sampler.unfinished is None
 
 
 def test_an_evaluation_between_two_steps_leaves_the_unfinished_groups_alone(monkeypatch):
     changes = {"partial_rollouts": 2, "seed": 4}
     whole = run_of(monkeypatch, 1, **changes).until(STEPS)
     run = run_of(monkeypatch, 1, **changes).until(3)
-    groups = dict(unfinished.of(run.generator).groups)
-    seeds.begin_stage(run.generator, "eval 3")
+    groups = dict(run.sampler.unfinished.groups)
+    stage = Stage(run.args, "eval 3", run.sampler.engine_calls)
     problems = [(["source"], [prompt], ["label"]) for prompt in ("1 of 2", "2 of 2")]
-    samples, *_ = run.generator._generate_vllm(iter(problems), 2, False)
+    samples, *_ = run.sampler._fill(stage, iter(problems), 2, sampling.Drawn(GROUP, 1.0, 1))
     assert [sample.prompts for sample in samples] == [["1 of 2"]] * GROUP + [["2 of 2"]] * GROUP
-    assert unfinished.of(run.generator).groups == groups
+    assert run.sampler.unfinished.groups == groups
     assert run.until(STEPS).rows == whole.rows
 
 
@@ -130,12 +131,12 @@ def test_a_record_tells_which_policy_sampled_which_tokens():
 def test_metrics_count_sampled_tokens():
     args: Any = SimpleNamespace(partial_rollouts=1)
     bare: Any = SimpleNamespace()
-    assert unfinished.metrics([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
+    assert unfinished.metrics_of([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
         "staleness": (4 + 4 + 2 + 0) / 4, "staleness_max": 4.0, "rollouts_continued": 0.5,
     }  # fmt: skip
-    assert unfinished.metrics([bare], 7, args) == {}, "a batch of a run without partial rollouts"
+    assert unfinished.metrics_of([bare], 7, args) == {}, "a batch of a run without partial rollouts"
     args.partial_rollouts = 0
-    assert unfinished.metrics([sample(3)], 7, args) == {}
+    assert unfinished.metrics_of([sample(3)], 7, args) == {}
 
 
 @pytest.mark.parametrize(("partial_rollouts", "left"), [(1, [2, 3]), (0, [0, 1, 2, 3])])

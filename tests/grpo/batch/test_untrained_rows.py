@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from grpo.batch import branches
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 
-from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, buffered, made_experiences, response
+from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, made_experiences, response, rows_of
 
 
 @pytest.mark.parametrize("harm", ["token", "mask", "log-prob", "cut"])
@@ -85,7 +84,7 @@ def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
     assert len(batch.branches[1]) == 2
     for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
         assert not row.action_mask[number].any() and not row.advantages[number].any()
-    item = next(iter(DataLoader(buffer := buffered([batch], 2), batch_size=2, collate_fn=buffer.collate_fn)))
+    item = branches.joined(rows_of([batch]))
     assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]
 
 

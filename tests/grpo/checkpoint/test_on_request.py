@@ -2,12 +2,11 @@
 
 import math
 import threading
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import ray
 
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.run.run_files import RunFiles
@@ -18,34 +17,32 @@ SAVE_STEPS = 3
 
 
 class Trainer:
-    """A controller of one rank, which notes what it saves."""
+    """A controller that notes what it saves.
 
-    def __init__(self, folder: Path) -> None:
-        self.args = SimpleNamespace(run_dir=str(folder), save_steps=SAVE_STEPS)
+    Attributes:
+        write: what a save does besides.
+    """
+
+    def __init__(self, folder: Path, save_steps: float = SAVE_STEPS) -> None:
         self.saved: list[dict] = []
-        self.actor_model_group = SimpleNamespace(async_run_method=self._save)
-        self.experience_maker = SimpleNamespace(make_experience_batch=lambda samples: samples)
+        self.write = lambda: None
+        self.saver = SaveOnRequest(SimpleNamespace(run_dir=str(folder), save_steps=save_steps), self._save, step=0)
 
-    def _save(self, method_name: str, tag: str, client_states: dict) -> list[dict]:
-        assert method_name == "save_checkpoint" and tag == f"global_step{client_states['global_step']}"
-        self.saved.append(client_states)
-        return []
-
-    def save_logs_and_checkpoints(self, step: int, logs: dict, states: dict) -> None:
-        if step % self.args.save_steps == 0:
-            self._save("save_checkpoint", f"global_step{step}", states)
+    def _save(self, states: dict) -> None:
+        self.write()
+        self.saved.append(states)
 
     def step(self, step: int, states: dict | None = None) -> None:
-        self.experience_maker.make_experience_batch([])
-        self.save_logs_and_checkpoints(step, {}, {"global_step": step} if states is None else states)
+        self.saver.begin_step()
+        self.end(step, states)
+
+    def end(self, step: int, states: dict | None = None) -> None:
+        self.saver.end_step(step, {"global_step": step} if states is None else states, lambda _: nullcontext())
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    monkeypatch.setattr(ray, "get", list)
-    made = Trainer(tmp_path)
-    made.saver = SaveOnRequest(made, step=0)
-    return made
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path)
 
 
 @pytest.fixture
@@ -77,49 +74,45 @@ def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trai
 
 
 @pytest.mark.parametrize(("last", "save_steps", "saved"), [(4, 3, [3, 4]), (3, 3, [3]), (4, math.inf, [])])
-def test_the_last_step_is_a_checkpoint_unless_none_is(trainer: Trainer, last: int, save_steps: float, saved) -> None:
-    trainer.args.save_steps = save_steps
+def test_the_last_step_is_a_checkpoint_unless_none_is(tmp_path: Path, last: int, save_steps: float, saved) -> None:
+    trainer = Trainer(tmp_path, save_steps)
     for step in range(1, last + 1):
         trainer.step(step)
     trainer.saver.save_last()
     assert [states["global_step"] for states in trainer.saved] == saved
 
 
-def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer, request_, monkeypatch) -> None:
+def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer: Trainer, request_) -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
     trainer.step(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(ray, "get", raises(OSError(28, "No space left on device")))
-        request_.ask()
-        answered(request_)
-    assert request_.failure() == "OSError: [Errno 28] No space left on device"
+    whole, trainer.write = trainer.write, fail
     request_.ask()
     answered(request_)
-    assert not request_.failure()
-
-
-def raises(error: Exception) -> Callable:
-    def function(*_: object) -> None:
-        raise error
-
-    return function
+    assert request_.failure() == "OSError: [Errno 28] No space left on device"
+    trainer.write = whole
+    request_.ask()
+    answered(request_)
+    assert not request_.failure() and trainer.saved == [{"global_step": 1}]
 
 
 def test_a_request_waits_for_the_end_of_the_update(trainer: Trainer, request_: SaveRequest) -> None:
     trainer.step(1)
-    trainer.experience_maker.make_experience_batch([])
+    trainer.saver.begin_step()
     request_.ask()
     later = threading.Event()
     later.wait(1.0)
     assert request_.is_open() and not trainer.saved, "the ranks are in the middle of an update"
-    trainer.save_logs_and_checkpoints(2, {}, {"global_step": 2})
+    trainer.end(2)
     answered(request_)
     assert trainer.saved == [{"global_step": 2}]
 
 
-def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, request_, monkeypatch) -> None:
+def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, request_: SaveRequest) -> None:
     trainer.step(1)
     saving, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(ray, "get", lambda refs: (saving.set(), may_end.wait(10)))
+    trainer.write = lambda: (saving.set(), may_end.wait(10))
     request_.ask()
     assert saving.wait(10)
     update = threading.Thread(target=trainer.step, args=(2,))

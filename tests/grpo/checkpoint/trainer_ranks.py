@@ -40,7 +40,7 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str):
             "stage3_param_persistence_threshold": persistent,
         },
     }
-    args: Any = SimpleNamespace(actor_shard=shard, stage3_param_persistence_threshold=None)
+    args: Any = SimpleNamespace(actor_shard=shard, offload=False, stage3_param_persistence_threshold=None)
     config = zero.tune(config, args)
     model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
     lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])

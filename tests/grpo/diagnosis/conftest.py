@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.bench.parts.synthetic_ills import ILLS, LEAST
-from scripts.bench.parts.synthetic_runs import SyntheticRun, make
+from tests.grpo.diagnosis.synthetic_ills import ILLS, LEAST
+from tests.grpo.diagnosis.synthetic_runs import SyntheticRun, make
 
 SEED = 2_000_000  # the benchmark and the rules' development use other seeds
 

@@ -42,16 +42,6 @@ def test_a_broken_policy_is_found_within_three_steps(prompts, alike, before) -> 
     assert late <= (5 if alike and before < 20 else 0)
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_noise_is_never_reported_as_a_fall(alike) -> None:
-    """This includes samples that agree within their group: eight prompts are then eight samples."""
-    alarms = 0
-    for seed in range(12):
-        values = observed(np.linspace(0.35, 0.7, 60), 8, 8, alike, seed)
-        alarms += any(fall_of(values[:end]) for end in range(5, 61))
-    assert alarms == 0
-
-
 def test_fall_is_found_while_the_learning_rate_rises() -> None:
     values = [0.7, 0.72, 0.66, 0.71, 0.69, 0.7, 0.0, 0.0, 0.0]
     rows = [{"step": step, "correct": value, "actor_lr": 1e-8 * step} for step, value in enumerate(values, 1)]

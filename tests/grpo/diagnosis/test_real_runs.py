@@ -6,7 +6,7 @@ from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import RULES
-from scripts.bench.parts.real_runs import RealRun, SickRun, read_all
+from tests.grpo.diagnosis.real_runs import RealRun, SickRun, read_all
 
 RUNS: dict[str, RealRun] = {run.name: run for run in read_all()}
 SICK = {name: run for name, run in RUNS.items() if isinstance(run, SickRun)}
@@ -31,7 +31,7 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_gets_no_finding_after_any_step(name: str) -> None:
-    assert not RUNS[name].named()
+    assert not RUNS[name].named
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -40,7 +40,7 @@ def test_a_fault_is_named_in_time(name: str) -> None:
     if name in LATE:
         assert run.found_at() == LATE[name]
     else:
-        assert run.is_found_in_time(), run.named()
+        assert run.is_found_in_time(), run.named
 
 
 def test_most_faults_are_noticed_even_without_their_own_rule() -> None:
@@ -79,4 +79,4 @@ def test_no_remedy_is_lost_with_what_another_finding_explains(name: str) -> None
 @pytest.mark.parametrize("name", SICK)
 def test_no_false_finding_is_reported(name: str) -> None:
     run = SICK[name]
-    assert set(run.named()) <= {*run.expected, *run.also_fine, *ALSO_SO.get(name, ())}
+    assert set(run.named) <= {*run.expected, *run.also_fine, *ALSO_SO.get(name, ())}

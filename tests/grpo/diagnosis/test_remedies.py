@@ -13,8 +13,8 @@ from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.ranges import WATCHED
 from grpo.launch.config import trainer_parser
 from grpo.rollout.multi_turn.settings import VARIABLES as ENVIRONMENT
+from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.variables import by_flag
 from reward.settings import VARIABLES
 from tests.grpo.diagnosis.test_early import CONFIG, row
 
@@ -29,13 +29,10 @@ def test_every_rule_has_a_remedy():
 
 def test_every_setting_exists():
     script = (CHECKOUT / "train_grpo.sh").read_text()
-    variables = set(re.findall(r'"\$\{(\w+):?=', script))
     flags = {option for action in trainer_parser()._actions for option in action.option_strings}
     flags |= set(re.findall(r"#   (--[\w-]+) ", script))  # the script's own
     for name, advice in ADVICE:
-        assert advice.setting in (flags if advice.setting.startswith("--") else variables), (name, advice.setting)
-        known = set(by_flag().values()) | set(VARIABLES) | set(ENVIRONMENT)
-        assert advice.setting.startswith("--") or advice.setting in known, f"{advice.setting}: no present value"
+        assert advice.setting in (flags if advice.setting.startswith("--") else SETTINGS), (name, advice.setting)
 
 
 DAMAGED = [
@@ -121,13 +118,12 @@ def test_with_several_optimizer_steps_the_remedy_is_the_batch_size() -> None:
 
 
 def test_the_present_value_is_never_advised():
-    flags = {variable: flag for flag, variable in by_flag().items()}
     for name, chosen in ADVICE:
         setting = chosen.setting
         part = "judge" if setting in VARIABLES else "environment" if setting in ENVIRONMENT else "flags"
         number = [chosen.change.split()[0]] if chosen.change[0].isdigit() else []
         for now in (0, 1, 2, 0.5, True, [chosen.change], chosen.change, *number):
-            run = of_rows([], config={part: {flags.get(setting, setting.removeprefix("--")): now}})
+            run = of_rows([], config={part: {SETTINGS[setting].flag if setting in SETTINGS else setting[2:]: now}})
             changes = [one.change for one in finding(run, name, "warning", 1, 2, EVIDENCE).actions]
             for advised, _, present in (change.partition(" (now ") for change in changes if "(now " in change):
                 assert present.rstrip(")") not in (advised, *number), (name, setting, advised)

@@ -11,7 +11,7 @@ from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
 from grpo.diagnosis.rules.ranges import WATCHED
 from grpo.metrics.metric_schema import BY_NAME
-from scripts.bench.parts.synthetic_ills import ILLS
+from tests.grpo.diagnosis.synthetic_ills import ILLS
 
 # The columns without which a rule cannot judge.
 NEEDED = {

@@ -1,8 +1,6 @@
-"""Bugs of stock OpenRLHF in the rollout that our patches fix: each check fails on the pristine files, not on ours."""
+"""Bugs of stock OpenRLHF in the executor that our patches fix: each check fails on the pristine files, not on ours."""
 
-import argparse
 import asyncio
-import math
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -12,21 +10,10 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.batch import filtering
-from grpo.rollout import seeds
-from grpo.stack.problem import UserError
+from grpo.batch import rewards
+from grpo.batch.rollouts import rollout_of
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.conftest import fails_on_stock
-
-BATCH = {
-    "use_dynamic_batch": False, "micro_rollout_batch_size": 2, "n_samples_per_prompt": 2, "drop_repetition": None,
-    "drop_gibberish": None, "advantage_estimator": "dr_grpo", "gamma": 1.0, "reward_clip_range": (-10, 10),
-    "no_advantage_std_norm": False, "overlong_buffer_len": None, "stop_properly_penalty_coef": None,
-}  # fmt: skip
-FILTERING = {
-    "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
-    "retire_after": None, "retire_for": 1,
-}  # fmt: skip
 
 
 class Tokenizer:
@@ -61,46 +48,6 @@ def respond(load, reward_func) -> dict:
     return asyncio.run(executor.execute("p", "l", SamplingParams(max_tokens=3), 100, Tokenizer(), Engine()))
 
 
-def generator(load, **changes):
-    """A samples generator without a constructor, and its module."""
-    module = load("trainer.ppo_utils.experience_maker")
-    this = object.__new__(module.SamplesGenerator)
-    values = {
-        "remote_rm_url": ["r.py"],
-        "n_samples_per_prompt": 2,
-        "enable_vllm_is_correction": False,
-        "seed": 1,
-        "routing_replay": False,
-        "partial_rollouts": 0,
-        **changes,
-    }
-    this.args = argparse.Namespace(**values)
-    this.tokenizer, this.records_routing = None, False
-    return module, this
-
-
-def experience(load, response: dict):
-    _, this = generator(load)
-    return this._process_response_into_experience(response, prompt_max_len=50, max_new_tokens=50)
-
-
-def experience_maker(load):
-    """An experience maker without models, whose policy is still that of the reference."""
-    module = load("trainer.ppo_utils.experience_maker")
-    maker = object.__new__(module.RemoteExperienceMaker)
-    maker.args, maker.kl_ctl = argparse.Namespace(**BATCH), SimpleNamespace(value=0.0)
-    maker.strategy, maker.advantage_estimator = SimpleNamespace(args=maker.args), maker.args.advantage_estimator
-    maker.tokenizer = SimpleNamespace(pad_token_id=0)
-
-    def make_experience(batches: list) -> list:
-        for batch in batches:
-            batch.kl = torch.zeros(batch.action_mask.shape)
-        return batches
-
-    maker.make_experience = make_experience
-    return maker
-
-
 def test_a_score_of_zero_stays_zero(load):
     response = respond(load, lambda q, p, label: {"rewards": 0.7, "scores": 0.0, "extra_logs": {}})
 
@@ -108,42 +55,6 @@ def test_a_score_of_zero_stays_zero(load):
         assert response["scores"] == 0.0
 
     fails_on_stock(load, check)
-
-
-def test_a_reward_function_that_raises_does_not_end_the_run(load):
-    def broken(*_):
-        raise ConnectionError("no network")
-
-    failed = respond(load, broken)
-    good = respond(load, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
-
-    def check():
-        (batch,) = experience_maker(load).make_experience_batch([experience(load, failed), experience(load, good)])
-        assert not batch.advantages.any() and batch.action_mask.any(-1).tolist() == [False, True]
-
-    # stock merges the missing reward of one sample with the tensor of the other
-    fails_on_stock(load, check, AttributeError, TypeError, ValueError)
-
-
-@pytest.mark.parametrize("value", ["gemini-3-flash", None])
-def test_logs_that_are_not_numbers_do_not_crash(load, value):
-    response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {"judge": value}})
-    fails_on_stock(load, lambda: experience(load, response), TypeError, RuntimeError, ValueError)
-
-
-@pytest.mark.parametrize("logs", [{}, {"judge": math.nan}], ids=["missing", "not finite"])
-def test_log_missing_from_one_sample_does_not_affect_others(load, logs):
-    maker = experience_maker(load)
-
-    def check():
-        several = [
-            experience(load, respond(load, lambda q, p, label, log=log: {"rewards": 1.0, "extra_logs": log}))
-            for log in ({"judge": 0.5}, logs)
-        ]
-        logged = maker.make_experience_batch(several)[0].info["judge"]
-        assert logged.tolist() == [0.5, 0.5]  # the mean of those that have it
-
-    fails_on_stock(load, check, KeyError, AssertionError, TypeError, AttributeError)
 
 
 def test_a_special_tokens_name_in_a_problem_stays_text(load, tmp_path):
@@ -181,130 +92,30 @@ def test_a_response_is_handed_over_once_as_ids(load, stop):
     fails_on_stock(load, check)
 
 
-def test_the_clip_ratio_counts_truncated_responses(load):
-    response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {}})
-
-    def check():
-        assert experience(load, response).info["response_clip_ratio"].item() == 1.0
-
-    fails_on_stock(load, check)
-
-
-def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
-    module, this = generator(load)
-    drawn: dict[str, list] = {}
-
-    def respond(prompt, sampling_params, **_):
-        drawn.setdefault(prompt, []).append(sampling_params.seed)
-
-    this.vllm_engines = [
-        SimpleNamespace(
-            get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0),
-            generate_responses=SimpleNamespace(remote=respond),
-        )
-    ]
-    monkeypatch.setattr(module.ray, "get", lambda refs: refs)
-
-    def check():
-        for prompts in (["p", "q"], ["q", "p"]):
-            this.stage = None  # as in a run that starts again
-            seeds.begin_stage(this, "train 7")
-            this._dispatch_prompts_to_vllm(prompts, ["l", "l"])
-        assert drawn["p"][0] == drawn["p"][1] is not None
-        assert drawn["p"][0] != drawn["q"][0]
-
-    fails_on_stock(load, check)
+def rollouts(load, *reward_funcs):
+    """The rollouts of responses that these reward functions were called for, checked as a batch is."""
+    args = SimpleNamespace(prompt_max_len=50, routing_replay=False)
+    made = [rollout_of(respond(load, one), args, Tokenizer(), 50) for one in reward_funcs]
+    rewards.complete(made, 2)
+    return made
 
 
-def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
-    module, this = generator(load, **FILTERING, rollout_batch_size=3)
-    loader = iter([(["s"], [prompt], ["l"]) for prompt in "abc"])
+def test_a_reward_function_that_raises_costs_its_sample_alone(load):
+    if load.stock:
+        pytest.skip("its loop fails on the missing reward")
 
-    def dispatch(prompts, labels, **_):
-        for prompt in prompts:
-            seeds.seeded(this, SimpleNamespace(seed=None), prompt)
-        return list(prompts)
+    def broken(*_):
+        raise ConnectionError("no network")
 
-    this._dispatch_prompts_to_vllm = dispatch
-    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
-        prompts=[response["prompt"]], scores=None, rewards=None, info={}, rollout_log_probs=None
-    )
-    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
-    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"prompt": prompt}] * 2)
-    filtering.begin_step(this, 7)
-
-    def check():
-        samples, _, _ = this._generate_vllm(loader, 3, dynamic_filtering=False)
-        assert [sample.prompts[0] for sample in samples] == list("aabbcc")
-
-    fails_on_stock(load, check)
+    failed, good = rollouts(load, broken, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
+    assert failed.info["reward_missing"] == 1 and failed.rewards.isnan() and good.rewards == 1
 
 
-def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
-    module, this = generator(load)
-    drawn = []
-    remote = SimpleNamespace(remote=lambda **kwargs: drawn.append(kwargs["num_samples"]))
-    this.vllm_engines = [
-        SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0), generate_responses=remote)
-    ]
-    monkeypatch.setattr(module.ray, "get", lambda refs: refs)
-    seeds.begin_stage(this, "eval 0")
-
-    def check():
-        this._dispatch_prompts_to_vllm(["p"], ["l"], n_samples_per_prompt=5)
-        assert drawn == [5]
-
-    fails_on_stock(load, check)
-
-
-def answer_with_scores(module, this, monkeypatch, scores_of) -> None:
-    """Every prompt is answered at once, by samples with the scores that `scores_of` has for it."""
-    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
-    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
-        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
-    )
-    filtering.begin_step(this, 7)
-    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
-    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": score} for score in scores_of(prompt)])
-
-
-@pytest.mark.parametrize("first", [math.nan, 1.0])
-def test_batch_without_scores_is_not_silently_filtered_out(load, monkeypatch, first):
-    """The next prompts would be drawn, to the last one, and nothing be trained."""
-    module, this = generator(load, **FILTERING, rollout_batch_size=2)
-    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
-    answer_with_scores(module, this, monkeypatch, lambda prompt: [first if prompt == "p0" else math.nan] * 2)
-    monkeypatch.setattr(module.ray, "cancel", lambda _: None)
-
-    def check():
-        with pytest.raises(UserError, match="reward function failed"):
-            this._generate_vllm(loader, 2, dynamic_filtering=True)
-        assert len(list(loader)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
-
-    fails_on_stock(load, check, pytest.fail.Exception)
-
-
-def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
-    module, this = generator(load, **FILTERING, n_samples_per_prompt=3, rollout_batch_size=1)
-    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
-    answer_with_scores(module, this, monkeypatch, lambda _: (0.0, 1.0, math.nan))
-
-    def check():
-        samples, _, is_exhausted = this._generate_vllm(loader, 1, dynamic_filtering=True)
-        assert len(samples) == 3 and not is_exhausted
-
-    fails_on_stock(load, check)
-
-
-def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
-    module, this = generator(load, **FILTERING, rollout_batch_size=2)
-    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
-    # p1 has no spread and is filtered out; no prompt remains to replace it
-    answer_with_scores(module, this, monkeypatch, {"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__)
-
-    def check():
-        assert this._generate_vllm(loader, 2, dynamic_filtering=True)[2]  # exhausted
-        samples, consumed, exhausted = this._generate_vllm(iter([(["s"], ["p0"], ["l"])]), 2, dynamic_filtering=True)
-        assert (len(samples), consumed, exhausted) == (4, 1, False)  # two carried over, two new
-
-    fails_on_stock(load, check)
+@pytest.mark.parametrize("logs", [{"judge": "gemini-3-flash"}, {"judge": None}, {}, {"judge": float("nan")}])
+def test_logs_that_are_no_numbers_do_not_affect_other_samples(load, logs):
+    if load.stock:
+        pytest.skip("its loop fails on the log")
+    of = lambda log: lambda q, p, label: {"rewards": 1.0, "extra_logs": log}  # noqa: E731
+    for sample in rollouts(load, of({"judge": 0.5}), of(logs)):
+        assert sample.info["judge"] == 0.5, "the mean of those that have it"
+        assert sample.info["response_clip_ratio"] == 1, "it is cut by the length limit"

@@ -110,10 +110,10 @@ def main() -> None:
             copy(step)
         suffer(fault, step, "save", engine)
 
-    phases = [log.timed(phase.__name__, phase) for phase in (generate, train, save)]
     for step in range(done + 1, last + 1):
-        for phase in phases:
-            phase(step)
+        for phase in (generate, train, save):
+            with log.phase(phase.__name__):
+                phase(step)
         log.write_step(step, {"reward": step / 10, "policy_loss": 0.1, **fault.get("status", {}).get(str(step), {})})
     engine.kill()
 

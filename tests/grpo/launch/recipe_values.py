@@ -102,7 +102,7 @@ OVERRIDES = {
     "ADAM_OFFLOAD": ("0", "--adam_offload", None),
     "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
     "PERSISTENCE_THRESHOLD": ("27", "--stage3_param_persistence_threshold", "27"),
-    "ATTN_IMPLEMENTATION": ("sdpa", "--attn_implementation", "sdpa"),
+    "ATTN_IMPLEMENTATION": ("eager", "--attn_implementation", "eager"),
     "EVAL_STEPS": ("22", "--eval_steps", "22"),
     "EVAL_AT_START": ("0", "--eval_at_start", None),
     "EVAL_TEMPERATURE": ("0.8", "--eval_temperature", "0.8"),

@@ -46,12 +46,14 @@ def test_a_phase_may_take_several_times_as_long_as_usual(files, times: tuple, li
 def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
     log_steps(files, 1e-3)
     log, seen = RunLog(str(files.folder)), watch(files, minutes=1e-3)
-    log.timed("generate", lambda: None)()
+    with log.phase("generate"):
+        pass
     seen.look()
     time.sleep(0.1)
     hang = seen.hang()
     assert hang and hang.what.startswith("no progress: step 2: generate for")
-    log.timed("train", lambda: None)()
+    with log.phase("train"):
+        pass
     assert seen.hang() is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.launch import judge
 from grpo.launch.config import Config
-from grpo.stack.checkout import CHECKOUT
+from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from reward import models, settings
 from reward.models import RETIRED
@@ -49,8 +49,7 @@ def test_no_replacement_is_retired_itself() -> None:
 
 
 def test_the_default_models_are_not_retired() -> None:
-    script = (CHECKOUT / "train_grpo.sh").read_text()
-    defaults = script.partition('"${JUDGE_MODELS=')[2].partition("}")[0].split()
+    defaults = default("JUDGE_MODELS").split()
     assert len(defaults) == 3 and not RETIRED.keys() & set(defaults)
 
 

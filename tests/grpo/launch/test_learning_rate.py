@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from grpo.launch.flags import SCHEDULES
 from grpo.launch.learning_rate import LearningRate
+from grpo.settings.table import SETTINGS
 
 PEAK, LENGTH = 2e-3, 40
 
@@ -26,7 +26,7 @@ def applied(name: str, warm_up: int, per_step: int) -> list[float]:
     return means
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", SETTINGS["LR_SCHEDULER"].choices)
 @pytest.mark.parametrize(("per_step", "ratio"), [(8, 0.1), (1, 0.03), (2, 0.0), (4, 0.2)])
 def test_every_schedule_is_that_of_the_run(name, per_step, ratio) -> None:
     args = Namespace(lr_scheduler=name, actor_learning_rate=PEAK, lr_warmup_ratio=ratio)

@@ -1,14 +1,14 @@
 """`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
 
 import functools
-import re
+import json
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from grpo.stack.variables import by_flag
+from grpo.settings.table import SETTINGS
 
 from .recipe import ROOT, call
 from .recipe_values import OVERRIDES, RUN_LOG
@@ -58,10 +58,8 @@ def test_of_greedy_samples_which_are_equal_there_is_one(checkout: Path, given: s
     assert flags(checkout, EVAL_TEMPERATURE=given)["--eval_n_samples_per_prompt"] == count
 
 
-def test_the_table_has_every_variable_of_the_script() -> None:
-    names = set(re.findall(r': "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
-    names |= set(re.findall(r'" "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
-    assert names == set(OVERRIDES)
+def test_every_setting_is_tried() -> None:
+    assert SETTINGS.keys() == OVERRIDES.keys()
 
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
@@ -119,7 +117,7 @@ def test_engines_and_actor_that_share_gpus_have_all_of_the_box(checkout, options
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     tiny, full = flags(checkout, "--tiny"), flags(checkout)
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
-    assert full.keys() <= tiny.keys()
+    assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
     assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2
 
@@ -207,6 +205,26 @@ def test_no_secret_is_in_the_command(checkout: Path) -> None:
     assert "0123456789" not in done.stdout + done.stderr
 
 
+def test_a_file_of_settings_wins_over_the_script_and_a_box(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_text("# mine\nLORA_RANK=5\nNUM_ENGINES=3  # of four\nTARGET_MODULES='q_proj v_proj'\n")
+    passed = flags(checkout, "--gpus", "4", "--config", str(tmp_path / "my.env"), NUM_ENGINES="7")
+    assert (passed["--lora_rank"], passed["--vllm_num_engines"], passed["--target_modules"]) == (
+        "5",
+        "7",
+        "q_proj v_proj",
+    )
+    (tmp_path / "my.env").write_text("LORA_RNK=5\n")
+    wrong = call(checkout, "--dry-run", "--config", str(tmp_path / "my.env"))
+    assert wrong.returncode == 2 and "my.env, line 1: LORA_RNK is no setting: did you mean LORA_RANK?" in wrong.stderr
+
+
+def test_a_resumed_run_keeps_the_file_of_settings(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    config = {"config": {"LORA_RANK": "5"}, "flags": {"lora_rank": 4}}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert "LORA_RANK was 4, now 5" in call(checkout, "--dry-run", "--resume", str(tmp_path / "run")).stderr
+
+
 def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     # A folder of the same name as our package is not taken for it; relative paths are the user's.
     (tmp_path / "grpo").mkdir()
@@ -216,14 +234,6 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"--run_dir {tmp_path / 'out'}" in done.stdout
-
-
-def test_errors_name_the_variables_of_the_script() -> None:
-    table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
-    table.pop("run_dir")  # NAME is a part of it
-    table["remote_rm_url"] = "REWARD"  # for files of the user's own, by way of a file of ours
-    table["ref_num_gpus_per_node"] = "ACTOR_GPUS"  # a second flag of this variable
-    assert by_flag() == table
 
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
@@ -260,10 +270,16 @@ def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:
     scripts.mkdir()
     script.write_text((ROOT / "train_grpo.sh").read_text())
     (scripts / "setup.sh").write_text(f"#!/bin/sh\nprintf '# edited\\n%s' \"$(cat {script})\" >{script}\n")
+    (scripts / "launch.sh").write_text((ROOT / "scripts" / "launch.sh").read_text())
     (scripts / "env.sh").write_text(f"PATH={tmp_path}:$PATH\n")
-    (tmp_path / "python").write_text('#!/bin/sh\necho "launched $*"\n')
-    for file in (script, scripts / "setup.sh", tmp_path / "python"):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "python")
+    (tmp_path / "python").write_text(
+        '#!/bin/sh\n[ "$3" = grpo.settings.options ] || { echo "launched $*"; cat "$4"; }\n'
+    )
+    for file in (script, scripts / "setup.sh", scripts / "launch.sh", tmp_path / "python"):
         file.chmod(0o755)
-    done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr == "" and done.stdout.startswith("launched -P -m grpo.launch dry-run --name gpt-oss-120b")
+    done = subprocess.run([script, "--steps", "3"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "" and done.stdout.startswith("launched -P -m grpo.launch.recipe /dev/fd/3 --steps 3")
+    assert done.stdout.rstrip().endswith("its key is WANDB_API_KEY"), "the whole recipe"
     assert script.read_text().startswith("# edited")

@@ -17,12 +17,12 @@ from .recipe import call
     ("options", "message"),
     [
         (["--tinny"], "unknown option --tinny"),
-        (["--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
+        (["--stpes", "3"], "unknown option --stpes: did you mean --steps?"),
         (["--eps_clip_low_high", "0.2", "0.28"], "OpenRLHF flags go after --"),
-        (["--lora_rank", "3"], "--lora_rank is a variable, not an option: LORA_RANK=VALUE ./train_grpo.sh"),
+        (["--lora_rank", "3"], "--lora_rank is a setting, not an option: LORA_RANK=VALUE ./train_grpo.sh"),
         (["--learning-rate=3"], "LEARNING_RATE=VALUE ./train_grpo.sh"),
-        (["LEARNING_RATE=3"], "must come first: LEARNING_RATE=3 ./train_grpo.sh"),
-        (["--dry-run", "--steps=many"], "STEPS: invalid int value"),
+        (["LEARNING_RATE=3"], "write it first: LEARNING_RATE=3 ./train_grpo.sh"),
+        (["--dry-run", "--steps=many"], "STEPS is 'many': give a whole number"),
         (["--steps"], "--steps needs a value"),
         (["--gpus", "3"], "--gpus is '3': give 8, 4, 2 or 1, or set NUM_ENGINES, ENGINE_TP, ACTOR_GPUS and COLOCATE"),
         (["--check", "--plan"], "cannot be combined"),
@@ -30,10 +30,10 @@ from .recipe import call
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
         (["--dry-run", "--resume", "here", "--run-dir", "there"], "remove --run-dir"),
         (["--dry-run", "--from-step", "10"], "--from-step only applies to a resumed run: add --resume DIR"),
-        (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last'; give a number"),
+        (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last': give a number"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--", "--verbose"], "has no flag --verbose: remove it; "),
-        (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
+        (["--dry-run", "--steps", "many"], "STEPS is 'many': give a whole number"),
         (["--check", "--run-dir", "a" * 300], "cannot be used (File name too long)"),
     ],
 )
@@ -71,7 +71,7 @@ def test_the_plan_shows_a_reward_of_ones_own(checkout: Path, tmp_path: Path) -> 
         ([], {"TRAIN_DATA": "{folder}/rows.jsonl"}, "rows.jsonl, line 1 is not JSON"),
         ([], {"REWARD": "{folder}/reward.py"}, "reward.py has a syntax error"),
         ([], {"ENVIRONMENT": "{folder}/none.py"}, "none.py does not exist"),
-        (["--steps", "-3"], {}, "STEPS -3 trains nothing"),
+        (["--steps", "-3"], {}, "STEPS is -3"),
         (["--gpus", "2"], {"EXPERTS": "bf16"}, "set EXPERTS=packed"),
         ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is no JSON"),
     ],
@@ -91,7 +91,7 @@ def test_a_plan_without_a_model_reads_the_files_that_are_here(checkout, tmp_path
         ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
         ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they have to add up to 1"),
         ({"QUALITY_WEIGHT": "1.5"}, "have to add up to 1"),
-        ({"JUDGE_PRICE": "2"}, "JUDGE_PRICE is '2': give two numbers: for prompts and for replies"),
+        ({"JUDGE_PRICE": "2"}, "JUDGE_PRICE is '2': give 2 numbers"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
         ({"JUDGE_UNFINISHED": "yes"}, "JUDGE_UNFINISHED is 'yes': set it to 1 (on) or 0 (off)"),
         ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': set it to 1 (on) or 0 (off)"),
@@ -173,7 +173,7 @@ def test_a_run_whose_reader_stops_before_it_starts_ends_quietly(what: str) -> No
     program = f"""
 import os, sys
 from grpo.launch import __main__ as launch
-launch._main = lambda options, rest: {act}
+launch._main = lambda options: {act}
 sys.argv = ["launch", "run"]
 sys.exit(launch.main())
 """

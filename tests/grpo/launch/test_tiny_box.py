@@ -56,10 +56,10 @@ def test_engines_load_mxfp4_where_vllm_has_its_kernels(checkout, gpu_checkout, t
     variables = {"ENVIRONMENT": environment} if environment else {}
     folder = Path(".cache/tiny-model", environment)
     on_cpu = flags(checkout, "--tiny", **variables)
-    assert on_cpu["--engine_model"] == str(checkout / folder / "bf16")
-    assert on_cpu["--pretrain"] == str(checkout / folder / "mxfp4")
+    assert on_cpu["--engine_model"] == str(ROOT / folder / "bf16")
+    assert on_cpu["--pretrain"] == str(ROOT / folder / "mxfp4")
     on_gpus = flags(gpu_checkout, "--tiny", **variables, **machine_of(8, tmp_path))
-    assert on_gpus["--engine_model"] == on_gpus["--pretrain"] == str(gpu_checkout / folder / "mxfp4")
+    assert on_gpus["--engine_model"] == on_gpus["--pretrain"] == str(ROOT / folder / "mxfp4")
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(8, 4), (4, 4), (3, 2), (2, 2), (1, 1)])

@@ -1,6 +1,7 @@
 """The metrics of a step against float64 from its saved tensors, for any split into batches and ranks."""
 
 import random
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openrlhf.trainer.ppo_utils.experience_maker import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
 from torch import nn
 
+from grpo.batch import branches
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
 from grpo.model.routing import Replay
 from grpo.model.vocabulary import Allocated
+from grpo.rollout.rows import Batch, join
 from grpo.update import passes
 from grpo.update.log_probs import TokenScores, token_scores
 from grpo.update.loss import PolicyLoss, rollouts_of
@@ -54,31 +55,29 @@ def drawn(seed: int) -> list[dict]:
     return samples
 
 
-def as_experience(index: int, sample: dict) -> Experience:
-    """One sample as OpenRLHF has it after the advantages are known."""
+def as_experience(index: int, sample: dict) -> Batch:
+    """One sample as the trainer has it after the advantages are known."""
     prompt, size = sample["prompt"], len(sample["log_probs"])
 
     def at_actions(values: np.ndarray) -> torch.Tensor:
         return torch.cat([torch.zeros(prompt - 1), torch.tensor(values).float()])[None]
 
-    mask = at_actions(np.ones(size))
-    return Experience(
-        index=[index], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
-        action_mask=mask, action_log_probs=at_actions(sample["old"]), rollout_log_probs=at_actions(sample["engine"]),
-        advantages=mask * sample["advantage"], rewards=torch.tensor([sample["correct"]]),
-        prompts=["p"], labels=["l"],
-        info={"correct": torch.tensor([sample["correct"]]), "response_length": torch.tensor([size])},
+    mask, correct = at_actions(np.ones(size)), torch.tensor([sample["correct"]])
+    made = Batch(
+        torch.tensor(sample["tokens"])[None], torch.ones(1, prompt + size), mask, at_actions(sample["engine"]), ["p"],
+        ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
+        action_log_probs=at_actions(sample["old"]),
     )  # fmt: skip
+    made.advantages = made.returns = mask * sample["advantage"]
+    return made
 
 
-def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples: list[dict], size: int) -> dict:
-    """The records of one rank. Its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
-    metrics = token_recorder.ActorMetrics(trainer)
-    buffer = NaiveReplayBuffer(size, 0, True, False, False)
-    for experience in experiences:
-        buffer.append(experience)
-    for start in range(0, len(buffer.items), size):
-        batch = make_experience_batch(buffer.items[start : start + size])
+def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
+    """The records of one rank, whose share is trained in micro-batches of `size`."""
+    metrics = token_recorder.ActorMetrics(args, engine)
+    rows = [row for experience in experiences for row in branches.rows_of(experience)]
+    for start in range(0, len(rows), size):
+        batch = branches.joined(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
         for row, index in enumerate(batch.info["sample"]):
@@ -90,16 +89,16 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
         targets = torch.zeros(logits.shape[:2], dtype=torch.long).flatten()
         scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, Allocated(ALLOCATED))
         output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
-        loss = PolicyLoss(trainer.args)
+        loss = PolicyLoss(args)
         loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
-        old = passes.old_log_probs(trainer.args, batch, log_probs)
-        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
+        old = passes.old_log_probs(args, batch, log_probs)
+        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)
         loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
         # of two layers and every token, the first token of each row would have gone to other experts in one
         batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
         metrics.note(batch, log_probs, output, value, loss.per_token)
         metrics.after_backward_and_step()
-    trainer.actor.model.global_steps += 1
+    engine.global_steps += 1
     metrics.after_backward_and_step()
     return metrics.pop()
 
@@ -110,20 +109,19 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     order = list(range(COUNT))
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
-    experiences = [Experience.concat_experiences([single[index] for index in cut], 0) for cut in cuts]
+    experiences = [join([single[index] for index in cut], 0) for cut in cuts]
     step_metrics.before_training(experiences)
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
-        model = SimpleNamespace(
+        engine = SimpleNamespace(
             global_steps=0,
             get_global_grad_norm=lambda: 2.0,
             module=nn.Linear(1, 1),
             named_parameters=lambda: [],
             optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
-        trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
-        share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
-        step_metrics.merge(status, train_rank(trainer, share, samples, size))
+        share = [copy(experience) for experience in experiences[rank::ranks]]
+        step_metrics.merge(status, train_rank(engine, arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
     step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
     return status, single
@@ -231,7 +229,7 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
 
 def test_unrecordable_micro_batch_does_not_end_the_run():
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
-    metrics = token_recorder.ActorMetrics(SimpleNamespace(args=arguments(True), actor=SimpleNamespace(model=engine)))
+    metrics = token_recorder.ActorMetrics(arguments(True), engine)
     metrics.note(None, None, None, None)
     noted = metrics.pop()
     assert noted["metric_errors"] == 1 and noted["micro_batches"] == []

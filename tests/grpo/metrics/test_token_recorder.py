@@ -5,19 +5,19 @@ from torch import nn
 from grpo.metrics import token_recorder
 
 
-def trainer(norms: list[float]) -> SimpleNamespace:
-    """A trainer whose engine reports these gradient norms, one an optimizer step."""
+def engine_of(norms: list[float]) -> SimpleNamespace:
+    """DeepSpeed's engine as it reports these gradient norms, one an optimizer step."""
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
     engine.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
     engine.get_global_grad_norm = lambda: norms[engine.global_steps - 1]
-    return SimpleNamespace(args=None, actor=SimpleNamespace(model=engine))
+    return engine
 
 
 def test_gradient_norms_are_noted_once_a_step():
-    ranked = trainer([2.0, 4.0])
-    metrics = token_recorder.ActorMetrics(ranked)
+    engine = engine_of([2.0, 4.0])
+    metrics = token_recorder.ActorMetrics(None, engine)
     for steps in (0, 1, 1, 2):  # two micro-batches belong to each step
-        ranked.actor.model.global_steps = steps
+        engine.global_steps = steps
         metrics.after_backward_and_step()
     noted = metrics.pop()
     assert noted["grad_norms"] == [2.0, 4.0] and noted["optimizer_step"] == 2
@@ -26,8 +26,8 @@ def test_gradient_norms_are_noted_once_a_step():
 
 def test_the_learning_rate_is_the_mean_of_those_applied():
     """DeepSpeed's step ends with that of the schedule. The first optimizer step has two micro-batches."""
-    ranked = trainer([1.0] * 3)
-    engine, metrics = ranked.actor.model, token_recorder.ActorMetrics(ranked)
+    engine = engine_of([1.0] * 3)
+    metrics = token_recorder.ActorMetrics(None, engine)
     schedule, passes = iter([1e-3, 4e-3, 9e-3]), [False, True, True]
     for rates, step in (([0.0, 0.0, 1e-3], passes), ([4e-3], [True])):
         for rate, is_last in zip(rates, step, strict=True):
@@ -42,7 +42,7 @@ def test_the_learning_rate_is_the_mean_of_those_applied():
 
 
 def test_the_engines_memory_is_that_of_the_last_sync():
-    metrics = token_recorder.ActorMetrics(trainer([]))
+    metrics = token_recorder.ActorMetrics(None, engine_of([]))
     assert "engine_memory" not in metrics.pop(), "before the first sync, and on the other ranks"
     metrics.note_engines(None)
     assert "engine_memory" not in metrics.pop()

@@ -9,10 +9,10 @@ import pytest
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", ["test_mxfp4_kernel.py", "test_attention_kernel.py"])
-def test_kernels_in_the_interpreter(file):
+def test_kernels_in_the_interpreter():
     # In a separate process: Triton reads the variable on import.
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"tests/gpu/{file}"]
+    files = ("tests/gpu/test_mxfp4_kernel.py", "tests/gpu/test_attention_kernel.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     checkout = Path(__file__).parents[3]
     ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=500)

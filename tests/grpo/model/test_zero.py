@@ -5,8 +5,13 @@ import pytest
 from grpo.model import zero
 
 
-def config(stage: int = 3, device: str = "none") -> dict:
-    return {"zero_optimization": {"stage": stage, "offload_param": {"device": device}}}
+def config() -> dict:
+    return {"zero_optimization": {"offload_param": {"device": "none"}}}
+
+
+def arguments(**changes) -> Namespace:
+    values = {"offload": False, "actor_shard": "zero3", "stage3_param_persistence_threshold": None}
+    return Namespace(**values | changes)
 
 
 @pytest.mark.timeout(500)
@@ -25,19 +30,16 @@ def test_offloaded_parameters_are_pinned_with_a_gpu(monkeypatch, backend, is_gpu
     # Stands in for a GPU's accelerator; the code calls only this method.
     accelerator = Namespace(communication_backend_name=lambda: backend)
     monkeypatch.setattr(zero, "get_accelerator", lambda: accelerator)
-    tuned = zero.tune(config(device="cpu"), None)["zero_optimization"]
-    assert tuned["offload_param"]["pin_memory"] is is_gpu
+    tuned = zero.tune(config(), arguments(offload=True))["zero_optimization"]
+    assert tuned["offload_param"] == {"device": "cpu", "pin_memory": is_gpu}
     assert tuned["stage3_allgather_sequential"]
 
 
 def test_parameters_that_stay_on_the_gpu_are_not_pinned():
-    assert "pin_memory" not in zero.tune(config(), None)["zero_optimization"]["offload_param"]
+    assert zero.tune(config(), arguments())["zero_optimization"]["offload_param"] == {"device": "none"}
 
 
-def test_threshold_is_passed_on():
-    args = Namespace(stage3_param_persistence_threshold=0)
-    assert zero.tune(config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == 0
-
-
-def test_other_stages_stay_as_they_are():
-    assert zero.tune(config(stage=2), None) == config(stage=2)
+@pytest.mark.parametrize(("shard", "expected"), [("zero3", 0), ("none", zero.WHOLE)])
+def test_threshold_is_passed_on_unless_each_rank_keeps_the_adapter_whole(shard, expected):
+    args = arguments(actor_shard=shard, stage3_param_persistence_threshold=0)
+    assert zero.tune(config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == expected

@@ -139,5 +139,5 @@ def test_invalid_variables_are_refused(others, message):
 
 
 def test_what_is_no_date_is_refused():
-    with pytest.raises(UserError, match="--template_date is 'tomorrow': give a date such as 2030-01-02"):
+    with pytest.raises(UserError, match="TEMPLATE_DATE is 'tomorrow': give a date such as 2030-01-02"):
         chat_template.variables(None, None, "tomorrow")

@@ -55,6 +55,10 @@ class Engine:
         return Reference(None, [{"rank": 0, "workers": 1, "tensors": 1, "checksum": self.confirms}])
 
 
+def calls_of(*engines: Engine) -> EngineCalls:
+    return EngineCalls(engines, None)
+
+
 class Ray:
     """Ray with engines of which some die."""
 
@@ -89,7 +93,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 def sampled(ray: Ray, deaths: list[tuple[int, int, str]], adapter: Any, prompts: int = 6) -> tuple[set, EngineCalls]:
     """Sample prompts with two engines; the engine `which` dies before the response number `at`."""
-    engines, calls = [Engine(0), Engine(1)], EngineCalls()
+    engines, calls = [Engine(0), Engine(1)], calls_of()
     calls.adapter = adapter
     pending = [calls.send(engines[n % 2], {"prompt": n, "seed": 100 + n}) for n in range(prompts)]
     answers: list = []
@@ -122,7 +126,7 @@ def test_every_prompt_is_answered_once_with_its_seed(ray: Ray, deaths: list, is_
 @pytest.mark.parametrize("how", DEATHS)
 @pytest.mark.parametrize("is_synced", [False, True])
 def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bool) -> None:
-    engine, calls, notes = Engine(0), EngineCalls(), []
+    engine, calls, notes = Engine(0), calls_of(), []
     calls.note, calls.policy = notes.append, 7
     calls.adapter = Sent("adapter", [], EXPECTED, 0) if is_synced else None
     sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(3)]
@@ -138,7 +142,7 @@ def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bo
 
 
 def test_an_engine_that_was_only_out_of_reach_keeps_its_adapter(ray: Ray) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.lost[sent] = DEATHS["actor"]
     _, again = calls.wait([sent])
@@ -146,16 +150,17 @@ def test_an_engine_that_was_only_out_of_reach_keeps_its_adapter(ray: Ray) -> Non
 
 
 def test_an_engine_that_is_dead_when_prompts_are_drawn_is_replaced(ray: Ray) -> None:
-    engines, calls = [Engine(0), Engine(1)], EngineCalls()
+    engines = [Engine(0), Engine(1)]
+    calls = calls_of(*engines)
     asked = Reference(engines[0], 0)
     engines[0].get_num_unfinished_requests = SimpleNamespace(remote=lambda: asked)
     ray.die(engines[0], [asked], DEATHS["actor"])
-    assert calls.loads(engines) == [0, 0]
+    assert calls.loads() == [0, 0]
     assert engines[0].adapter == "base" and calls.replaced == 1
 
 
 def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     calls.replaced = replacement.MOST
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
@@ -164,7 +169,7 @@ def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
 
 
 def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
     engine.has_policy = SimpleNamespace(remote=ActorDiedError)
@@ -173,7 +178,7 @@ def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
 
 
 def test_an_engine_on_a_lost_node_ends_the_run(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
     engine.has_policy = SimpleNamespace(remote=lambda: DEATHS["actor"])  # Ray waits for the node without limit
@@ -183,7 +188,7 @@ def test_an_engine_on_a_lost_node_ends_the_run(ray: Ray, monkeypatch: pytest.Mon
 
 
 def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     engine.confirms = 2
     calls.adapter = Sent("adapter", [], EXPECTED, 0)
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
@@ -193,7 +198,7 @@ def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
 
 
 def test_another_error_is_left_to_the_loop(ray: Ray) -> None:
-    calls = EngineCalls()
+    calls = calls_of()
     sent = calls.send(Engine(0), {"prompt": 1, "seed": 1})
     ray.lost[sent] = ValueError("of the reward")
     assert calls.wait([sent]) == ([sent], {})
@@ -216,7 +221,7 @@ def prompt(seed: int) -> dict[str, Any]:
 
 
 def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engines, calls, sampled = Rewards(), [Engine(0), Engine(1)], EngineCalls(), threading.Event()
+    ray, engines, calls, sampled = Rewards(), [Engine(0), Engine(1)], calls_of(), threading.Event()
     monkeypatch.setattr(replacement, "ray", ray)
     known: list[list[int]] = [[], []]
     for number, engine in enumerate(engines):
@@ -229,7 +234,7 @@ def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytes
 
 
 def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engine, calls, sampled = Rewards(), Engine(0), EngineCalls(), threading.Event()
+    ray, engine, calls, sampled = Rewards(), Engine(0), calls_of(), threading.Event()
     monkeypatch.setattr(replacement, "ray", ray)
     monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.0)
     known = [2]
@@ -248,14 +253,14 @@ def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_cannot_be_asked_has_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engine, calls, sampled = Rewards(), Engine(0), EngineCalls(), threading.Event()
+    ray, engine, calls, sampled = Rewards(), Engine(0), calls_of(), threading.Event()
     monkeypatch.setattr(replacement, "ray", ray)
     engine.sampled = SimpleNamespace(remote=lambda: DEATHS["actor"])
     assert calls.wait([calls.send(engine, prompt(2))], sampled) == ([], {}) and not sampled.is_set()
 
 
 def test_two_batches_replace_an_engine_once(ray: Ray) -> None:
-    engine, calls = Engine(0), EngineCalls()
+    engine, calls = Engine(0), calls_of()
     sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(2)]
     ray.die(engine, sent, DEATHS["actor"])
     engine.load_adapter = SimpleNamespace(remote=lambda *sent: time.sleep(0.2) or engine._load(*sent))
@@ -265,3 +270,37 @@ def test_two_batches_replace_an_engine_once(ray: Ray) -> None:
     for thread in both:
         thread.join(60)
     assert calls.replaced == 1 and engine.adapter == "base"
+
+
+@pytest.mark.parametrize("is_replaced_first", [True, False])
+def test_a_sync_and_a_replacement_leave_the_adapter_of_the_sync(ray: Ray, is_replaced_first: bool) -> None:
+    """A replacement that begins during a sync must not install the adapter before it, nor end after it."""
+    engine, calls, may_end = Engine(0), calls_of(), threading.Event()
+    calls.adapter = Sent("older", [], EXPECTED, 0)
+    lost = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.die(engine, [lost], DEATHS["actor"])
+    begun = threading.Event()
+
+    def slowly(*sent: Any) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return engine._load(*sent)
+
+    def send() -> Sent:
+        (engine._load if is_replaced_first else slowly)("newer", [])
+        return Sent("newer", [], EXPECTED, 0)
+
+    sync = threading.Thread(target=calls.sync, args=(send,))
+    replace = threading.Thread(target=calls.wait, args=([lost],))
+    if is_replaced_first:
+        engine.load_adapter = SimpleNamespace(remote=slowly)
+    first, second = (replace, sync) if is_replaced_first else (sync, replace)
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "it waits for the other"
+    may_end.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert engine.adapter == "newer" and calls.adapter.buffer == "newer"

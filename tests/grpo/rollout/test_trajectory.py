@@ -1,11 +1,9 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from openrlhf.trainer.ppo_utils.experience_maker import SamplesGenerator
 
+from grpo.batch import rollouts
 from grpo.rollout.trajectory import (
     Origin,
     Trajectory,
@@ -56,18 +54,15 @@ PARTS_AFTER_A_PROMPT = st.lists(
 )
 
 
-def as_experience(made: Trajectory, limit: int, **rest):
-    """The experience that OpenRLHF makes from a rollout."""
-    generator = object.__new__(SamplesGenerator)
-    generator.args = SimpleNamespace(remote_rm_url=["agent"])
+def as_row(made: Trajectory, limit: int, **rest):
     response = {"prompt": "p", "label": "7", "reward": 1.0, "scores": 1.0, "extra_logs": {}} | made.as_response() | rest
-    return generator._process_response_into_experience(response, prompt_max_len=limit - 2, max_new_tokens=2)
+    return rollouts.row_of(response, prompt_max_len=limit - 2, max_new_tokens=2)
 
 
 @given(PARTS_AFTER_A_PROMPT, st.integers(3, 12))
-def test_openrlhf_masks_and_counts_sampled_tokens_alone(parts, limit):
+def test_a_row_masks_and_counts_sampled_tokens_alone(parts, limit):
     made = grown([(Origin.PROMPT, 2), *parts])
-    experience = as_experience(made, limit)
+    experience = as_row(made, limit)
     kept = [origin is Origin.SAMPLED for origin in made.origins[1:limit]]
     assert experience.action_mask[0].bool().tolist() == kept
     assert experience.info["response_length"].item() == sum(kept)
@@ -81,14 +76,14 @@ def test_response_is_truncated_if_its_executor_says_so(said):
     made = grown([(Origin.PROMPT, 2), (Origin.SAMPLED, 3)])
     rest = {} if said is None else {"truncated": said}
     assert is_truncated(made.as_response() | rest, 5) is bool(said)
-    experience = as_experience(made, 5, **rest)
+    experience = as_row(made, 5, **rest)
     assert experience.info["truncated"].item() == experience.info["response_clip_ratio"].item() == bool(said)
 
 
 @given(PARTS_AFTER_A_PROMPT)
 def test_a_response_is_all_that_follows_the_prompt_to_the_last_sampled_token(parts):
     made = grown([(Origin.PROMPT, 3), *parts])
-    experience = as_experience(made, 100, extra_logs={"prompt_length": 3.0})
+    experience = as_row(made, 100, extra_logs={"prompt_length": 3.0})
     experience.sequences = torch.cat([experience.sequences, torch.zeros(1, 2, dtype=torch.long)], dim=1)  # padding
     experience.action_mask = torch.cat([experience.action_mask, torch.zeros(1, 2, dtype=torch.long)], dim=1)
     last = max((index for index, origin in enumerate(made.origins) if origin is Origin.SAMPLED), default=2)
@@ -97,4 +92,4 @@ def test_a_response_is_all_that_follows_the_prompt_to_the_last_sampled_token(par
 
 def test_without_a_length_of_the_prompt_a_response_begins_with_its_first_sampled_token():
     made = grown([(Origin.PROMPT, 3), (Origin.SAMPLED, 2), (Origin.FORCED, 1), (Origin.SAMPLED, 1)])
-    assert response_tokens(as_experience(made, 100)) == made.tokens[3:]
+    assert response_tokens(as_row(made, 100)) == made.tokens[3:]

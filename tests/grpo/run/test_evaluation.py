@@ -13,9 +13,10 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from eval.chat import Chat
 from eval.engine import Sample as EvalSample
-from grpo.rollout import greedy, seeds
+from grpo.rollout import greedy
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.multi_turn.settings import AGENT
+from grpo.rollout.stage import Stage
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.run import evaluation, measure, records, run_log, saved_steps
 from grpo.stack import json_files
@@ -138,16 +139,15 @@ def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, mon
 def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named):
     rows = [{"prompt": name, "label": "7", **({"id": name} if named else {})} for name in "abc"]
     (tmp_path / "eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl")),
-        eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],  # cut by --max_samples
-    )
-    problems = evaluation.problems_by_prompt(trainer)
+    args = SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl"))
+    held_out = [(["sums"], [f"<{name}>"], ["7"]) for name in "ab"]  # cut by --max_samples
+    found = evaluation.Evaluation(args, None, held_out, None, None, None)._problems
+    problems = found()
     assert list(problems) == ["<a>", "<b>"]
     assert {problem["datasource"] for problem in problems.values()} == {"sums"}
     ids = [problem["id"] for problem in problems.values()]
     assert ids == ["a", "b"] if named else len(set(ids)) == 2
-    assert problems == evaluation.problems_by_prompt(trainer)
+    assert problems == found()
 
 
 @pytest.mark.parametrize("thinking", ["<|channel|>analysis<|message|>7", ""])
@@ -213,37 +213,37 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
 def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenizer, tmp_path, temperature):
     drawn = []
 
-    def generate(n_samples_per_prompt, **_):
-        drawn.append((n_samples_per_prompt, generator.greedy_sample))
+    def draw(stage, samples):
+        drawn.append((stage.name, samples, stage._greedy_sample))
         sampled = [sample(prompt, 0.0, correct=float(prompt == "<b>")) for prompt in ("<a>", "<b>") for _ in range(2)]
         likeliest = sample("<a>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0)
-        return sampled if n_samples_per_prompt == 2 else [*sampled[:2], likeliest[0], *sampled[2:], likeliest[1]]
+        return sampled if samples == 2 else [*sampled[:2], likeliest[0], *sampled[2:], likeliest[1]]
 
-    generator = SimpleNamespace(args=SimpleNamespace(seed=1), generate_eval_samples=generate)
     data = tmp_path / "eval.jsonl"
     data.write_text("".join(json.dumps({"prompt": name, "label": "7", "id": name}) + "\n" for name in "ab"))
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(eval_dataset=str(data), remote_rm_url=None, agent_func_path=None),
-        eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],
-        samples_generator=generator, tokenizer=tokenizer, run_log=run_log.RunLog(str(tmp_path / "run")),
+    args = SimpleNamespace(
+        eval_dataset=str(data), remote_rm_url=None, agent_func_path=None, seed=1, eval_temperature=temperature,
+        eval_n_samples_per_prompt=2,
     )  # fmt: skip
-    evaluation.evaluate(trainer, 3, {"n_samples_per_prompt": 2, "temperature": temperature})
+    held_out = [(["sums"], [f"<{name}>"], ["7"]) for name in "ab"]
+    log = run_log.RunLog(str(tmp_path / "run"))
+    for _ in range(2):  # the second one finds the step evaluated
+        evaluation.Evaluation(args, tokenizer, held_out, None, draw, log).run(3)
     [row] = json_files.read_rows(tmp_path / "run" / "eval.jsonl")
     assert (row["exact_match"], row["samples"], row["pass_at_k"]["2"]["value"]) == (0.5, 4, 0.5)
     files = {file.stem: json_files.read_rows(file) for file in (tmp_path / "run" / "samples").iterdir()}
     assert [record["correct"] for record in files["eval_3"]] == [0.0, 0.0, 1.0, 1.0]
     if temperature:
-        assert drawn == [(3, 2)] and row["greedy"]["exact_match"] == 0.5 and row["greedy"]["samples"] == 2
+        assert drawn == [("eval 3", 3, 2)] and row["greedy"]["exact_match"] == 0.5 and row["greedy"]["samples"] == 2
         assert [(record["id"], record["correct"]) for record in files["greedy_3"]] == [("a", 1.0), ("b", 0.0)]
     else:
-        assert drawn == [(2, None)] and "greedy" not in row and "greedy_3" not in files
+        assert drawn == [("eval 3", 2, None)] and "greedy" not in row and "greedy_3" not in files
 
 
 def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
     def choices(greedy_sample: int | None) -> list[int]:
-        generator = SimpleNamespace(args=SimpleNamespace(seed=1))
-        seeds.begin_stage(generator, "eval 0", greedy_sample)
-        params = seeds.seeded(generator, SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
+        stage = Stage(SimpleNamespace(seed=1), "eval 0", None, greedy_sample)
+        params = stage.seeded(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
         samples = [greedy.for_sample(params, number) for number in range(3)]
         assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}
         return [sample.top_k for sample in samples]

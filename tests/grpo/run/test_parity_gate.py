@@ -1,15 +1,17 @@
 """When the gate compares, on what, and what it does with the result. Log-probs of real engines: tests/stack."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
 
-from grpo.hooks import ppo_trainer as hooks
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
+from grpo.training.trainer import Trainer
+from grpo.update import passes
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
 
@@ -20,8 +22,8 @@ class Group:
     A routing that is replayed adds its numbers.
     """
 
-    def __init__(self, ranks: int, adapter: float) -> None:
-        self.ranks, self.adapter, self.calls = ranks, adapter, []
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.adapter, self.calls = ranks, 0.0, []
 
     def async_run_method_batch(self, method_name, sequences, action_mask, attention_mask, routing=None):
         assert len(sequences) % self.ranks == 0
@@ -33,17 +35,28 @@ class Group:
         return [[values + moved * (values + 2) for values in base]]
 
 
-def run(ranks=2, adapter=0.0, shift=0.0, batches=4, rows=ROWS, step=1, lacks_adapter=False, **flags):
-    """A trainer, its micro-batches and samples of a step; engine "bb" is off by `shift`, and may lack the adapter."""
-    args = SimpleNamespace(
-        **{"parity_limit": 0.05, "top_p": 1.0, "lora_rank": 8, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
-        | {"partial_rollouts": 0, "routing_replay": False}
-        | flags
-    )
-    group, written = Group(ranks, adapter), []
-    engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda name=name: name)) for name in ENGINES]
-    log = SimpleNamespace(write_parity=written.append)
-    trainer = SimpleNamespace(args=args, actor_model_group=group, vllm_engines=engines, run_log=log, written=written)
+class Gate(ParityGate):
+    """The gate of a run with two engines.
+
+    Attributes:
+        written: the lines of parity.jsonl.
+    """
+
+    def __init__(self, ranks=2, **flags) -> None:
+        values = {"parity_limit": 0.05, "top_p": 1.0, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
+        self.args = SimpleNamespace(**values | {"partial_rollouts": 0, "routing_replay": False} | flags)
+        self.group, self.written = Group(ranks), []
+        engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda name=name: name)) for name in ENGINES]
+        super().__init__(self.args, self.group, engines)
+        self.log = SimpleNamespace(write_parity=self.written.append, phase=lambda _: nullcontext())
+
+    def compare(self, step, batches, samples) -> None:
+        self.check(self.log, step, batches, samples)
+
+
+def of_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_adapter=False):
+    """Micro-batches and samples of a step; engine "bb" is off by `shift`, and may lack the adapter."""
+    gate.group.adapter = adapter
     generator, made, samples = torch.Generator().manual_seed(step), [], []
     for _ in range(batches):
         sequences = torch.randint(100, (rows, LENGTH), generator=generator)
@@ -63,7 +76,7 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, rows=ROWS, step=1, lacks_ada
                 info={},
             )
         )
-    return trainer, made, samples
+    return made, samples
 
 
 @pytest.fixture(autouse=True)
@@ -72,22 +85,21 @@ def without_ray(monkeypatch):
 
 
 def test_it_compares_until_the_adapter_has_an_effect():
-    gate = ParityGate()
+    gate = Gate()
     for step, adapter in enumerate((0.0, 0.0, 0.1, 0.1), start=1):
-        trainer, batches, samples = run(adapter=adapter)
-        gate.check(trainer, step, batches, samples)
-        assert [row["step"] for row in trainer.written] == ([step] if step <= 3 else [])
+        gate.compare(step, *of_step(gate, adapter=adapter))
+    assert [row["step"] for row in gate.written] == [1, 2, 3]
 
 
 def waits_of(gate, step, **options):
     """What a step of few rollouts writes: three prompts for each engine."""
-    trainer, batches, samples = run(ranks=1, batches=1, rows=6, step=step, **options)
-    gate.check(trainer, step, batches, samples)
-    return [(row["since"], row["rows"][0]["tokens"] // (6 * (LENGTH - 1)), row["waits"]) for row in trainer.written]
+    gate.written.clear()
+    gate.compare(step, *of_step(gate, step, batches=1, rows=6, **options))
+    return [(row["since"], row["rows"][0]["tokens"] // (6 * (LENGTH - 1)), row["waits"]) for row in gate.written]
 
 
 def test_steps_of_few_rollouts_are_compared_together_until_each_engine_is_judged():
-    gate = ParityGate()
+    gate = Gate(ranks=1)
     waits = "too few tokens to judge engine 0, engine 1: the next step is compared too"
     assert waits_of(gate, 1) == [(1, 1, "")], "without an adapter, the gate stays closed anyway"
     for step in range(2, 6):
@@ -97,7 +109,7 @@ def test_steps_of_few_rollouts_are_compared_together_until_each_engine_is_judged
 
 def test_an_engine_that_hardly_samples_does_not_keep_the_gate_closed(monkeypatch):
     monkeypatch.setattr(parity_gate, "MOST", 3)
-    gate = ParityGate()
+    gate = Gate(ranks=1)
     said = [waits for step in (1, 2, 3, 4) for _, _, waits in waits_of(gate, step, adapter=0.1)]
     assert said[1:] == [f"too few tokens to judge engine 0, engine 1: {then}" for then in (
         "the next step is compared too", "no other step is compared after 3"
@@ -106,25 +118,28 @@ def test_an_engine_that_hardly_samples_does_not_keep_the_gate_closed(monkeypatch
 
 def test_an_engine_of_few_tokens_that_lacks_the_adapter_is_found():
     """No step by itself shows it, so it cannot show either whether it is the routing."""
-    gate, steps = ParityGate(), []
+    gate, steps = Gate(ranks=1), []
     for step in (1, 2):
-        trainer, batches, samples = run(1, batches=1, rows=6, step=step, adapter=0.03, lacks_adapter=True)
+        batches, samples = of_step(gate, step, batches=1, rows=6, adapter=0.03, lacks_adapter=True)
         for sample in samples:
             sample.engine_routing = torch.tensor(0.0)
-        steps.append((trainer, step, batches, samples))
-        ParityGate().check(*steps[-1])
-    gate.check(*steps[0])
+        steps.append((step, batches, samples))
+        alone = Gate(ranks=1)
+        alone.group.adapter = 0.03
+        alone.compare(*steps[-1])
+    gate.compare(*steps[0])
     with pytest.raises(PolicyMismatch, match=r"engine 1: nearer to the model without its adapter.* too few tokens to"):
-        gate.check(*steps[1])
+        gate.compare(*steps[1])
 
 
 def test_a_difference_stops_the_run_and_is_written():
-    trainer, batches, samples = run(shift=0.2)
+    gate = Gate()
+    batches, samples = of_step(gate, shift=0.2)
     with pytest.raises(
         PolicyMismatch, match=r"engine 1: the mean difference is 0\.2000 ±0\.0000 nat.* was not recorded"
     ):
-        ParityGate().check(trainer, 1, batches, samples)
-    [row] = trainer.written
+        gate.compare(1, batches, samples)
+    [row] = gate.written
     assert any(problem["what"].startswith("engine 1") for problem in row["problems"])
 
 
@@ -134,74 +149,80 @@ def test_a_difference_stops_the_run_and_is_written():
 )
 def test_a_failure_says_whether_it_is_the_routing(replayed, said):
     """By a replay of what the engine recorded; the verdict is on the trainer's own choice."""
-    trainer, batches, samples = run(shift=0.2)
+    gate = Gate()
+    batches, samples = of_step(gate, shift=0.2)
     for number, sample in enumerate(samples):
         sample.engine_routing = torch.tensor(replayed * (number % 2))
     with pytest.raises(PolicyMismatch, match=said):
-        ParityGate().check(trainer, 1, batches, samples)
-    assert said in trainer.written[0]["routing"]
-    assert trainer.actor_model_group.calls == ["forward", "reference_forward"] * 2
+        gate.compare(1, batches, samples)
+    assert said in gate.written[0]["routing"]
+    assert gate.group.calls == ["forward", "reference_forward"] * 2
 
 
-@pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}, {"lora_rank": 0}])
+@pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}])
 def test_some_runs_are_not_compared(flags):
-    trainer, batches, samples = run(shift=0.2, **flags)
-    ParityGate().check(trainer, 1, batches, samples)
-    assert trainer.written == trainer.actor_model_group.calls == []
+    gate = Gate(**flags)
+    batches, samples = of_step(gate, shift=0.2)
+    gate.compare(1, batches, samples)
+    assert gate.written == gate.group.calls == []
 
 
 @pytest.mark.parametrize(("ranks", "batches", "scored"), [(2, 4, 64), (2, 12, 64), (8, 8, 128), (1, 1, 16)])
 def test_every_rank_scores_as_many_micro_batches(ranks, batches, scored):
-    trainer, made, samples = run(ranks, batches=batches)
-    ParityGate().check(trainer, 1, made, samples)
-    rows = {row["name"]: row["tokens"] for row in trainer.written[0]["rows"]}
+    gate = Gate(ranks)
+    gate.compare(1, *of_step(gate, batches=batches))
+    rows = {row["name"]: row["tokens"] for row in gate.written[0]["rows"]}
     assert rows["all"] == scored * (LENGTH - 1)
     assert {rows[f"rank {rank}"] for rank in range(ranks)} == {rows["all"] // ranks}
     assert rows["engine 0"] == rows["engine 1"]
 
 
 def test_samples_of_unknown_engines_are_left_out():
-    trainer, batches, samples = run()
+    gate = Gate()
+    batches, samples = of_step(gate)
     for sample in samples:
         sample.sampled_by = None
-    ParityGate().check(trainer, 1, batches, samples)
-    assert trainer.written == []
+    gate.compare(1, batches, samples)
+    assert gate.written == []
 
 
 def test_rollouts_without_a_reward_are_left_out():
     """All of one rank, and some of the other: branches.give_advantages empties their masks."""
-    trainer, batches, samples = run(batches=4)
+    gate = Gate()
+    batches, samples = of_step(gate, batches=4)
     for batch in batches[2:]:
         batch.action_mask[:] = 0
     batches[0].action_mask[:3] = 0
-    ParityGate().check(trainer, 1, batches, samples)
-    rows = {row["name"]: row["tokens"] for row in trainer.written[0]["rows"]}
+    gate.compare(1, batches, samples)
+    rows = {row["name"]: row["tokens"] for row in gate.written[0]["rows"]}
     assert rows["all"] == rows["rank 0"] == (2 * ROWS - 3) * (LENGTH - 1) and "rank 1" not in rows
     for batch in batches:
         batch.action_mask[:] = 0
-    ParityGate().check(trainer, 1, batches, samples)
-    assert len(trainer.written) == 1
+    gate.compare(1, batches, samples)
+    assert len(gate.written) == 1
 
 
-def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
+def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkeypatch):
     """The step's own samples are of the policy before: on them, engines and trainer differ."""
-    trainer, batches, samples = run(adapter=0.1)
-    _, stale, old = run(adapter=0.1, shift=0.2)
-    waited, made = [], []
+    trainer, gate, waited, scored = object.__new__(Trainer), Gate(), [], []
+    batches, samples = of_step(gate, adapter=0.1)
+    stale, old = of_step(gate, adapter=0.1, shift=0.2)
 
     def wait():
         waited.append(True)
         return samples
 
+    trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
     trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait, policy=7)
-    trainer.experience_maker = SimpleNamespace(make_experience_batch=lambda copies: made.append(copies) or batches)
-    trainer.parity_gate = ParityGate()
+    monkeypatch.setattr(passes, "score", lambda *_: None)
+    trainer.actors, trainer._give_advantages = gate.group, lambda made: made
+    trainer._make_batches = lambda copies: scored.append(copies) or batches
     for step in (2, 3):
-        hooks.before_training(trainer, step, stale, old)
-    assert [row["step"] for row in trainer.written] == [2] and not trainer.written[0]["problems"]
+        trainer._compare_with_engines(step, stale, old)
+    assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]
     assert len(waited) == 1, "later steps do not wait"
-    assert made[0] is not samples and made[0][0] is not samples[0], "making micro-batches changes them"
-    trainer.batches.staleness = lambda: 0
-    trainer.parity_gate = ParityGate()
+    assert scored[0] is not samples and scored[0][0] is not samples[0], "making micro-batches changes them"
+    trainer.batches.staleness, trainer.gate = lambda: 0, Gate()
+    trainer.gate.group.adapter = 0.1
     with pytest.raises(PolicyMismatch):
-        hooks.before_training(trainer, 4, stale, old)
+        trainer._compare_with_engines(4, stale, old)

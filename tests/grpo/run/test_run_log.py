@@ -32,8 +32,9 @@ def test_an_evaluation_is_on_the_line_of_its_step_too(tmp_path):
 
 def test_a_step_has_its_phases_and_its_numbers(tmp_path):
     log = run_log.RunLog(str(tmp_path))
-    log.timed("train", time.sleep)(0.02)
-    log.timed("train", time.sleep)(0.02)
+    for _ in range(2):
+        with log.phase("train"):
+            time.sleep(0.02)
     log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
     log.write_step(2, {"reward": 1})
     first, second = read(tmp_path / "metrics.jsonl")
@@ -47,14 +48,16 @@ def test_a_step_has_its_phases_and_its_numbers(tmp_path):
 
 def test_what_another_thread_does_meanwhile_is_timed_and_is_not_what_the_run_does(tmp_path):
     log = run_log.RunLog(str(tmp_path))
-    beside = threading.Thread(target=log.timed("generate", time.sleep), args=(0.02,))
 
-    def train():
+    def sample():
+        with log.phase("generate"):
+            time.sleep(0.02)
+
+    with log.phase("train"):
+        beside = threading.Thread(target=sample)
         beside.start()
         beside.join()
-        return json.loads(RunFiles(tmp_path).phase.read_text())["phase"]
-
-    assert log.timed("train", train)() == "train"
+        assert json.loads(RunFiles(tmp_path).phase.read_text())["phase"] == "train"
     log.write_step(1, {})
     [row] = read(tmp_path / "metrics.jsonl")
     assert row["seconds"]["generate"] >= 0.02 and row["lost_writes"] == 0
@@ -91,45 +94,28 @@ def test_rolling_metrics_continue_after_a_resume(tmp_path):
 
 def test_a_phase_that_raises_is_timed_too(tmp_path):
     log = run_log.RunLog(str(tmp_path))
-
-    def fail():
+    with pytest.raises(KeyError), log.phase("sync"):
         raise KeyError("x")
-
-    try:
-        log.timed("sync", fail)()
-    except KeyError:
-        log.write_step(1, {})
+    log.write_step(1, {})
     assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
 
 
-def attach(folder, step):
+def opened(folder, step):
     """The log of a trainer that starts from a checkpoint of a step, 0 for none."""
-
-    def nothing():
-        pass
-
     data = folder / "train.jsonl"
     data.write_text('{"id": "first", "prompt": "p"}\n')
     off = dict.fromkeys(("metrics_dir", "ckpt_path", "log_samples", "use_tensorboard", "use_wandb", "use_trackio"))
-    trainer = Namespace(
-        args=Namespace(run_dir=str(folder), prompt_data=str(data), **off),
-        prompts_dataloader=Namespace(dataset=Namespace(prompts=["<p>"], datasources=["sums"])),
-        samples_generator=Namespace(generate_samples=nothing),
-        experience_maker=Namespace(make_experience_batch=nothing),
-        ppo_train=nothing,
-        broadcast_to_vllm=nothing,
-        save_logs_and_checkpoints=nothing,
-    )
+    args = Namespace(run_dir=str(folder), prompt_data=str(data), **off)
     status = {"reward": 0.25, "sampled_tokens": 300, "grad_norms": [0.5, 1.5], "generated_samples": ["text", 1.0]}
-    states = {"global_step": step, **of_controller(status)} if step else {"global_step": 0}
-    return run_log.attach(trainer, states)
+    states = of_controller(status) if step else {}
+    return run_log.open_log(args, Namespace(prompts=["<p>"], datasources=["sums"]), step, states)
 
 
 def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
-    attach(tmp_path, 0).write_step(1, {"reward": 0.5})
+    opened(tmp_path, 0).write_step(1, {"reward": 0.5})
     for _ in range(2):  # resumed, killed at once, and resumed again
-        attach(tmp_path, 2)
-    attach(tmp_path, 2).write_step(3, {"reward": 0.75})
+        opened(tmp_path, 2)
+    opened(tmp_path, 2).write_step(3, {"reward": 0.75})
     rows = read(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.5), (2, 0.25), (3, 0.75)]
     assert rows[1]["grad_norms"] == [0.5, 1.5]
@@ -139,13 +125,13 @@ def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_kill_after_an_evaluation_loses_no_exact_match(tmp_path, is_cut):
     """The line of the step was cut, or is whole and still without the result."""
-    attach(tmp_path, 0).write_step(2, {"reward": 0.25})
-    attach(tmp_path, 2).write_eval(2, {"exact_match": 0.75})
+    opened(tmp_path, 0).write_step(2, {"reward": 0.25})
+    opened(tmp_path, 2).write_eval(2, {"exact_match": 0.75})
     file = tmp_path / "metrics.jsonl"
     whole = file.read_text()
     assert read(file)[0]["exact_match"] == 0.75
     file.write_text("" if is_cut else whole.replace('"exact_match": 0.75', '"another": 1'))
-    attach(tmp_path, 2)
+    opened(tmp_path, 2)
     [row] = read(file)
     assert (row["step"], row["reward"], row["exact_match"]) == (2, 0.25, 0.75)
 
@@ -203,12 +189,6 @@ def test_line_cut_by_a_full_disk_does_not_affect_other_lines(tmp_path):
     assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
-def test_max_steps_ends_a_run():
-    assert run_log.is_finished(Namespace(max_steps=5), 5)
-    assert not run_log.is_finished(Namespace(max_steps=5), 4)
-    assert not run_log.is_finished(Namespace(max_steps=None), 10**9)
-
-
 def test_broken_lines_are_left_out(tmp_path):
     file = tmp_path / "eval.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
@@ -221,5 +201,5 @@ def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypat
     monkeypatch.setattr(
         sample_records, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]]
     )
-    attach(tmp_path, 0).write_rollouts(1, [], None)
+    opened(tmp_path, 0).write_rollouts(1, [], None)
     assert read(tmp_path / "samples" / "step_1.jsonl") == [{"id": "first", "datasource": "sums"}]

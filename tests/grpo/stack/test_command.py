@@ -18,7 +18,10 @@ def test_escapes_are_shown_as_question_marks() -> None:
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("grpo.launch", ["run", "--resume"]), ("scripts.inspect_checkpoint", []), ("scripts.bundle", [])],
+    [
+        *(("grpo.launch", ["run", "--resume"]), ("grpo.launch.recipe", ["/dev/null"]), ("grpo.settings.options", [])),
+        *(("scripts.inspect_checkpoint", []), ("scripts.bundle", [])),
+    ],
 )
 def test_a_path_of_somebody_else_does_not_reach_the_terminal(
     module: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -20,6 +20,7 @@ from grpo.model import cpu_matmul, deepspeed_start, loading, zero
 from grpo.model.architecture import NO_SHARD
 from grpo.update import reference
 from grpo.update.loss import PolicyLoss
+from grpo.update.ranks import Ranks
 
 LENGTHS = (3, 17, 5, 9)  # of four samples
 PROMPT = 2
@@ -92,7 +93,7 @@ def engine(path: str, micro_batch: int, shard: str):
             "stage3_param_persistence_threshold": 0,
         },
     }
-    args: Any = SimpleNamespace(actor_shard=shard, stage3_param_persistence_threshold=None)
+    args: Any = SimpleNamespace(actor_shard=shard, offload=False, stage3_param_persistence_threshold=None)
     config = zero.tune(config, args)
     model = with_adapter(loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD))
     parameters = adapter.adapter_parameters(model)[1]
@@ -104,11 +105,6 @@ def engine(path: str, micro_batch: int, shard: str):
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
-def total(counts: torch.Tensor, op: str) -> torch.Tensor:
-    dist.all_reduce(counts, {"sum": dist.ReduceOp.SUM}[op])
-    return counts
-
-
 def base(trained, one: SimpleNamespace) -> torch.Tensor:
     with torch.no_grad(), reference.adapter_off(trained):
         return log_probs(trained, one)
@@ -118,17 +114,14 @@ def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str) ->
     cpu_matmul.install()
     size = int(micro_batch)
     trained, ranks, rank = engine(path, size, shard), dist.get_world_size(), dist.get_rank()
-    strategy = SimpleNamespace(
-        world_size=ranks, accumulated_gradient=trained.gradient_accumulation_steps(), all_reduce=total
-    )
     loss = PolicyLoss(arguments(aggregation))
     everything, gradients, off = [joined([sample]) for sample in samples()], {}, []
     mine = samples()[rank::ranks]
     batches = [joined(mine[start : start + size]) for start in range(0, len(mine), size)]
-    for one in loss.batches(batches, SimpleNamespace(dynamic_batch=False), strategy):
+    for one in loss.batches(batches, Ranks(ranks, trained.gradient_accumulation_steps())):
         off.append(base(trained, everything[0]))  # between the passes of training, before and after its step
         current = log_probs(trained, one)
-        trained.backward(loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask)[0])
+        trained.backward(loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask))
         if trained.is_gradient_accumulation_boundary():
             for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
                 gradients[name] = safe_get_full_grad(parameter).clone()

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.hooks import ppo_actor
 from grpo.update.loss import PolicyLoss
 from tests.upstream import masked_correction
 
@@ -27,7 +26,7 @@ def arguments(**changes) -> SimpleNamespace:
 
 def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
     """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
-    loss = ppo_actor.PolicyLoss(args)
+    loss = PolicyLoss(args)
     loss.rollouts = torch.arange(len(mask))
     loss.scale = 1 / loss.normaliser([mask], [loss.rollouts], lambda counts: counts)
     return loss
@@ -92,14 +91,14 @@ def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> 
     return -total
 
 
-class Ranks:
+class Group:
     """Runs the same function on several ranks, threads here, that add up tensors as a group does."""
 
     def __init__(self, size: int) -> None:
         self.size, self.barrier, self.parts = size, threading.Barrier(size, timeout=20), {}
 
-    def all_reduce(self, rank: int, values: torch.Tensor, op: str) -> torch.Tensor:
-        assert op == "sum" and values.dtype == torch.float64
+    def sum(self, rank: int, values: torch.Tensor) -> torch.Tensor:
+        assert values.dtype == torch.float64
         self.parts[rank] = values
         self.barrier.wait()
         total = sum(self.parts.values())
@@ -116,36 +115,28 @@ class Ranks:
         return [results[rank] for rank in range(self.size)]
 
 
-def split_losses(args, plan: list[list[list[int]]], samples, dynamic: bool) -> torch.Tensor:
-    """The trainer's loss of a batch: the weighted sum of each rank's micro-batches, averaged over the ranks.
+def split_losses(args, plan: list[list[list[int]]], samples) -> torch.Tensor:
+    """The trainer's loss of a batch: the mean over each rank's micro-batches, averaged over the ranks.
 
     Args:
         plan: for each rank the samples of its micro-batches.
     """
-    ranks = Ranks(len(plan))
+    group = Group(len(plan))
 
     def train(rank: int) -> torch.Tensor:
         micro_batches = plan[rank]
-        own = sum(map(len, micro_batches))
-        shares = [len(micro_batch) / own for micro_batch in micro_batches]  # OpenRLHF's dynamic_loss_scale
-        buffer = SimpleNamespace(
-            dynamic_batch=dynamic, dynamic_loss_scale=shares, dynamic_optimizer_step=[0] * (len(shares) - 1) + [1]
-        )
-        strategy = SimpleNamespace(
-            world_size=len(plan),
-            accumulated_gradient=len(micro_batches),
-            all_reduce=lambda values, op: ranks.all_reduce(rank, values, op),
+        ranks = SimpleNamespace(
+            world_size=len(plan), micro_batches=len(micro_batches), sum=lambda values: group.sum(rank, values)
         )
         loss = PolicyLoss(args)
         loader = [padded([samples[number] for number in micro_batch]) for micro_batch in micro_batches]
-        total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, buffer, strategy)
+        total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, ranks)
         assert len(batches) == len(loader)
-        for step, part in enumerate(batches):
-            loss_of_part = loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)[0]
-            total = total + loss_of_part * (shares[step] if dynamic else 1 / len(loader))
-        return total
+        for part in batches:
+            total = total + loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)
+        return total / len(loader)
 
-    return sum(ranks.run(train)) / len(plan)
+    return sum(group.run(train)) / len(plan)
 
 
 SPLITS = {
@@ -155,28 +146,20 @@ SPLITS = {
     "two ranks, sorted differently": [[[6, 0], [3, 5]], [[1, 7], [2, 4]]],
     "four ranks": [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]],
 }
-DYNAMIC = {
-    "one rank": [[[6], [0, 1, 2], [3, 4, 5, 7]]],
-    "two ranks": [[[6], [0, 1, 2]], [[3, 4], [5, 7]]],
-}
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize(
-    ("plan", "dynamic"),
-    [*((plan, False) for plan in SPLITS.values()), *((plan, True) for plan in DYNAMIC.values())],
-    ids=[*SPLITS, *(f"dynamic, {name}" for name in DYNAMIC)],
-)
-def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan, dynamic):
-    assert_split_is_whole(arguments(loss_aggregation=aggregation), plan, batch(), dynamic)
+@pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
+def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan):
+    assert_split_is_whole(arguments(loss_aggregation=aggregation), plan, batch())
 
 
-def assert_split_is_whole(args, plan, samples, dynamic=False):
+def assert_split_is_whole(args, plan, samples):
     """Loss and gradient of a batch that is split are those by hand."""
     leaves = [sample["log_probs"].requires_grad_() for sample in samples]
     expected = reference(samples, args)
     gradients = torch.autograd.grad(expected, leaves, allow_unused=True)
-    loss = split_losses(args, plan, samples, dynamic)
+    loss = split_losses(args, plan, samples)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for mine, theirs in zip(torch.autograd.grad(loss, leaves), gradients, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs, rtol=1e-12, atol=1e-15)
@@ -206,23 +189,24 @@ def test_a_rollout_counts_once_in_any_split_of_the_batch(form, seed):
     assert_split_is_whole(arguments(**FORMS[form]), plan, samples)
 
 
+TWO = SimpleNamespace(world_size=1, micro_batches=2, sum=lambda values: values)
+
+
 def test_each_optimizer_step_has_its_own_normaliser():
     samples = batch()
-    strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
     loss = PolicyLoss(arguments())
     loader = [padded([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]
     losses = []
-    for part in loss.batches(loader, SimpleNamespace(dynamic_batch=False), strategy):
-        losses.append(loss(part.log_probs, part.old, part.advantages, part.action_mask)[0])
+    for part in loss.batches(loader, TWO):
+        losses.append(loss(part.log_probs, part.old, part.advantages, part.action_mask))
     for step in (0, 1):
         expected = reference(samples[4 * step : 4 * step + 4], arguments())
         torch.testing.assert_close((losses[2 * step] + losses[2 * step + 1]) / 2, expected)
 
 
 def test_incomplete_batch_is_rejected():
-    strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
     loss = PolicyLoss(arguments())
-    batches = loss.batches([padded(batch())] * 3, SimpleNamespace(dynamic_batch=False), strategy)
+    batches = loss.batches([padded(batch())] * 3, TWO)
     with pytest.raises(RuntimeError, match=r"1 micro-batches are left .* a multiple of --train_batch_size"):
         list(batches)
     with pytest.raises(RuntimeError, match=r"iterate over PolicyLoss\.batches"):
@@ -231,7 +215,7 @@ def test_incomplete_batch_is_rejected():
 
 def test_a_batch_without_sampled_tokens_has_no_loss():
     mask, values = torch.zeros(2, 3), torch.randn(2, 3, requires_grad=True)
-    loss = whole(arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)[0]
+    loss = whole(arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)
     loss.backward()
     assert loss == 0 and not values.grad.any()
 
@@ -267,25 +251,26 @@ def test_loss_equals_openrlhfs_in_its_correct_cases(changes):
     # a spread at which some tokens are clipped, by either clip, truncated and dropped
     mask = part.action_mask
     current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
-    values = whole(args, mask)(current, old, part.advantages, mask, engine)
-    expected = stock_loss(args)(current, old, part.advantages, mask, engine)
-    torch.testing.assert_close(values[0], expected[0])
-    torch.testing.assert_close(values[1], expected[1], check_dtype=False)
+    loss = whole(args, mask)
+    value = loss(current, old, part.advantages, mask, engine)
+    expected, clip_ratio, _, engine_kl = stock_loss(args)(current, old, part.advantages, mask, engine)
+    torch.testing.assert_close(value, expected)
+
+    def mean(name: str) -> torch.Tensor:
+        return loss.per_token[name][mask].mean()
+
+    torch.testing.assert_close(mean("clip_ratio_low") + mean("clip_ratio_high"), clip_ratio, check_dtype=False)
     if args.enable_vllm_is_correction:
-        torch.testing.assert_close(values[3], expected[3], check_dtype=False)
+        torch.testing.assert_close(mean("vllm_kl"), engine_kl, check_dtype=False)
     else:
-        torch.testing.assert_close(values[2], expected[2], check_dtype=False)
-        assert values[3] is None
+        assert "vllm_kl" not in loss.per_token
 
 
-def test_ppo_kl_is_the_policys_even_with_importance_correction():
+def test_the_correction_needs_the_engines_log_probs():
     part = padded(batch())
-    plain = whole(arguments(), part.action_mask)
     corrected = whole(arguments(enable_vllm_is_correction=True), part.action_mask)
-    values = part.log_probs, part.old, part.advantages, part.action_mask, part.engine
-    assert corrected(*values)[2] == plain(*values)[2]
     with pytest.raises(ValueError, match="no log-probs of the engine"):
-        corrected(*values[:4])
+        corrected(part.log_probs, part.old, part.advantages, part.action_mask)
 
 
 def test_a_ratio_that_is_far_out_stays_finite():
@@ -293,7 +278,7 @@ def test_a_ratio_that_is_far_out_stays_finite():
     mask, advantages = torch.ones(1, 3), torch.tensor([[0.0, -1.0, -1.0]])
     args = arguments(enable_vllm_is_correction=True, vllm_is_correction_type="icepop")
     engine = torch.tensor([[-200.0, 0.0, 0.0]])
-    loss = whole(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)[0]
+    loss = whole(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)
     loss.backward()
     assert loss.isfinite() and current.grad.isfinite().all()
 
@@ -301,7 +286,7 @@ def test_a_ratio_that_is_far_out_stays_finite():
 def test_advantages_are_clipped():
     part = padded(batch())
     loss = whole(arguments(advantage_clip=0.4), part.action_mask)
-    clipped_loss = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
+    clipped_loss = loss(part.log_probs, part.old, part.advantages, part.action_mask)
     clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in batch()]
     torch.testing.assert_close(clipped_loss, reference(clipped, arguments()))
     over = sum(int(s["mask"].sum()) for s in batch() if s["advantages"].abs().max() > 0.4)

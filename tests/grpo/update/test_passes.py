@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 
 from grpo.model import routing
@@ -10,9 +11,8 @@ from tests.grpo.routed_model import TOKENS, others, small_model
 
 def arguments(**changes) -> SimpleNamespace:
     values = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "max_epochs": 1, "train_batch_size": 64}
-    others = {"init_kl_coef": 0, "ring_attn_size": 1, "ds_tensor_parallel_size": 1, "entropy_loss_coef": None}
-    ours = {"use_kl_loss": False, "old_log_probs": "trainer"}
-    return SimpleNamespace(**values | others | ours | changes)
+    others = {"init_kl_coef": 0, "use_kl_loss": False, "kl_estimator": "k1", "colocate_all_models": False}
+    return SimpleNamespace(**values | others | {"old_log_probs": "trainer"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,66 @@ def test_a_micro_batch_replays_its_own_routing_until_the_next_one():
             assert torch.equal(values, actor(TOKENS))
 
 
-def test_actor_and_reference_get_the_routings_of_their_micro_batches():
-    batches = [micro_batch(others(1)), micro_batch(others(2))]
-    assert passes.of_batches(batches) == {"routing": [batch.routing for batch in batches]}
-    assert passes.of_batches([micro_batch(None)]) == {}
+class Ranks:
+    """Ranks whose passes give log-probs; notes their calls."""
+
+    def __init__(self, **log_probs: torch.Tensor) -> None:
+        self.log_probs, self.calls, self.routings = log_probs, [], []
+
+    def async_run_method_batch(self, method, sequences, routing=None, **_):
+        self.calls.append(method)
+        self.routings.append(routing)
+        return [[self.log_probs[method]] for _ in sequences]  # a rank for each micro-batch
+
+    def async_run_method(self, method):
+        self.calls.append(method)
+
+
+def scored(monkeypatch, routings=None, engine=None, **changes):
+    """Ranks after the passes of two equal micro-batches, the second of these, and the log-probs of the passes."""
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    trainer, base = torch.randn(2, 2, TOKENS.shape[1] - 1)
+    ranks = Ranks(forward=trainer, reference_forward=base)
+    batches = [micro_batch(one) for one in routings or (None, None)]
+    for batch in batches:
+        batch.rollout_log_probs, batch.info = engine, {}
+        batch.action_mask = batch.action_mask.clone()
+        batch.action_mask[:, :3] = 0
+    passes.score(batches, arguments(**changes), ranks)
+    return ranks, batches[1], trainer, base
+
+
+def test_actor_and_reference_get_the_routings_of_their_micro_batches(monkeypatch):
+    routings = [others(1), others(2)]
+    ranks, *_ = scored(monkeypatch, routings, init_kl_coef=0.1)
+    assert ranks.calls == ["forward", "reference_forward"] and ranks.routings == [routings] * 2
+    ranks, *_ = scored(monkeypatch, init_kl_coef=0.1, colocate_all_models=True)
+    assert ranks.calls == ["forward", "empty_cache", "reference_forward", "empty_cache"]
+    assert ranks.routings == [None] * 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"train_batch_size": 32}, {"max_epochs": 2}])
+def test_without_a_kl_the_old_log_probs_cost_a_pass_if_several_updates_in_epochs_use_them(monkeypatch, changes):
+    ranks, batch, trainer, _ = scored(monkeypatch, **changes)
+    is_made = changes == {"max_epochs": 2}
+    assert ranks.calls == ["forward"] * is_made
+    assert torch.equal(batch.action_log_probs, trainer if is_made else torch.zeros_like(trainer))
+    assert batch.base_action_log_probs is None and not batch.kl.any()
+
+
+@pytest.mark.parametrize(
+    ("train_batch_size", "old", "made"), [(64, "trainer", 0), (32, "engine", 0), (32, "trainer", 1)]
+)
+@pytest.mark.parametrize(("in_loss", "is_known"), [(False, True), (True, True), (False, False)])
+def test_kl_costs_one_extra_pass(monkeypatch, in_loss, is_known, train_batch_size, old, made):
+    """The reference's pass, and the trainer's if the reward uses it or the engine's log-probs are missing."""
+    made = int((made and not in_loss) or not is_known)
+    engine = torch.randn(2, TOKENS.shape[1] - 1) if is_known else None
+    changes = {"init_kl_coef": 0.1, "use_kl_loss": in_loss, "old_log_probs": old, "train_batch_size": train_batch_size}
+    ranks, batch, trainer, base = scored(monkeypatch, engine=engine, **changes)
+    assert ranks.calls == ["forward"] * made + ["reference_forward"]
+    kl = torch.zeros_like(base) if in_loss else (trainer if made else engine) - base
+    assert torch.equal(batch.kl, kl)
+    assert batch.base_action_log_probs is (base if in_loss else None)
+    for name in ("kl", "logprobs_diff"):  # k1 is the difference
+        torch.testing.assert_close(batch.info[name], kl[:, 3:].mean(-1))

@@ -1,7 +1,7 @@
-"""The Triton kernels of a run compile for sm_90 and sm_100 without a GPU, and those of the actor do not spill.
+"""The Triton kernels of a run compile without a GPU, and those of the actor do not spill.
 
-`scripts/test.sh` compiles them with the Triton of the stack for CPUs, `scripts/test.sh --gpu-stack` with that of the
-stack for GPUs, whose vLLM alone has kernels for MXFP4 experts.
+`scripts/test.sh` compiles them for sm_90 with the Triton of the stack for CPUs, `scripts/test.sh --gpu-stack` for all
+cards with that of the stack for GPUs, whose vLLM alone has kernels for MXFP4 experts.
 """
 
 import json
@@ -19,17 +19,17 @@ from scripts.gpu_check.compile.report import ACTOR, ENGINE, Kernel, Report
 
 pytestmark = pytest.mark.timeout(1800)
 OURS = {"_forward", "_deltas", "_backward_keys", "_backward_queries", "_unpack"}
-needs_mxfp4 = pytest.mark.skipif(
-    find_spec("vllm.third_party.triton_kernels") is None, reason="vLLM's build for CPUs has no triton_kernels"
-)
+HAS_MXFP4 = find_spec("vllm.third_party.triton_kernels") is not None
+needs_mxfp4 = pytest.mark.skipif(not HAS_MXFP4, reason="vLLM's build for CPUs has no triton_kernels")
+COMPILED = list(CARDS) if HAS_MXFP4 else ["sm_90"]
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
-    return {report.architecture: report for report in compile_for(list(CARDS))}
+    return {report.architecture: report for report in compile_for(COMPILED)}
 
 
-@pytest.mark.parametrize("architecture", CARDS)
+@pytest.mark.parametrize("architecture", COMPILED)
 def test_every_kernel_compiles_and_the_actors_do_not_spill(reports: dict[str, Report], architecture: str) -> None:
     assert reports[architecture].faults() == []
     found = [kernel for kernel in reports[architecture].kernels if kernel.owner == ACTOR]
@@ -40,14 +40,14 @@ def test_every_kernel_compiles_and_the_actors_do_not_spill(reports: dict[str, Re
         assert kernel.shared * 2 <= CARDS[architecture].shared_memory, kernel
 
 
-@pytest.mark.parametrize("architecture", CARDS)
+@pytest.mark.parametrize("architecture", COMPILED)
 def test_the_engines_attention_is_among_them(reports: dict[str, Report], architecture: str) -> None:
     parts = {kernel.part for kernel in reports[architecture].kernels if "attention" in kernel.name}
     assert {"engine: attention of gpt-oss-120b, TP=1", "engine: attention of gpt-oss-120b, TP=2"} <= parts
 
 
 @needs_mxfp4
-@pytest.mark.parametrize("architecture", CARDS)
+@pytest.mark.parametrize("architecture", COMPILED)
 def test_the_engines_experts_are_among_them(reports: dict[str, Report], architecture: str) -> None:
     assert not reports[architecture].skipped
     names = {kernel.family for kernel in reports[architecture].kernels if kernel.owner == ENGINE}

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from scripts.bench.parts.random_values import fill_
 from scripts.gpu_check import actor, engine, engine_speed, full_size, rung
 from scripts.gpu_check.rung import Passed, Rung, Skipped
 from tests import forked

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.parts import ranks
 from grpo.lora import adapter
 from grpo.model import mxfp4
 from grpo.run.run_log import RunLog
 from grpo.stack.problem import UserError
 from grpo.update import log_probs
-from scripts.bench.parts import ranks
 from scripts.gpu_check import kernels, layer, machine, rung, trainer, whole_loop
 from tests import forked
 
@@ -156,8 +156,8 @@ def test_one_rank_says_that_it_gathered_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
+    from benchmarks.parts.random_model import write_random_model
     from grpo.model import loading
-    from scripts.bench.parts.random_model import write_random_model
     from scripts.gpu_check.scoring import with_adapter
     from scripts.gpu_check.trainer_worker import Gathered
 

@@ -10,7 +10,7 @@ import pytest
 
 from .sandbox import ROOT
 
-PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts")
+PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
 # Users install these by hand.
 OPTIONAL = {

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GptOssForCausalLM
 
 from grpo.launch.checks.environment import check_tools
 from grpo.rollout.multi_turn.conversation import play
-from grpo.rollout.multi_turn.environment import load
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for

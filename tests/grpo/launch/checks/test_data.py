@@ -140,7 +140,10 @@ def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
 
 def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "pipe.jsonl cannot be read (not a regular file; remove" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+    assert (
+        "pipe.jsonl cannot be read (not a regular file; remove"
+        in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+    )
 
 
 def write_rows(path: Path, *rows: dict[str, object]) -> Path:
@@ -227,10 +230,11 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range
 
 
 @pytest.mark.parametrize(
-    ("template", "what"), [(LOOPS, "a prompt takes more than 0.5 s .* the longest has 11 bytes"), ("{% if", "jinja2.")]
+    ("template", "longest", "what"),
+    [(LOOPS, 0.5, "a prompt takes more than 0.5 s .* the longest has 11 bytes"), ("{% if", 60, "jinja2.")],
 )
-def test_a_faulty_template_is_named_and_ended(template: str, what: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(rendering, "LONGEST", 0.5)
+def test_a_faulty_template_is_named_and_ended(template, longest, what, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "LONGEST", longest)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError, match=what) as refused:

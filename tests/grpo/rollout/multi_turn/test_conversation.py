@@ -10,12 +10,13 @@ from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
     SetupError,
-    load,
 )
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import Member, Mixture
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
 
@@ -198,11 +199,8 @@ def test_settings_come_from_variables():
         "TEMPLATE": "own",
     }
     for name, value in wrong.items():
-        with pytest.raises(SetupError, match=f"{name} is '{value}'"):
+        with pytest.raises(UserError, match=f"{name} is '?{value}"):
             EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": value})
-    for name in given.keys() - {"ENVIRONMENT"}:
-        with pytest.raises(SetupError, match=f"{name} is ''"):
-            EnvironmentSettings.from_variables({key: value for key, value in environ.items() if key != f"GRPO_{name}"})
     with pytest.raises(SetupError, match="set ENVIRONMENT"):
         EnvironmentSettings.from_variables({})
 

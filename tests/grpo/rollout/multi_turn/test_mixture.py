@@ -12,7 +12,7 @@ from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.multi_turn.settings import AGENT, environments_by_prompt
 from grpo.rollout.multi_turn.templates import template_for
-from grpo.rollout.seeds import begin_stage, seeded
+from grpo.rollout.stage import Stage
 from tests.grpo.batch.test_rewards import sample
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
@@ -102,10 +102,8 @@ def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
 
 
 def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two):
-    loader = SimpleNamespace(sampler=SimpleNamespace(generator=SimpleNamespace(manual_seed=lambda seed: None)))
-    generator = SimpleNamespace(args=two, prompts_dataloader=loader, records_routing=False)
-    begin_stage(generator, "train 1")
-    given = {prompt: seeded(generator, params(), prompt).extra_args for prompt in environments_by_prompt(two)}
+    stage = Stage(two, "train 1", None)
+    given = {prompt: stage.seeded(params(), prompt).extra_args for prompt in environments_by_prompt(two)}
     assert given == {"Is it 42?": {"environment": "single"}, "Is it 7?": {"environment": "guess"}}
 
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from grpo.rollout.multi_turn.environment import ToolError, load
+from grpo.rollout.multi_turn.environment import ToolError
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.sandbox.confinement import Limits
 from tests.grpo.rollout.multi_turn.scripted import Spoken, call, talk
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 import pytest
 
 from data import verifiers as data_verifiers
-from grpo.rollout.multi_turn import environment
+from grpo.rollout.multi_turn import environment_loading
 from grpo.rollout.multi_turn.conversation import converse
-from grpo.rollout.multi_turn.environment import SetupError, load
+from grpo.rollout.multi_turn.environment import SetupError
+from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
@@ -135,7 +136,7 @@ def rolled_out(kind, script, dialect="qwen3", label=None, **limits):
 
 
 def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment_loading.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="needs the verifiers package") as raised:
         load("verifiers:wordle")
     file = raised.value.problem.remedy.split()[-1]

@@ -295,13 +295,13 @@ print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.
 
 WITHOUT_LANDLOCK = """
 import asyncio, ctypes
-from grpo.rollout.multi_turn import environment
+from grpo.rollout.multi_turn.environment_loading import load
 library = ctypes.CDLL("libseccomp.so.2")
 library.seccomp_init.restype = ctypes.c_void_p
 rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
 assert not library.seccomp_rule_add_array(rules, 0x00050000 | 38, 444, 0, None)  # no such call, as on an old kernel
 assert not library.seccomp_load(rules)
-environment.load("python").check()
+load("python").check()
 """
 
 

@@ -1,0 +1,132 @@
+"""The experts of a layer, forward and backward: transformers' loop, and grouped products with bf16 or packed weights.
+
+`stock` and `ours` are what a pass gives to the device: kernels on a GPU, operations of PyTorch on a CPU. A wait is one
+whose result Python needs before it goes on. On a CPU, a grouped product counts as one operation, though it loops over
+the experts inside; it is one kernel on GPUs of compute capability 9.0 and 10.0.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from benchmarks.harness import Result, time_in_turn
+from benchmarks.machine import Copy
+from grpo.model import mxfp4
+from grpo.model.experts import Experts
+from grpo.model.routing import WEIGHS_CHOSEN, as_returned
+from grpo.stack.problem import UserError
+
+ON_ANY_DEVICE = True
+CHOSEN = 4
+# Of two implementations of a sum in bf16.
+TOLERANCE = 0.02
+GROUPED = "aten::_grouped_mm"
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--experts", type=int, default=16, help="experts of the layer; gpt-oss-120b has 128")
+    parser.add_argument("--hidden", type=int, default=2880, help="hidden and intermediate size (default: 2880)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of the pass (default: 128)")
+    parser.add_argument("--repeat", type=int, default=3, help="timed rounds, of which the best counts (default: 3)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    if min(options.tokens, options.repeat) < 1 or options.experts < CHOSEN or options.hidden % mxfp4.GROUP:
+        raise UserError(
+            "an option is out of range",
+            f"--tokens and --repeat must be at least 1, --experts {CHOSEN}, and --hidden a multiple of 32",
+        )
+    layers = _layers(options, copy.device)
+    passes = {name: _pass_of(layer, options, copy.device) for name, layer in layers.items()}
+    expected = passes["stock"]()
+    for name, run_pass in passes.items():
+        for value, wanted in zip(run_pass(), expected, strict=True):
+            if (value - wanted).norm() > TOLERANCE * wanted.norm():
+                raise RuntimeError(f"{name} and stock do not agree: run pytest tests/grpo/model/test_experts.py")
+    counts = {name: _count(run_pass, copy.device) for name, run_pass in passes.items()}
+    timings = time_in_turn(passes, options.repeat, copy.device)
+    sizes = {name: sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9 for name, layer in layers.items()}
+    return Result(
+        what=f"kernels or operations of a forward and backward pass of {options.tokens} tokens through "
+        f"{options.experts} experts of {options.hidden} x {options.hidden} on {copy.device}",
+        unit="launches",
+        stock=counts["stock"][0],
+        ours=counts["packed"][0],
+        higher_is_better=False,
+        details={
+            **{f"waits_{name}": waits for name, (_, waits) in counts.items()},
+            **{f"seconds_{name}": timing.seconds for name, timing in timings.items()},
+            **{f"weights_{name}_gb": size for name, size in sizes.items()},
+            "packed_over_bf16_seconds": timings["packed"].seconds / timings["bf16"].seconds,
+        },
+    )
+
+
+def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torch.nn.Module]:
+    """Return transformers' experts, and ours in bf16 and packed, with the same weights."""
+    config = GptOssConfig(
+        num_local_experts=options.experts,
+        num_experts_per_tok=CHOSEN,
+        hidden_size=options.hidden,
+        intermediate_size=options.hidden,
+    )
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        layers = {"stock": GptOssExperts(config), "bf16": Experts(config, False), "packed": Experts(config, True)}
+    for name, outputs in (("gate_up_proj", 2 * options.hidden), ("down_proj", options.hidden)):
+        shape = (options.experts, outputs, options.hidden // mxfp4.GROUP)
+        blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, device=device)
+        scales = torch.randint(118, 122, shape, dtype=torch.uint8, device=device)
+        values = {
+            name: mxfp4.dequantize(blocks, scales),
+            f"{name}_bias": torch.randn(options.experts, outputs, dtype=torch.bfloat16, device=device),
+            f"{name}_blocks": blocks,
+            f"{name}_scales": scales,
+        }
+        for layer in layers.values():
+            for parameter in values.keys() & dict(layer.named_parameters()).keys():
+                layer.register_parameter(parameter, torch.nn.Parameter(values[parameter], requires_grad=False))
+    return {name: layer.train() for name, layer in layers.items()}
+
+
+def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], Any]:
+    """Return a function that makes one pass, and returns the result and the gradient of the states."""
+    torch.manual_seed(1)
+    batch = (2, options.tokens) if WEIGHS_CHOSEN else (2, 1, options.tokens)
+    states, upstream = torch.randn(*batch, options.hidden, device=device).bfloat16().unbind()
+    logits = torch.randn(options.tokens, options.experts, device=device)
+    top, choices = logits.topk(CHOSEN)
+    weights = as_returned(top.softmax(-1), choices, options.experts).bfloat16()
+
+    def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
+        given = states.clone().requires_grad_()
+        result = layer(given, router_indices=choices, routing_weights=weights)
+        return result.detach(), *torch.autograd.grad(result, given, upstream)
+
+    return run_pass
+
+
+def _count(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """Return how many kernels or operations a pass has, and how many waits."""
+    activities = (
+        torch.profiler.supported_activities() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}
+    )
+    with torch.profiler.profile(activities=activities) as profile:
+        run_pass()
+    if device.type != "cpu":  # the profiler itself waits once, at its end
+        names = [event.name for event in profile.events()]
+        return sum("LaunchKernel" in name for name in names), names.count("cudaStreamSynchronize")
+    operations = [event for event in profile.events() if event.name.startswith("aten::") and not _is_inside(event)]
+    leaves = [event for event in operations if not event.cpu_children or event.name == GROUPED]
+    return len(leaves), sum(event.name in WAITS for event in leaves)
+
+
+def _is_inside(event: Any) -> bool:
+    """Return whether an operation is part of a grouped product."""
+    parent = event.cpu_parent
+    return parent is not None and (parent.name == GROUPED or _is_inside(parent))

@@ -1,0 +1,79 @@
+"""Log-probs and entropy of tokens from hidden states, with the gradient of the log-probs.
+
+OpenRLHF's functions take them from full fp32 logits, ours work in chunks.
+
+`stock` and `ours` are the peak of memory beside the inputs: of the process on a CPU, of the allocator on a GPU. Ours is
+measured at half the length as well: it hardly grows.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from openrlhf.models.utils import compute_entropy, log_probs_from_logits
+
+from benchmarks.harness import Result, time_in_turn
+from benchmarks.machine import Copy
+from benchmarks.parts.memory import peak_of
+from grpo.model.vocabulary import Allocated
+from grpo.stack.problem import UserError
+from grpo.update.log_probs import token_scores
+
+ON_ANY_DEVICE = True
+HIDDEN, UNALLOCATED = 2880, 1069
+Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropy, [tokens] each
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of the sequence (default: 512)")
+    parser.add_argument("--vocabulary", type=int, default=32768, help="rows; gpt-oss has 201,088 (default: 32768)")
+    parser.add_argument("--repeat", type=int, default=2, help="timed rounds, of which the best counts (default: 2)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    if options.tokens < 4 or options.repeat < 1 or options.vocabulary <= UNALLOCATED:
+        raise UserError(
+            "an option is out of range",
+            f"--tokens must be at least 4, --repeat 1, and --vocabulary more than {UNALLOCATED}",
+        )
+    rows = options.vocabulary - UNALLOCATED
+    torch.manual_seed(0)
+    weight = (torch.randn(options.vocabulary, HIDDEN, device=copy.device) * 0.02).bfloat16()
+    hidden = torch.randn(options.tokens, HIDDEN, device=copy.device).bfloat16().requires_grad_()
+    targets = torch.randint(rows, (options.tokens,), device=copy.device)
+
+    def pass_of(scores: Callable[[torch.Tensor, torch.Tensor], Pair], tokens: int) -> Callable[[], object]:
+        def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
+            log_probs, entropy = scores(hidden[:tokens], targets[:tokens])
+            # The entropy is logged after the step, so that its graph lives as long.
+            return torch.autograd.grad(log_probs.sum(), hidden)[0], entropy.detach()
+
+        return run_pass
+
+    def stock(states: torch.Tensor, chosen: torch.Tensor) -> Pair:
+        logits = torch.nn.functional.linear(states, weight)[:, :rows].float()
+        return log_probs_from_logits(logits, chosen), compute_entropy(logits)
+
+    def ours(states: torch.Tensor, chosen: torch.Tensor) -> Pair:
+        scores = token_scores(states, weight, chosen, Allocated(rows))
+        return scores.log_probs, scores.entropy
+
+    passes = {"stock": pass_of(stock, options.tokens), "ours": pass_of(ours, options.tokens)}
+    with torch.no_grad():
+        difference = (stock(hidden, targets)[0] - ours(hidden, targets)[0]).abs().max().item()
+    peaks = {name: peak_of(run_pass, copy.device) for name, run_pass in passes.items()}
+    half = peak_of(pass_of(ours, options.tokens // 2), copy.device)
+    timings = time_in_turn(passes, options.repeat, copy.device)
+    return Result(
+        what=f"peak memory of log-probs of {options.tokens} tokens over {options.vocabulary} rows, with the gradient, "
+        f"on {copy.device}",
+        unit="GB",
+        stock=peaks["stock"] / 1e9,
+        ours=peaks["ours"] / 1e9,
+        higher_is_better=False,
+        details={
+            **{f"seconds_{name}": timing.seconds for name, timing in timings.items()},
+            "ours_at_half_the_length_gb": half / 1e9,
+            "largest_difference_nat": difference,
+        },
+    )

@@ -1,0 +1,38 @@
+"""Merges an adapter the stock way or ours, and measures it. The benchmark `export` runs each in its own process."""
+
+import time
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
+
+from benchmarks.parts import memory
+from benchmarks.parts.ranks import job_of_this_rank, report
+from scripts.export_model import export_model
+
+
+def merge_stock(base: str, adapter: str, target: str) -> None:
+    """Merge as transformers and PEFT document: load the whole model in bf16, merge in place, write."""
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
+    merged.save_pretrained(target, save_original_format=False)
+
+
+def merge_ours(base: str, adapter: str, target: str) -> None:
+    export_model(Path(base), Path(adapter), Path(target), experts="bf16")
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    peak, begin = memory.Peak(), time.perf_counter()
+    (merge_ours if job["ours"] else merge_stock)(job["base"], job["adapter"], job["target"])
+    report(seconds=time.perf_counter() - begin, peak_bytes=peak.growth())
+
+
+if __name__ == "__main__":
+    main()

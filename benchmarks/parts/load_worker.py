@@ -1,0 +1,73 @@
+"""Loads a checkpoint the stock way or ours, and measures it. Each rank of the benchmark `load` runs this."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
+
+from benchmarks.parts import memory
+from benchmarks.parts.offload_worker import openrlhf_module
+from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.zero3 import offloaded
+from grpo.model import deepspeed_start, zero
+
+
+def conversion(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+    """Return what writes a copy in bf16 with transformers. Stock needs it, since it does not load MXFP4."""
+
+    def convert() -> torch.nn.Module:
+        whole = AutoModelForCausalLM.from_pretrained(
+            job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+        )
+        # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
+        whole.save_pretrained(job["target"], save_original_format=False)
+        return whole
+
+    return convert
+
+
+def checksum(part: torch.Tensor) -> int:
+    """Return the sum of the bits of a bf16 tensor."""
+    return int(part.view(torch.int16).sum(dtype=torch.int64))
+
+
+def sums_of_this_rank(model: torch.nn.Module) -> dict[str, int]:
+    """Return the checksum of this rank's partition of each parameter."""
+    partitioner, sums = zero.ZeroPartitioner(offloaded()), {}
+    for name, parameter in dict[str, Any](model.named_parameters()).items():
+        start, stop = partitioner.local_range(zero.whole_shape(parameter))
+        sums[name] = checksum(parameter.ds_tensor[: stop - start])
+    return sums
+
+
+def loading(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+    """Return what loads the partition of this rank, as OpenRLHF's Actor does."""
+    deepspeed.init_distributed("gloo")
+    actor = openrlhf_module(job["package"], "models.actor").Actor
+    # With `offloaded`, gathers are exact for both ways: with gloo, DeepSpeed's own may bring other numbers.
+    return lambda: actor(job["model"], attn_implementation="eager", ds_config=offloaded(), **job["settings"]).model
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    deepspeed_start.shorten()
+    way = conversion(job) if "target" in job else loading(job)
+    peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
+    model = way()
+    seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read
+    gc.collect()
+    report(
+        seconds=seconds, peak_bytes=growth, held_bytes=memory.resident() - peak.before, read_bytes=read,
+        sums={} if "target" in job else sums_of_this_rank(model),
+    )  # fmt: skip
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Saves a trainer the stock way and ours, and measures both. Each rank of the benchmark `save` runs this."""
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+from benchmarks.parts import memory
+from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.zero3 import offloaded
+from grpo.checkpoint import saving
+from grpo.model import deepspeed_start, loading
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def fresh_engine(model_folder: str, rank: int, **zero: Any):
+    """Return DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a decaying learning rate.
+
+    Args:
+        zero: other values of DeepSpeed's `zero_optimization`.
+    """
+    config = offloaded(offload_optimizer={"device": "cpu"}, **zero)
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
+    model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+
+
+def trained_engine(model_folder: str, rank: int):
+    """Return the same after one optimizer step."""
+    engine = fresh_engine(model_folder, rank)
+    ids = torch.arange(4)[None]
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+    return engine
+
+
+def save_stock(engine, folder: Path) -> None:
+    """Save as OpenRLHF 0.9.3 does in save_ckpt and save_model."""
+    engine.save_checkpoint(str(folder), tag="global_step1", client_state={}, save_latest=True)
+    state = engine._consolidated_16bit_state_dict()
+    if dist.get_rank() == 0:
+        torch.save(get_peft_model_state_dict(engine.module, state), folder / "adapter_model.bin")
+    dist.barrier()
+
+
+def save_ours(engine, folder: Path) -> None:
+    args = Namespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
+    saving.save_step(engine, args, {"global_step": 1})
+
+
+def measure(save: Callable, engine, folder: Path) -> dict:
+    """Return seconds, bytes of memory above the initial value, and file bytes by folder name."""
+    dist.barrier()
+    peak, begin = memory.Peak(), time.perf_counter()
+    save(engine, folder)
+    seconds, growth = time.perf_counter() - begin, peak.growth()
+    written: dict[str, int] = {}
+    for file in folder.rglob("*"):
+        if file.is_file():
+            written[file.parent.name] = written.get(file.parent.name, 0) + file.stat().st_size
+    return {"seconds": seconds, "peak_bytes": growth, "written": written}
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    deepspeed_start.shorten()
+    deepspeed.init_distributed("gloo")
+    engine = trained_engine(job["model"], job["lora_rank"])
+    parameters = sum(p.ds_numel for p in engine.module.parameters() if p.requires_grad)
+    folders = {name: Path(job["scratch"], name) for name in ("ours", "stock")}
+    if dist.get_rank() == 0:
+        for folder in folders.values():
+            folder.mkdir()
+    measured = {name: measure({"ours": save_ours, "stock": save_stock}[name], engine, f) for name, f in folders.items()}
+    report(adapter_parameters=parameters, **measured)
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Which groups a step draws, and which of them it trains on: a window of the solve rate, refilled up to a bound.
+
+A group outside the window is left out, and another prompt drawn for it. Which prompts a step draws, and which groups it
+keeps, follow from the order of the prompts and from the seeds, not from which engine is faster: a step repeated after a
+resume has the same groups.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from grpo.batch.retirement import Retirement
+from grpo.batch.rewards import no_reward
+from grpo.batch.unfinished import Unfinished
+from grpo.rollout import continued, routing
+from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.rows import Sample
+from grpo.rollout.stage import Stage
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.engine import EngineActor
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+logger = logging.getLogger("openrlhf.grpo.step")
+
+
+@dataclass
+class StepGroups:
+    """What became of the groups of one global step, over all its episodes.
+
+    Attributes:
+        step: the global step.
+        resting: the prompts that it does not draw.
+        drawn: prompt and solve rate of each finished group, see :func:`solve_rate`.
+        filled: how many rejected groups the step trains on, because it may draw no more.
+    """
+
+    step: int
+    resting: frozenset[str] = frozenset()
+    drawn: list[tuple[str, float]] = field(default_factory=list)
+    filled: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the groups as plain values."""
+        return vars(self) | {"resting": sorted(self.resting)}
+
+
+class Step(Stage):
+    """The sampling of one global step, over all its episodes: it may begin in one and end in the next.
+
+    Args:
+        args: OpenRLHF's.
+        number: the global step.
+        engines: answer the prompts.
+        resting: the prompts that the step does not draw.
+        unfinished: the groups that earlier steps have begun; None without PARTIAL_ROLLOUTS.
+        policy: the one that samples, in optimizer steps.
+        records_routing: whether the engines record their choice of experts.
+        max_new_tokens: the limit on response length.
+    """
+
+    def __init__(
+        self,
+        args: Arguments,
+        number: int,
+        engines: EngineCalls,
+        *,
+        resting: frozenset[str] = frozenset(),
+        unfinished: Unfinished | None = None,
+        policy: int = 0,
+        records_routing: bool = False,
+        max_new_tokens: int = 0,
+    ) -> None:
+        super().__init__(args, f"train {number}", engines)
+        self.groups, self.max_new_tokens = StepGroups(number, resting), max_new_tokens
+        self._unfinished, self._policy, self._records_routing = unfinished, policy, records_routing
+        self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it
+        self._accepted: list[Sample] = []  # those inside it, from an episode that ended before the batch was full
+        self._unscored: list[Sample] = []  # of consecutive groups without a score
+
+    def seeded(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
+        """Return as :meth:`Stage.seeded`; the engine can continue the samples, and records what training reads."""
+        mine = super().seeded(params, prompt)
+        if self._unfinished:
+            mine = continued.continuable(mine)
+        return routing.recorded(mine) if self._records_routing else mine
+
+    def places(self) -> Callable[[Sample], int]:
+        """Return as :meth:`Stage.places`. With PARTIAL_ROLLOUTS a batch has groups of several steps; the run counts
+        them.
+        """
+        return (lambda sample: sample.number) if self._unfinished else super().places()
+
+    def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
+        """Return as :meth:`Stage.begin`: a step may draw only so many prompts, and none that rests."""
+        spare, running = self._unfinished.begin(self._policy) if self._unfinished else ([], 0)
+        carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
+        ready = len(carried) // self.args.n_samples_per_prompt
+        missing = max(0, groups + self.args.partial_rollouts - ready - running)
+        left = self._left() if self.args.dynamic_filtering else missing
+        return carried, min(missing, left), _drawable(prompts, left, self.groups.resting)
+
+    def _left(self) -> int:
+        """Return how many prompts the step may still draw."""
+        return self.args.rollout_batch_size * self.args.dynamic_filtering_batches - self.drawn.total()
+
+    def send(self, engine: EngineActor, call: dict[str, Any]) -> Any:
+        """Send a prompt to an engine; return Ray's reference to the responses."""
+        reference = super().send(engine, call)
+        if self._unfinished:
+            self._unfinished.add(call, reference)
+        return reference
+
+    def pending(self, references: list[Any]) -> list[Any]:
+        """Return the references to all groups that are being sampled, those of earlier steps included."""
+        return self._unfinished.references() if self._unfinished else references
+
+    def _wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
+        ready, again = super()._wait(references)
+        if self._unfinished:
+            self._unfinished.sent_again(again)
+        return ready, again
+
+    def goes_on(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
+        """Return whether the batch waits for more groups."""
+        return bool(references) and (self._unfinished is None or self._unfinished.goes_on(accepted))
+
+    def keep(self, group: list[Sample]) -> list[Sample]:
+        """Return the samples of a finished group, or [] if dynamic filtering leaves it out.
+
+        Raises:
+            UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout
+                would silently use up all prompts.
+        """
+        if self._unfinished:
+            self._unfinished.finish(group)
+        rate = solve_rate(group)
+        self.groups.drawn.append((group[0].prompts[0], rate))
+        if not self.args.dynamic_filtering:
+            return group
+        self._unscored = [*self._unscored, *group] if math.isnan(rate) else []
+        if len(self._unscored) >= self.args.rollout_batch_size * self.args.n_samples_per_prompt:
+            raise no_reward(self._unscored)
+        low, high = self.args.dynamic_filtering_reward_range
+        if low < rate < high:
+            return group
+        distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
+        self._rejected.append((distance, group))
+        logger.info("left out: a group with a mean score of %.3g, not between %g and %g", rate, low, high)
+        return []
+
+    def end(self, accepted: list[Sample], is_exhausted: bool) -> tuple[list[Sample], bool]:
+        """Return the samples of the batch, and whether the episode ran out of prompts before it was full.
+
+        - If the prompts ran out, the accepted groups wait for the first prompts of the next episode. They are still
+          on-policy: no training step lies in between.
+        - If the step may draw no more, the rejected groups nearest to the window fill the batch.
+        """
+        accepted = self._unfinished.batch_of(accepted) if self._unfinished else accepted
+        missing = self.args.rollout_batch_size - len(accepted) // self.args.n_samples_per_prompt
+        if missing and self.args.dynamic_filtering and self._left() <= 0:
+            place = self.places()
+            nearest = sorted(self._rejected, key=lambda one: (one[0], place(one[1][0])))[:missing]
+            self.groups.filled = missing
+            return [*accepted, *(sample for _, group in nearest for sample in group)], False
+        if missing:
+            self._accepted = accepted
+            return [], True
+        return accepted, False
+
+    def pass_rate(self) -> float:
+        """Return the groups inside the window, in percent of those drawn."""
+        drawn = len(self.groups.drawn)
+        return 100 * (1 - len(self._rejected) / drawn) if drawn else 0.0
+
+
+def _drawable(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Iterator[Any]:
+    """Yield up to `most` items of the prompt loader, without the resting ones."""
+    for _ in range(most):
+        for item in prompts:
+            if item[1][0] not in resting:  # a source, a prompt and a label, in lists of one
+                yield item
+                break
+        else:
+            return
+
+
+def solve_rate(group: Sequence[Sample]) -> float:
+    """Return the mean score of a group's samples that have one; NaN if none has."""
+    scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
+    return math.fsum(scores) / len(scores) if scores else math.nan
+
+
+def finish(args: Arguments, groups: StepGroups, retirement: Retirement) -> dict[str, float]:
+    """Note the solve rates of a step for the retirement of problems; return the step's metrics of its groups."""
+    metrics = _window_metrics(args, groups) if args.dynamic_filtering else {}
+    if args.retire_after is not None:
+        returned = sum(retirement.was_away(prompt) for prompt in {prompt for prompt, _ in groups.drawn})
+        metrics |= {"problems_resting": float(len(groups.resting)), "problems_returned": float(returned)}
+        retirement.note(groups.step, groups.drawn)
+    return metrics
+
+
+def _window_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
+    low, high = args.dynamic_filtering_reward_range
+    rates = [rate for _, rate in groups.drawn if not math.isnan(rate)]
+    metrics = {"groups_drawn": float(len(groups.drawn)), "groups_filled": float(groups.filled)}
+    if rates:
+        metrics["score_drawn"] = math.fsum(rates) / len(rates)
+        metrics["groups_too_hard"] = sum(rate <= low for rate in rates) / len(groups.drawn)
+        metrics["groups_too_easy"] = sum(rate >= high for rate in rates) / len(groups.drawn)
+    return metrics

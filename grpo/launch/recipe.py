@@ -1,0 +1,136 @@
+"""From `train_grpo.sh` to the launcher: options and settings in, the trainer's flags and GRPO_* variables out.
+
+python -P -m grpo.launch.recipe RECIPE OPTION...: RECIPE is a file of settings, which scripts/launch.sh passes.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo.launch import resume
+from grpo.rollout.multi_turn.settings import AGENT
+from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.run.run_files import RunFiles
+from grpo.settings import boxes, choose, flags, options, recipe
+from grpo.settings.options import Options
+from grpo.settings.table import EXPORTED, SETTINGS
+from grpo.stack import command
+from grpo.stack.checkout import TINY_MODEL
+from grpo.stack.problem import UserError
+
+
+def main(file: Path, words: list[str]) -> int:
+    """Launch what a command line of train_grpo.sh asks for; return the exit code.
+
+    Args:
+        file: the recipe.
+    """
+    try:
+        asked = options.parse(words)
+    except UserError as error:
+        print(f"train_grpo.sh: {error}", file=sys.stderr)
+        return 2
+    given = choose.given(os.environ)
+    try:
+        ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
+        if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
+            raise UserError(f"the recipe in train_grpo.sh has no line for {', '.join(missing)}", "put it back")
+        config = choose.given(_config(asked, given, ours))
+        values = choose.choose(asked, config | given, ours)
+        for name, setting in SETTINGS.items():
+            setting.value(values[name])
+    except UserError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 2
+    if asked.is_tiny and asked.mode in ("run", "check") and (code := _make_tiny(boxes.tools_of_tiny(config | given))):
+        return code
+    os.environ.update(_variables(values))
+    from grpo.launch.__main__ import main as launch
+
+    own = [f"--changes={json.dumps(choose.changes(asked, given, config, ours))}", f"--config={json.dumps(config)}"]
+    return launch([asked.mode, *own, *_options(asked, values), "--", *_flags(values), *asked.flags])
+
+
+def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of --config; those that a run has kept if it is resumed without."""
+    if file := asked.values.get("config"):
+        return recipe.read_file(Path(file))
+    if which := asked.values.get("resume"):
+        folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
+        return RunFiles(folder).read_config().get("config") or {}
+    return {}
+
+
+def _options(asked: Options, values: Mapping[str, str]) -> list[str]:
+    """Return the launcher's own options."""
+    words = [f"--name={values['NAME']}", f"--options={' '.join(asked.again)}"]
+    words += ["--stand-in"] if asked.is_tiny else []
+    named = ("run-dir", "resume", "from-step")
+    return [*words, *(f"--{name}={asked.values[name]}" for name in named if asked.values.get(name))]
+
+
+def _flags(values: Mapping[str, str]) -> list[str]:
+    """Return the trainer's flags: those of the settings, and what every run has."""
+    words = flags.words(values)
+    words += ["--remote_rm_url", _program(values["REWARD"])]
+    # An environment formats the chat itself.
+    words += ["--agent_func_path", str(AGENT)] if values["ENVIRONMENT"] else ["--apply_chat_template"]
+    # Each turn, and the answer after a cut thought, is a separate call; the engine has its prefix in the cache.
+    words += ["--enable_prefix_caching"] if values["ENVIRONMENT"] or values["THINKING_BUDGET"] else []
+    # Non-reentrant checkpointing fails with LoRA under ZeRO-3.
+    words += ["--gradient_checkpointing_use_reentrant"] if values["GRADIENT_CHECKPOINTING"] == "1" else []
+    # The actor without its adapter is the reference; OpenRLHF wants their sizes to be equal if GPUs are shared.
+    words += ["--actor_num_nodes", "1", "--ref_num_nodes", "1", "--zero_stage", "3", "--logging_steps", "1"]
+    return [*words, "--input_key", "prompt", "--label_key", "label"]
+
+
+def _variables(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for every worker. Paths become absolute."""
+    exported = {name: values[name] for name in EXPORTED}
+    environments = _files(values["ENVIRONMENT"])
+    exported["ENVIRONMENT"] = " ".join(os.path.realpath(one) if os.path.isfile(one) else one for one in environments)
+    if os.path.exists(values["LIBRARY"]):
+        exported["LIBRARY"] = os.path.realpath(values["LIBRARY"])
+    own = _files(values["REWARD"]) if _program(values["REWARD"]) == str(USER_REWARD) else []
+    exported["REWARD_FILES"] = os.pathsep.join(map(os.path.realpath, own))
+    return {f"GRPO_{name}": value for name, value in exported.items()}
+
+
+def _files(text: str) -> list[str]:
+    """Return the names in a setting; a file whose name has blanks is one."""
+    return [text] if os.path.isfile(text) else text.split()
+
+
+def _program(reward: str) -> str:
+    """Return what the trainer calls: a server, this project's file, or that which calls the user's files."""
+    if reward.startswith(("http://", "https://")):
+        return reward
+    is_ours = not reward or (os.path.exists(reward) and os.path.samefile(reward, OUR_REWARD))
+    return str(OUR_REWARD if is_ours else USER_REWARD)
+
+
+def _make_tiny(tools: str) -> int:
+    """Make the tiny model and its problems, once and again after their code has changed; return an exit code."""
+    bf16, folder = TINY_MODEL / "bf16", str(TINY_MODEL)
+    commands = [
+        ["scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4"), "--dequantized-out", str(bf16)],
+        ["data.prepare", *("--source", "synthetic", "--train-count", "1024", "--eval-count", "256", "--out", folder)],
+    ]
+    if tools:
+        out = str(TINY_MODEL / tools)
+        commands.append(["scripts.make_tiny_tools", "--environment", tools, "--base", str(bf16), "--out", out])
+    for words in commands:
+        quiet = subprocess.DEVNULL if words[0] == "data.prepare" else None
+        if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    command.print_plainly()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the launcher has its own
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

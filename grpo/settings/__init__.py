@@ -1,0 +1,1 @@
+"""The settings of a run: one table, and how a value is chosen for each."""

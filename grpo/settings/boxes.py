@@ -1,0 +1,78 @@
+"""Smaller boxes, and the tiny run: other values of some settings, nothing else."""
+
+from collections.abc import Mapping
+
+from grpo.stack import checkout
+
+_SHAPE = ("NUM_ENGINES", "ENGINE_TP", "ACTOR_GPUS")
+# GPUs of a box (--gpus): its values. A box of 8 has those of the recipe.
+BOXES = {
+    8: {},
+    4: {"NUM_ENGINES": "1", "ENGINE_TP": "2", "ACTOR_GPUS": "2"},
+    2: {"NUM_ENGINES": "1", "ENGINE_TP": "1", "ACTOR_GPUS": "1", "ACTOR_SHARD": "none"},
+    1: {"NUM_ENGINES": "1", "ENGINE_TP": "1", "ACTOR_GPUS": "1", "ACTOR_SHARD": "none", "COLOCATE": "1"},
+}
+# Engines and actor that share GPUs have the whole box each.
+_SHARED = {8: ("4", "2", "8"), 4: ("2", "2", "4"), 2: ("2", "1", "2")}
+
+TINY = {
+    "NAME": "tiny",
+    "NUM_ENGINES": "2",
+    "ENGINE_TP": "1",
+    "ACTOR_GPUS": "2",
+    "ROLLOUT_BATCH_SIZE": "16",
+    "N_SAMPLES_PER_PROMPT": "8",
+    "TRAIN_BATCH_SIZE": "64",
+    "MICRO_TRAIN_BATCH_SIZE": "16",
+    "MICRO_ROLLOUT_BATCH_SIZE": "16",
+    "PROMPT_MAX_LEN": "128",
+    "GENERATE_MAX_LEN": "48",
+    "EVAL_N_SAMPLES_PER_PROMPT": "1",
+    "LEARNING_RATE": "2e-3",  # a new adapter on a model of a few million parameters needs large steps
+    "LR_SCHEDULER": "constant_with_warmup",
+    "LR_WARMUP_RATIO": "0.005",  # one optimizer step
+    "LORA_RANK": "8",
+    "LORA_ALPHA": "16",
+    "PERSISTENCE_THRESHOLD": "0",  # partitions everything, as with the 120b
+    "NUM_EPISODES": "1",
+    "STEPS": "10",
+    "SAVE_STEPS": "5",
+}
+TOOLS = ("python", "retrieval")  # environments with a tiny model that uses their tools unreliably
+
+
+def of_box(gpus: int | None, is_tiny: bool, is_shared: bool) -> dict[str, str]:
+    """Return the values of a box.
+
+    Args:
+        gpus: of --gpus; None without it.
+        is_tiny: a tiny run without --gpus has a shape of its own.
+        is_shared: whether engines and actor share GPUs.
+    """
+    shape = _SHARED.get(gpus or (0 if is_tiny else 8), ()) if is_shared else ()
+    return BOXES[gpus or 8] | dict(zip(_SHAPE, shape, strict=False))
+
+
+def tools_of_tiny(given: Mapping[str, str]) -> str:
+    """Return the environment for whose tools a tiny run has a model and problems of its own; "" if it has none."""
+    environment = given.get("ENVIRONMENT", "")
+    return environment if environment in TOOLS and not given.get("MODEL") and not given.get("TRAIN_DATA") else ""
+
+
+def of_tiny(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a tiny run, whose model and problems lie in the checkout's cache.
+
+    Args:
+        given: what the user set.
+    """
+    tools = tools_of_tiny(given)
+    folder = checkout.TINY_MODEL / tools
+    data = folder / "data" if tools else folder
+    engines = "bf16" if checkout.on_cpu_stack() else "mxfp4"  # vLLM cannot load MXFP4 on CPU
+    values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
+    values["TRAIN_DATA"] = str(data / "train.jsonl")
+    if tools:
+        values |= {"PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}
+    if tools == "retrieval":
+        values["LIBRARY"] = str(data / "library.jsonl")
+    return values

@@ -1,0 +1,106 @@
+"""Which value counts: that of the environment, --config, a box or the tiny run, train_grpo.sh, or the table."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo.settings.boxes import of_box, of_tiny
+from grpo.settings.options import Options
+from grpo.settings.table import SETTINGS
+from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+
+Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
+_PREPARED = CHECKOUT / "data" / "prepared"
+
+
+def given(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among variables. An empty one is as if it were not set, unless empty is a value."""
+    return {
+        name: variables[name]
+        for name, setting in SETTINGS.items()
+        if name in variables and (variables[name] or setting.may_be_empty)
+    }
+
+
+def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of every setting as text.
+
+    Args:
+        given: what the user set, in the environment or by --config.
+        recipe: the settings of train_grpo.sh.
+    """
+    gpus = options.gpus or (_gpus_of_tiny() if options.is_tiny else None)
+    is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
+    layers = [
+        {"STEPS": steps} if (steps := options.values.get("steps")) else {},
+        given,
+        of_box(gpus, options.is_tiny, is_shared),
+        of_tiny(given) if options.is_tiny else {},
+        recipe,
+    ]
+    values = {name: setting.default or "" for name, setting in SETTINGS.items()}
+    for layer in reversed(layers):
+        values |= layer
+    for name, value in _following(values, gpus or 8).items():
+        values[name] = values[name] or value
+    return values
+
+
+def changes(
+    options: Options, given: Mapping[str, str], config: Mapping[str, str], recipe: Mapping[str, str]
+) -> Changes:
+    """Return what the user changed for this start: settings that would have another value, and flags after `--`.
+
+    Args:
+        config: the settings of --config.
+    """
+    changed: Changes = {}
+    for name, value in given.items():
+        others = {**config, **{other: text for other, text in given.items() if other != name}}
+        if (default := choose(options, others, recipe)[name]) != value:
+            changed[name] = [value, default]
+    name = ""
+    for word in options.flags:
+        if word.startswith("--"):
+            name, changed[word] = word, ["", ""]
+        elif name:
+            changed[name][0] = f"{changed[name][0]} {word}".strip()
+    return changed
+
+
+def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
+    """Return the changed settings, and those of --config, in lines for people."""
+    lines = [f"{name}={value} (by --config)" for name, value in config.items() if name not in changed]
+    lines += [
+        f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
+        for name, (value, default) in changed.items()
+    ]
+    heads = ["set by you", *[""] * len(lines)]
+    return [f"{head:<12}{line}" for head, line in zip(heads, lines, strict=False)]
+
+
+def _gpus_of_tiny() -> int | None:
+    """Return the box of a tiny run that fits a machine with fewer than 4 GPUs."""
+    if on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
+        return None
+    return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
+
+
+def _following(values: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Return the values that follow from others where a setting is empty."""
+    train = Path(values["TRAIN_DATA"] or _PREPARED / "train.jsonl")
+    is_host = values["EXPERTS"] == "bf16" and values["ACTOR_SHARD"] == "zero3"
+    is_greedy = re.fullmatch(r"0(\.0*)?", values["EVAL_TEMPERATURE"])
+    return {
+        "ENGINE_MODEL": values["MODEL"],
+        "NAME": os.path.basename(values["MODEL"].rstrip("/")),
+        "TRAIN_DATA": str(train),
+        "EVAL_DATA": str(train.with_name("eval.jsonl")),
+        "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
+        "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",
+        "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else "0.90",
+        "OFFLOAD": "1" if is_host else "0",
+        "EVAL_N_SAMPLES_PER_PROMPT": "1" if is_greedy else "8",
+    }

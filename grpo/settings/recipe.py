@@ -1,0 +1,71 @@
+"""Files of settings, and the recipe in train_grpo.sh, which is one: lines of NAME=VALUE with comments."""
+
+import os
+import shlex
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from grpo.settings.misspelt import close_to
+from grpo.settings.table import SETTINGS
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
+
+_ALL = "docs/settings.md lists all"
+_BEGIN, _END = "<<'RECIPE'", "RECIPE"
+
+
+def read(lines: Iterable[str], source: str) -> dict[str, str]:
+    """Return the settings of some lines. Quotes and comments are as in a shell, and so are $NAME and ~ in a value.
+
+    Args:
+        source: of the lines, for messages.
+
+    Raises:
+        UserError: for a line that is no setting, or a name that is in two lines.
+    """
+    values: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        where = f"{source}, line {number}"
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}", "write NAME=VALUE, and quote a value with blanks") from None
+        if not words:
+            continue
+        name, sign, value = words[0].partition("=")
+        if not sign or len(words) > 1:
+            raise UserError(f"{where} is {line.strip()!r}", "write NAME=VALUE, and quote a value with blanks")
+        if name not in SETTINGS:
+            meant = close_to(name)
+            raise UserError(f"{where}: {name} is no setting", f"did you mean {meant}?" if meant else _ALL)
+        if name in values:
+            raise UserError(f"{where}: {name} is set a second time", "remove one of the two lines")
+        values[name] = os.path.expanduser(os.path.expandvars(value))
+    return values
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """Return the settings of a file.
+
+    Raises:
+        UserError: if it cannot be read, or has a line that is no setting.
+    """
+    try:
+        return read(path.read_text(encoding="utf-8").splitlines(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error})", "name a file with lines of NAME=VALUE") from None
+
+
+@cache
+def recipe() -> dict[str, str]:
+    """Return the settings in train_grpo.sh."""
+    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(script) if line.endswith(_BEGIN))
+    return read(script[begin + 1 : script.index(_END)], "the recipe in train_grpo.sh")
+
+
+def default(name: str) -> str:
+    """Return the default of a setting for a run of train_grpo.sh without options."""
+    value = SETTINGS[name].default
+    return recipe()[name] if value is None else value

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Called by train_grpo.sh: sets up the checkout, then starts grpo.launch.recipe with the same words. The recipe comes on
+# file descriptor 3.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+
+main() {
+    local word is_run=1 shows_help=0 python
+    for word; do
+        case "$word" in
+            --) break ;;
+            -h | --help) shows_help=1 ;;
+            --check | --plan | --dry-run) is_run=0 ;;
+        esac
+    done
+    # Set-up can take minutes: wrong options are refused before it, if there is a Python already.
+    if python="$(find_python)"; then PYTHONPATH="$here" "$python" -P -m grpo.settings.options "$@" || exit; fi
+    if ((shows_help)); then
+        sed -n '2,/^exec /{/^#/s/^# \{0,1\}//p}' "$here/train_grpo.sh"
+        if [[ -n $python ]]; then PYTHONPATH="$here" "$python" -P -m grpo.settings; fi
+        exit
+    fi
+    refuse_another_openrlhf
+    if ((is_run)) || [[ ! -d $here/.venv ]]; then "$here/scripts/setup.sh" --quiet; fi
+    # shellcheck source=scripts/env.sh
+    source "$here/scripts/env.sh"
+    # -P: do not import a folder named grpo from the current directory
+    exec python -P -m grpo.launch.recipe /dev/fd/3 "$@"
+}
+
+find_python() {
+    local python
+    for python in "$here/.venv/bin/python" python3.12 python3.11; do
+        command -v "$python" && return
+    done
+    return 1
+}
+
+# Set-up would exchange the packages of this checkout, perhaps under a run that uses them
+refuse_another_openrlhf() {
+    local found
+    found="$(compgen -G "$here/.venv/lib/python3.*/site-packages/openrlhf-*.dist-info")" || return 0
+    found="${found##*/openrlhf-}"
+    found="${found%.dist-info}"
+    if [[ -n ${OPENRLHF_VERSION:-} && $OPENRLHF_VERSION != "$found" ]]; then
+        printf 'train_grpo.sh: %s\n' "OPENRLHF_VERSION is $OPENRLHF_VERSION, but .venv has OpenRLHF $found: unset it, \
+or run OPENRLHF_VERSION=$OPENRLHF_VERSION ./scripts/setup.sh" >&2
+        exit 2
+    fi
+}
+
+main "$@"

@@ -1,0 +1,120 @@
+"""Which value counts, and what a user is told of it."""
+
+import pytest
+
+from grpo.settings import choose
+from grpo.settings.options import Options, parse
+from grpo.settings.recipe import default, read, recipe
+from grpo.settings.table import SETTINGS
+from grpo.stack.problem import UserError
+
+
+@pytest.fixture(autouse=True)
+def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
+def chosen(*options: str, edited: dict[str, str] | None = None, **given: str) -> dict[str, str]:
+    return choose.choose(parse(options), given, recipe() | (edited or {}))
+
+
+def test_a_default_stands_once():
+    assert recipe().keys() == {name for name, setting in SETTINGS.items() if setting.default is None}
+    for name, setting in SETTINGS.items():
+        value = setting.value(text) if (text := default(name)) or (setting.kind is bool and name != "OFFLOAD") else None
+        assert setting.problem(value) is None, name
+
+
+def test_the_environment_wins_over_the_box_and_the_box_over_the_script():
+    assert chosen()["NUM_ENGINES"] == "2"
+    assert chosen("--gpus", "4")["NUM_ENGINES"] == "1"
+    assert chosen("--gpus", "4", edited={"NUM_ENGINES": "3"})["NUM_ENGINES"] == "1"
+    assert chosen("--gpus", "4", NUM_ENGINES="3")["NUM_ENGINES"] == "3"
+    assert chosen("--tiny", edited={"LORA_RANK": "32"})["LORA_RANK"] == "8"
+    assert chosen("--steps", "4", STEPS="5")["STEPS"] == "4"
+    assert chosen(edited={"RESTARTS": "5"})["RESTARTS"] == "5", "a line for any setting may be added"
+
+
+def test_an_edit_of_the_script_counts_where_a_value_follows_from_others():
+    assert chosen(edited={"PIPELINE": "1"})["OLD_LOG_PROBS"] == "engine"
+    assert chosen(edited={"PIPELINE": "1", "OLD_LOG_PROBS": "trainer"})["OLD_LOG_PROBS"] == "trainer"
+    assert chosen(edited={"COLOCATE": "1"})["ACTOR_GPUS"] == "8"
+
+
+def test_an_empty_variable_is_no_value_except_where_empty_is_one():
+    given = choose.given({"LEARNING_RATE": "", "JUDGE_MODELS": "", "HOME": "/root", "STEPS": "3"})
+    assert given == {"JUDGE_MODELS": "", "STEPS": "3"}
+
+
+def test_what_the_user_changed_is_listed():
+    options = Options(flags=["--eps_clip_low_high", "0.2", "0.28", "--use_kl_loss"])
+    given = {"LEARNING_RATE": "2e-6", "LORA_RANK": "64", "STEPS": "5", "PIPELINE": "1", "OLD_LOG_PROBS": "engine"}
+    changes = choose.changes(options, given, {}, recipe())
+    assert changes == {
+        "LEARNING_RATE": ["2e-6", "1e-6"],
+        "STEPS": ["5", ""],
+        "PIPELINE": ["1", "0"],
+        "--eps_clip_low_high": ["0.2 0.28", ""],
+        "--use_kl_loss": ["", ""],
+    }
+    assert choose.describe(changes, {})[:2] == [
+        "set by you  LEARNING_RATE=2e-6 (default: 1e-6)",
+        "            STEPS=5 (default: empty)",
+    ]
+    tiny = choose.changes(Options(is_tiny=True), {"LEARNING_RATE": "1e-6"}, {}, recipe())
+    assert tiny == {"LEARNING_RATE": ["1e-6", "2e-3"]}
+
+
+def test_what_is_in_the_users_file_is_no_change_of_this_start():
+    file = {"LEARNING_RATE": "3e-6", "STEPS": "4"}
+    changes = choose.changes(Options(), {"LEARNING_RATE": "3e-6", "STEPS": "5"}, file, recipe())
+    assert changes == {"STEPS": ["5", "4"]}
+    assert choose.describe(changes, file) == [
+        "set by you  LEARNING_RATE=3e-6 (by --config)",
+        "            STEPS=5 (default: 4)",
+    ]
+
+
+def test_a_file_of_settings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    lines = ["# about", "", "LORA_RANK=4 # small", "MODEL=$HOME/m", "CKPT_DIR=~/c", 'TARGET_MODULES="q_proj v_proj"']
+    assert read(lines, "f") == {
+        "LORA_RANK": "4",
+        "MODEL": "/home/me/m",
+        "CKPT_DIR": "/home/me/c",
+        "TARGET_MODULES": "q_proj v_proj",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("LORA_RANK 4", "f, line 2 is 'LORA_RANK 4': write NAME=VALUE"),
+        ("TARGET_MODULES=q_proj v_proj", "quote a value with blanks"),
+        ('TARGET_MODULES="q_proj', "line 2: No closing quotation"),
+        ("LORA_RNK=4", "LORA_RNK is no setting: did you mean LORA_RANK?"),
+        ("GREETING=4", "GREETING is no setting: docs/settings.md lists all"),
+        ("SEED=4", "SEED is set a second time"),
+    ],
+)
+def test_a_line_that_is_no_setting_is_named(line: str, message: str):
+    with pytest.raises(UserError, match=message):
+        read(["SEED=1", line], "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("STEPS", "many", "STEPS is 'many': give a whole number"),
+        ("LEARNING_RATE", "fast", "LEARNING_RATE is 'fast': give a number"),
+        ("JUDGE", "yes", "JUDGE is 'yes': set it to 1"),
+        ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
+        ("ADVANTAGE_ESTIMATOR", "gae", "use one of dr_grpo, group_norm, rloo, reinforce_baseline, reinforce"),
+        ("DYNAMIC_FILTERING_RANGE", "0.5", "give 2 numbers"),
+        ("LEARNING_RATE", "", "LEARNING_RATE is empty"),
+        ("TOP_P", "", "TOP_P is empty"),
+    ],
+)
+def test_a_text_that_is_no_value_is_refused(name: str, text: str, message: str):
+    with pytest.raises(UserError, match=message):
+        SETTINGS[name].value(text)
