@@ -189,7 +189,7 @@ def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Playe
     deadline = DEADLINE + limits.tool_seconds + limits.score_seconds
     try:
         return _Played(*call_apart(lambda: _conversation(source, prompt, label, limits), deadline))
-    except NoAnswerError as error:
+    except UserError as error:
         return _Played("", "", error.problem.what, error.problem.remedy)
 
 
