@@ -28,7 +28,7 @@ def mark(samples: Sequence[Sample], args: Arguments) -> None:
     :func:`grpo.batch.branches.left_out` keeps marked rollouts out of the update and of their group's mean.
 
     Args:
-        samples: ``Experience`` of one sample each: ``sequences`` ``[1, S]``, ``action_mask`` and ``rollout_log_probs``
+        samples: the rollouts of a step: ``sequences`` ``[1, S]``, ``action_mask`` and ``rollout_log_probs``
             ``[1, S - 1]``.
     """
     for sample in samples:

@@ -30,7 +30,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
 
     Args:
-        experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
+        experiences: the micro-batches of a step: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
     """
     for experience in experiences:
         if args.stop_properly_penalty_coef is not None:
