@@ -1,5 +1,6 @@
 """Detects errors before the model is loaded, with the remedy; without torch."""
 
+import math
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def check_options(options: Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}", "give 1 or more")
-    if options.temperature < 0:
+    if not 0 <= options.temperature < math.inf:
         raise UserError(f"--temperature is {options.temperature:g}", "give 0 or more")
     for name in ("top_p", "gpu_memory_utilization"):
         if not 0 < getattr(options, name) <= 1:

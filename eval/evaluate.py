@@ -150,7 +150,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def _first_date(folder: Path) -> datetime.date:
     """Return the date on which an evaluation began, so that one continued the next day uses the same prompts."""
     began = read_config(folder)["identity"].get("date") if (folder / CONFIG).is_file() else None
-    return datetime.date.fromisoformat(began) if began else datetime.date.today()
+    try:
+        return datetime.date.fromisoformat(began) if began else datetime.date.today()
+    except (TypeError, ValueError):
+        raise UserError(f"{folder / CONFIG} has the date {began!r}", "restore it, or give another --out") from None
 
 
 def _draw(
@@ -232,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         result = run(options)
-    except UserError as error:
+    except (UserError, NotADirectoryError) as error:
         print(f"eval.evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

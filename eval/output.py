@@ -164,14 +164,15 @@ def write_result(folder: Path) -> dict[str, Any]:
     """
     equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
-    wanted = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
-    if len(samples) < len(wanted):
+    wanted = len(config["problems"]) * config["n"]
+    if len(samples) < wanted:
         # Short samples finish first, and are right more often.
         raise UserError(
-            f"{folder} has {len(samples)} of {len(wanted)} samples, which are not representative",
+            f"{folder} has {len(samples)} of {wanted} samples, which are not representative",
             "continue it with the command that started it",
         )
-    grades = [records.graded(samples[key]) for key in wanted]
+    keys = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
+    grades = [records.graded(samples[key]) for key in keys]
     replace_rows(folder / GRADES, grades)
     result = records.summarise_by_source(grades, config["k"])
     if means := records.means_of_conversations(grades):

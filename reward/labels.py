@@ -35,7 +35,7 @@ def parse_label(label: Any) -> Label:
     if isinstance(label, str) and label.lstrip().startswith("{"):
         try:
             fields = json.loads(label)
-        except (json.JSONDecodeError, RecursionError):  # a gold answer may start with a brace: {1,2}
+        except (ValueError, RecursionError):  # a gold answer may start with a brace: {1,2}
             fields = label
     if not isinstance(fields, dict):
         fields = {"answer": fields}

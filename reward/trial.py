@@ -1,17 +1,7 @@
-"""Call one reward function of the user's own on one sample, as the run will, in a process of its own.
-
-    python -P -m reward.trial FILE RESULT <SAMPLE.json
-
-The sample has `query`, `prompt` and `label`, and perhaps `wrong`, the query of a wrong answer; without a sample (null),
-the file is only loaded. RESULT gets JSON: `reward`, `score` and `logs`, and `wrong`, the reward of the wrong answer; or
-`error` and `remedy`.
-"""
+"""Call one reward function of the user's own on one sample, as the run will."""
 
 import inspect
-import json
 import math
-import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +14,15 @@ _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/own-re
 
 
 def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the reward of the sample, or what is wrong with the file."""
+    """Return the reward of the sample, or what is wrong with the file.
+
+    Args:
+        sample: `query`, `prompt` and `label`, and perhaps `wrong`, the query of a wrong answer; None to load the file
+            and no more.
+
+    Returns:
+        `reward`, `score` and `logs`, and `wrong`, the reward of the wrong answer; or `error` and `remedy`.
+    """
     try:
         function = user_files.load(path)
     except SyntaxError as error:
@@ -91,15 +89,3 @@ def locate_error(error: BaseException, path: Path) -> str:
 
 def _error(what: str, remedy: str) -> dict[str, Any]:
     return {"error": what, "remedy": remedy}
-
-
-def main() -> None:
-    """Run the trial; the result goes to a file, since a reward function may print."""
-    path, result = map(Path, sys.argv[1:])
-    result.write_text(json.dumps(attempt(path, json.load(sys.stdin))), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # a thread of the user's does not hold it up
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ _NAME = "name a .jsonl file; python -m data.prepare writes one"
 _FIX = "fix the line; python -m data.prepare writes valid files"
 
 _LISTED = 20  # of the lines with a fault
+_SHOWN = 200  # characters of a line's field names
 
 
 class Record(NamedTuple):
@@ -68,12 +69,12 @@ def _checked(value: Any, where: str, input_key: str, label_key: str | None) -> d
     if isinstance(value, UnicodeDecodeError):
         raise UserError(f"{where} is not UTF-8: {value.reason}", _FIX)
     if isinstance(value, ValueError):
-        raise UserError(f"{where} is not JSON", _FIX)
+        raise UserError(f"{where} is not JSON: {value}", _FIX)
     if not isinstance(value, dict):
         raise UserError(f"{where} is not a JSON object", _FIX)
     for key in (input_key, label_key):
         if key and value.get(key) in (None, "", []):
-            what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value) or 'none'})"
+            what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value)[:_SHOWN] or 'none'})"
             raise UserError(what, _FIX)
     if not (isinstance(prompt := value[input_key], str) or _is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)

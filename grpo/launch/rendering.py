@@ -55,7 +55,11 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
         what = f"the chat template of {model} took more than {seconds:g} s for {counted(len(prompts), 'prompt')}"
         raise UserError(what, _TEMPLATE) from None
     if done.returncode == -signal.SIGPROF:
-        raise UserError(f"the chat template of {model} takes more than {LONGEST:g} s for a prompt", _TEMPLATE)
+        longest = max(len(json.dumps(prompt)) for prompt in prompts)
+        what = (
+            f"a prompt takes more than {LONGEST:g} s in the chat template of {model}; the longest has {longest:,} bytes"
+        )
+        raise UserError(what, f"{_TEMPLATE}; or shorten that prompt")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         remedy = _TEMPLATE if reason.startswith("jinja2.") else "download or copy the checkpoint again"

@@ -72,9 +72,12 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         from_step: the step of the checkpoint to continue from; None for the newest.
 
     Raises:
+        OSError: if a file that the run appends to is none.
         UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
             data file, the checkpoint is missing or damaged, or its batch does not fit the loss.
     """
+    for file in (RunFiles(folder).ends, RunFiles(folder).resumes):
+        read_parts(file)  # OSError for what a run could not append to
     flags = [*flags, *_kept(flags, folder)]
     config = resolve(flags, folder)
     checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
@@ -164,7 +167,7 @@ def _wrong_with(step: Path, base: Path) -> Problem | None:
 
 def _other_train_data(config: Config, folder: Path) -> bool:
     """Return whether the training data has changed since the run started. The preflight reports a missing file."""
-    recorded = RunFiles(folder).read_config().get("data_sha256", {})
+    recorded = RunFiles(folder).read_config().get("data_sha256") or {}
     file = Path(config.args.prompt_data)
     return "prompt_data" in recorded and file.is_file() and data_digest(file) != recorded["prompt_data"]
 

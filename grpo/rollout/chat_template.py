@@ -57,8 +57,8 @@ def _parse(text: str | None) -> dict[str, Any]:
     remedy = """write {"model_identity": "You are a mathematician."}"""
     try:
         made = json.loads(text or "{}")
-    except ValueError as error:
-        raise UserError(f"TEMPLATE_VARIABLES {text} is no JSON ({error})", remedy) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"TEMPLATE_VARIABLES {(text or '')[:200]} is no JSON ({error})", remedy) from None
     if not isinstance(made, dict):
         raise UserError(f"TEMPLATE_VARIABLES {text} is no JSON object", remedy)
     for name in made:

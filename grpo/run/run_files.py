@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.stack.json_files import Types, open_file, read_json, read_rows, replace_rows
+from grpo.stack.json_files import Types, has_types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
+_PARTS = ("flags", "judge", "plan", "reward", "data_sha256")  # of config.json
 _PART: Types = {"time": (int, float), "code": int}  # of a run: a line of ends.jsonl or resumes.jsonl
 
 
@@ -84,8 +85,8 @@ class RunFiles:
             return {}
         except (OSError, ValueError) as error:
             raise UserError(f"{self.config} cannot be read ({error})", remedy) from None
-        parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
-        if not all(part is None or isinstance(part, dict) for part in parts):
+        is_sound = isinstance(config, dict) and has_types(config, dict.fromkeys(_PARTS, dict))
+        if not (is_sound and has_types(config.get("flags") or {}, {"run_dir": str})):
             raise UserError(f"{self.config} was not written by the launcher", remedy)
         return config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.run.measure import value_of
 from grpo.run.run_files import read_steps
 
-STEP_DIRECTORY = re.compile(r"step_(\d+)")
+STEP_DIRECTORY = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 def step_name(step: int | str) -> str:

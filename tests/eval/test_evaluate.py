@@ -72,6 +72,7 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, dat
     assert "pass@4 needs 4 samples" in refusal(capsys, *good, "--k", 1, 4)
     assert "--temperature 0 draws the same" in refusal(capsys, *good, "--temperature", 0)
     assert "--temperature is -1" in refusal(capsys, *good, "--temperature", -1)
+    assert "--temperature is nan" in refusal(capsys, *good, "--temperature", "nan")
     assert "--top-p is 0" in refusal(capsys, *good, "--top-p", 0)
     assert "--tensor-parallel 3 does not divide" in refusal(capsys, *good, "--tensor-parallel", 3)
     assert "lower --max-tokens" in refusal(capsys, *good, "--max-tokens", 10**6)

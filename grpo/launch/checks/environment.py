@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.checks.model import has_chat_template
+from grpo.launch.checks.own_code import DEADLINE, NoAnswerError, call_apart
 from grpo.launch.config import Config
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.conversation import Outcome, play
@@ -47,15 +48,28 @@ def check_environment(config: Config) -> Iterator[Problem]:
         settings = EnvironmentSettings.from_variables(os.environ)
         mixture = settings.mixture
         for member in mixture.members:
-            environment = load(member.source)
-            environment.check()
-            yield from check_tools(environment, Path(args.pretrain), member.source)
+            for what, remedy in _looked_at(member.source, Path(args.pretrain)):
+                yield Problem(what, remedy)
         for file in (args.prompt_data, args.eval_dataset):
             if file and Path(file).is_file():
                 check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
         yield from check_conversations(settings, args)
     except UserError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
+
+
+def _looked_at(source: str, folder: Path) -> list[tuple[str, str]]:
+    """Load an environment and run its own check, apart; return what is wrong with its tools, and each remedy."""
+
+    def look() -> list[tuple[str, str]]:
+        environment = load(source)
+        environment.check()
+        return [(problem.what, problem.remedy) for problem in check_tools(environment, folder, source)]
+
+    try:
+        return call_apart(look)
+    except NoAnswerError as error:
+        raise UserError(f"ENVIRONMENT {source} {error.problem.what}", error.problem.remedy) from None
 
 
 def check_tools(environment: type[Environment], folder: Path, source: str) -> Iterator[Problem]:
@@ -171,7 +185,15 @@ def _value(schema: Any) -> Any:
 
 @functools.cache  # a restart makes the checks again and again
 def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
-    """Play a conversation on a line of TRAIN_DATA."""
+    """Play a conversation on a line of TRAIN_DATA, apart."""
+    deadline = DEADLINE + limits.tool_seconds + limits.score_seconds
+    try:
+        return _Played(*call_apart(lambda: _conversation(source, prompt, label, limits), deadline))
+    except UserError as error:
+        return _Played("", "", error.problem.what, error.problem.remedy)
+
+
+def _conversation(source: str, prompt: str, label: str, limits: RolloutLimits) -> tuple[str, ...]:
     kind, policy = load(source), _Trial()
     trial = replace(limits, turns=min(2, limits.turns))
     outcome, score = asyncio.run(play(lambda: kind(json.loads(prompt), json.loads(label)), policy, trial))
@@ -181,7 +203,7 @@ def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Playe
         said = f"{name}({arguments}) -> {policy.heard!r:.80}, {said}"
         if outcome.tool_fault:
             error = f"the tool {name} failed on {arguments}: {locate_error(outcome.tool_fault, Path(source))}"
-    return _Played(said, error, *_fault(outcome, kind, policy, error, limits))
+    return (said, error, *_fault(outcome, kind, policy, error, limits))
 
 
 def _fault(

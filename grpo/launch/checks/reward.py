@@ -3,27 +3,23 @@
 import functools
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo.launch.checks.data import has_own_reward
+from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import USER_REWARD
 from grpo.stack.json_files import numbered_rows
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 from reward import user_files
 from reward.labels import LabelError, parse_label
+from reward.trial import attempt
 from reward.user_files import RewardFile
 
-DEADLINE = 120.0  # seconds to import a file and to reward a right and a wrong answer
 _WRONG = "-8675309"
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
@@ -138,36 +134,8 @@ def _tried(path: Path, content: bytes, sample: str) -> dict[str, Any]:
 
 
 def try_file(path: Path, sample: dict[str, Any] | None, deadline: float = DEADLINE) -> dict[str, Any]:
-    """Return the result of :mod:`reward.trial` for one file; `error` and `remedy` if it ends without one."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "reward.trial", str(path), str(result)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-        )
-        try:
-            printed, _ = process.communicate(json.dumps(sample), timeout=deadline)
-        except subprocess.TimeoutExpired:
-            return {
-                "error": f"did not return within {deadline:g} s on the first line of TRAIN_DATA",
-                "remedy": "remove the endless loop, or what takes so long when it is imported or called",
-            }
-        finally:
-            _kill_group(process)
-        if not result.is_file():
-            last = (printed.strip().splitlines() or ["nothing was printed"])[-1]
-            return {"error": f"ended its process with code {process.returncode}: {last}", "remedy": "correct the file"}
-        return json.loads(result.read_text(encoding="utf-8"))
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """End the process, and whatever the reward function started in its session."""
+    """Return the result of :func:`reward.trial.attempt`; `error` and `remedy` if it comes to none."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
+        return call_apart(lambda: attempt(path, sample), deadline)
+    except UserError as error:
+        return {"error": error.problem.what, "remedy": error.problem.remedy}

@@ -30,7 +30,7 @@ def load(name: str) -> type[Environment]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SetupError(
             f"ENVIRONMENT {path} cannot be imported ({type(error).__name__}: {error})", "correct the file"
         ) from error

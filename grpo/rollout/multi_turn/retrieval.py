@@ -83,7 +83,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
-            if file.suffix in (".txt", ".md"):
+            if file.suffix in (".txt", ".md") and file.is_file():
                 yield file.stem, file.read_text(encoding="utf-8", errors="replace")
         return
     if path.suffix != ".jsonl" or not path.is_file():

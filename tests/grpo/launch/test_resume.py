@@ -127,6 +127,34 @@ def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pyte
     assert resume.changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
 
 
+@pytest.mark.parametrize("date", [5, ["2029-12-31"], None])
+def test_a_recorded_date_that_is_none_is_not_kept(setting, date) -> None:
+    start(setting)
+    file = RunFiles(setting.run_dir).config
+    recorded = json.loads(file.read_text())
+    recorded["flags"]["template_date"] = date
+    file.write_text(json.dumps(recorded))
+    assert resume.resolve_resumed(setting.words(), setting.run_dir).args.template_date is None
+
+
+@pytest.mark.parametrize("name", ["ends", "resumes"])
+def test_what_a_run_appends_to_is_a_file(setting, name) -> None:
+    start(setting)
+    file = getattr(RunFiles(setting.run_dir), name)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="not a regular file"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
+
+
+def test_a_checkpoint_has_its_step_in_plain_digits(setting, save) -> None:
+    start(setting)
+    save(10)
+    for name in ("step_0012", "step_\u0661\u0662"):
+        (setting.run_dir / "checkpoints" / name / "adapter").mkdir(parents=True)
+    assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
+
+
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     start(setting)
     save(10)

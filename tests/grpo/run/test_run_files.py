@@ -22,7 +22,13 @@ def test_metrics_are_looked_up_beside_the_run_and_then_where_its_configuration_s
     assert RunFiles(tmp_path).evals == tmp_path / "eval.jsonl"
 
 
-@pytest.mark.parametrize(("text", "what"), [("{", "cannot be read"), ("[]", "was not written by the launcher")])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "cannot be read"),
+        *[(text, "was not written by") for text in ("[]", '{"reward": [1]}', '{"flags": {"run_dir": 5}}')],
+    ],
+)
 def test_an_invalid_configuration_names_its_file(tmp_path, text, what):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=f"config.json {what}"):

@@ -61,6 +61,16 @@ def test_only_files_with_an_end_are_opened(tmp_path, monkeypatch):
                 read(Path(name))
 
 
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "_LONGEST", 9)
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": 1}\n' + "x" * 99)
+    rows = json_files.numbered_rows(file)
+    assert next(rows) == (1, {"a": 1})
+    with pytest.raises(OSError, match="a line longer than"):
+        next(rows)
+
+
 def test_what_is_nested_too_deeply_is_no_json(tmp_path):
     file = tmp_path / "file"
     file.write_text("[" * 200_000 + "]" * 200_000)

@@ -30,6 +30,10 @@ RENDER = rendering.render
             "line 2: 'prompt' is neither text nor messages",
         ),
         ("{not json", "line 2 is not JSON"),
+        ("\ufeff{}", "line 2 is not JSON: Unexpected UTF-8 BOM"),
+        ('{"prompt": "1 + 1?", "label": 1%s}' % ("0" * 5000), "line 2 is not JSON: Exceeds the limit"),
+        ('{"prompt": "1 \\ud800", "label": "2"}', "surrogates not allowed"),
+        ('{"n%s": 1}' % ("o" * 999), f"(fields: n{'o' * 199})"),
         ("[1, 2]", "line 2 is not a JSON object"),
     ],
 )
@@ -60,6 +64,7 @@ def write_labels(path: Path, *labels: object) -> Path:
     [
         ("prompt_data", label("test"), "an unknown split"),
         ("prompt_data", label("train", ""), "no answer"),
+        ("prompt_data", '{"answer": 1%s}' % ("0" * 5000), "the grader cannot read the answer"),
         ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
         ("prompt_data", "N/A", "has 'N/A' where the answer should be"),
         ("prompt_data", "two", "the grader cannot read the answer 'two'"),
@@ -135,7 +140,10 @@ def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
 
 def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "pipe.jsonl cannot be read (not a regular file)" in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+    assert (
+        "pipe.jsonl cannot be read (not a regular file; remove"
+        in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+    )
 
 
 def write_rows(path: Path, *rows: dict[str, object]) -> Path:
@@ -222,7 +230,8 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range
 
 
 @pytest.mark.parametrize(
-    ("template", "longest", "what"), [(LOOPS, 0.5, "takes more than 0.5 s for a prompt"), ("{% if", 60, "jinja2.")]
+    ("template", "longest", "what"),
+    [(LOOPS, 0.5, "a prompt takes more than 0.5 s .* the longest has 11 bytes"), ("{% if", 60, "jinja2.")],
 )
 def test_a_faulty_template_is_named_and_ended(template, longest, what, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rendering, "LONGEST", longest)

@@ -171,6 +171,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
     ("changes", "what"),
     [
         ({"CALL": "cal"}, "it has tools, but no method `call`"),
+        ({"START": "import os; os._exit(0)"}, "ended its process with code 0: nothing was printed"),
         ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
         ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
         ({"SCORE": "float('nan')"}, "its reward is nan"),
@@ -178,6 +179,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
         ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
+        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py cannot be imported (SystemExit: 0)"),
     ],
 )
 def test_one_conversation_is_played_before_a_run(play_counter, changes, what) -> None:
