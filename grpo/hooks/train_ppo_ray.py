@@ -47,7 +47,7 @@ def runtime_env() -> dict[str, dict[str, str]]:
 
 
 def settle_nodes() -> None:
-    """In a cluster of several nodes, start what the run needs on each. Ray is connected."""
+    """Start the judge, and in a cluster of several nodes what the run needs on each. Ray is connected."""
     from grpo.launch.supervise import nodes  # imports Ray
 
     nodes.settle()

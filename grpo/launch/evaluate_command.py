@@ -10,7 +10,7 @@ from grpo.run.measure import EXACT_MATCH, of_run
 
 
 def describe(config: Config, adapter: Path | None) -> str:
-    """Return the command for the engines' model with an adapter, or why there is none, in a line for people."""
+    """Return a line for the user: the command that evaluates an adapter, or why there is no command."""
     args, given = config.args, variables() if has_environment(config.args) else {}
     if not args.eval_dataset:
         why = "there are no held-out problems; set EVAL_DATA"

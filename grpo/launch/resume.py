@@ -72,7 +72,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         from_step: the step of the checkpoint to continue from; None for the newest.
 
     Raises:
-        OSError: if a file that the run appends to is none.
+        OSError: if a file that the run appends to is not a regular file.
         UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
             data file, the checkpoint is missing or damaged, or its batch does not fit the loss.
     """

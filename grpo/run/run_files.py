@@ -199,7 +199,7 @@ def read_parts(file: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of samples. Those whose texts are none are left out and logged."""
+    """Return the records of a file of samples. Records whose texts are not strings are left out and logged."""
     return read_rows(file, _SAMPLE)
 
 

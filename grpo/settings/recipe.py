@@ -22,7 +22,7 @@ def read(lines: Iterable[str], source: str) -> dict[str, str]:
         source: of the lines, for messages.
 
     Raises:
-        UserError: for a line that is no setting, or a name that is in two lines.
+        UserError: if a line is not a setting, or if two lines set the same name.
     """
     values: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -38,7 +38,7 @@ def read(lines: Iterable[str], source: str) -> dict[str, str]:
             raise UserError(f"{where} is {line.strip()!r}", "write NAME=VALUE, and quote a value with blanks")
         if name not in SETTINGS:
             meant = close_to(name)
-            raise UserError(f"{where}: {name} is no setting", f"did you mean {meant}?" if meant else _ALL)
+            raise UserError(f"{where}: {name} is not a setting", f"did you mean {meant}?" if meant else _ALL)
         if name in values:
             raise UserError(f"{where}: {name} is set a second time", "remove one of the two lines")
         values[name] = os.path.expanduser(os.path.expandvars(value))
@@ -49,7 +49,7 @@ def read_file(path: Path) -> dict[str, str]:
     """Return the settings of a file.
 
     Raises:
-        UserError: if it cannot be read, or has a line that is no setting.
+        UserError: if the file cannot be read, or if a line is not a setting.
     """
     try:
         return read(path.read_text(encoding="utf-8").splitlines(), str(path))

@@ -66,7 +66,7 @@ class Setting:
         """Return the typed value; None for "", and a list if the setting has several values.
 
         Raises:
-            UserError: if the text is none of the choices, has another type, or is empty and must not be.
+            UserError: if the text is not one of the choices, has the wrong type, or is empty where a value is required.
         """
         if self.kind is bool:
             if text not in ("0", "1"):

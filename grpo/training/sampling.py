@@ -32,8 +32,8 @@ logger = logging.getLogger("openrlhf.grpo.sampling")
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """How a prompt is answered.
+class SamplingOptions:
+    """How the engines answer a prompt.
 
     Attributes:
         samples: rollouts of its group.
@@ -129,7 +129,7 @@ class Sampler:
         args = self.args
         if self._prompts is None:
             self._prompts = iter(self._train)
-        drawn = Drawn(args.n_samples_per_prompt, args.temperature, step.max_new_tokens)
+        drawn = SamplingOptions(args.n_samples_per_prompt, args.temperature, step.max_new_tokens)
         samples, consumed, is_exhausted = self._sample(step, self._prompts, args.rollout_batch_size, drawn)
         if is_exhausted:
             self._prompts = None
@@ -149,10 +149,12 @@ class Sampler:
     def sample_held_out(self, stage: Stage, samples: int) -> list[Sample]:
         """Sample all held-out problems, `samples` times each."""
         assert self._held_out is not None
-        drawn = Drawn(samples, self.args.eval_temperature, self.args.generate_max_len)
+        drawn = SamplingOptions(samples, self.args.eval_temperature, self.args.generate_max_len)
         return self._sample(stage, iter(self._held_out), len(self._held_out), drawn)[0]
 
-    def _sample(self, stage: Stage, prompts: Iterator[Any], groups: int, how: Drawn) -> tuple[list[Sample], int, bool]:
+    def _sample(
+        self, stage: Stage, prompts: Iterator[Any], groups: int, how: SamplingOptions
+    ) -> tuple[list[Sample], int, bool]:
         """Return the rollouts of a batch, how many prompts were drawn for it, and whether they ran out before."""
         if self.args.vllm_enable_sleep:
             self.engine_calls.wake_up(["weights", "kv_cache"])
@@ -161,7 +163,9 @@ class Sampler:
             self.engine_calls.sleep()
         return result
 
-    def _fill(self, stage: Stage, prompts: Iterator[Any], groups: int, how: Drawn) -> tuple[list[Sample], int, bool]:
+    def _fill(
+        self, stage: Stage, prompts: Iterator[Any], groups: int, how: SamplingOptions
+    ) -> tuple[list[Sample], int, bool]:
         accepted, missing, prompts = stage.begin(prompts, groups)
         new = list(islice(prompts, missing))
         if len(new) < missing:
@@ -184,7 +188,7 @@ class Sampler:
         accepted, is_exhausted = stage.end(accepted, is_exhausted)
         return stage.in_order(accepted), consumed, is_exhausted
 
-    def _send(self, stage: Stage, problems: list[Any], how: Drawn) -> list[Any]:
+    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> list[Any]:
         """Send problems to the engines, each to the one with the fewest requests; return Ray's references."""
         params = SamplingParams(
             temperature=how.temperature,
@@ -210,5 +214,5 @@ class Sampler:
             references.append(stage.send(self.engine_calls.engines[number], call))
         return references
 
-    def _rollouts(self, responses: list[dict[str, Any]], how: Drawn) -> list[Sample]:
+    def _rollouts(self, responses: list[dict[str, Any]], how: SamplingOptions) -> list[Sample]:
         return [rollouts.rollout_of(each, self.args, self._tokenizer, how.max_new_tokens) for each in responses]

@@ -112,7 +112,7 @@ def test_an_evaluation_between_two_steps_leaves_the_unfinished_groups_alone(monk
     groups = dict(run.sampler.unfinished.groups)
     stage = Stage(run.args, "eval 3", run.sampler.engine_calls)
     problems = [(["source"], [prompt], ["label"]) for prompt in ("1 of 2", "2 of 2")]
-    samples, *_ = run.sampler._fill(stage, iter(problems), 2, sampling.Drawn(GROUP, 1.0, 1))
+    samples, *_ = run.sampler._fill(stage, iter(problems), 2, sampling.SamplingOptions(GROUP, 1.0, 1))
     assert [sample.prompts for sample in samples] == [["1 of 2"]] * GROUP + [["2 of 2"]] * GROUP
     assert run.sampler.unfinished.groups == groups
     assert run.until(STEPS).rows == whole.rows

@@ -92,8 +92,8 @@ def test_a_file_of_settings(monkeypatch: pytest.MonkeyPatch):
         ("LORA_RANK 4", "f, line 2 is 'LORA_RANK 4': write NAME=VALUE"),
         ("TARGET_MODULES=q_proj v_proj", "quote a value with blanks"),
         ('TARGET_MODULES="q_proj', "line 2: No closing quotation"),
-        ("LORA_RNK=4", "LORA_RNK is no setting: did you mean LORA_RANK?"),
-        ("GREETING=4", "GREETING is no setting: docs/settings.md lists all"),
+        ("LORA_RNK=4", "LORA_RNK is not a setting: did you mean LORA_RANK?"),
+        ("GREETING=4", "GREETING is not a setting: docs/settings.md lists all"),
         ("SEED=4", "SEED is set a second time"),
     ],
 )

@@ -19,7 +19,7 @@ SETTINGS = {
     "partial_rollouts": 0, "remote_rm_url": ["r.py"], "top_p": 1.0, "prompt_max_len": 8, "vllm_enable_sleep": False,
     "pipeline": False,
 }  # fmt: skip
-HOW = sampling.Drawn(2, 1.0, 8)
+HOW = sampling.SamplingOptions(2, 1.0, 8)
 
 
 class Ray:
