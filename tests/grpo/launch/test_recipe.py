@@ -215,7 +215,9 @@ def test_a_file_of_settings_wins_over_the_script_and_a_box(checkout: Path, tmp_p
     )
     (tmp_path / "my.env").write_text("LORA_RNK=5\n")
     wrong = call(checkout, "--dry-run", "--config", str(tmp_path / "my.env"))
-    assert wrong.returncode == 2 and "my.env, line 1: LORA_RNK is not a setting: did you mean LORA_RANK?" in wrong.stderr
+    assert (
+        wrong.returncode == 2 and "my.env, line 1: LORA_RNK is not a setting: did you mean LORA_RANK?" in wrong.stderr
+    )
 
 
 def test_a_resumed_run_keeps_the_file_of_settings(checkout: Path, tmp_path: Path) -> None:
