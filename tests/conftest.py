@@ -1,4 +1,5 @@
 import math
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,16 @@ def pytest_collection_modifyitems(items):
         return at, file.startswith("tests/stack/"), item.path in waiting
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """Seed what a test draws, so that it does not depend on the tests before it."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

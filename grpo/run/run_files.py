@@ -205,4 +205,5 @@ def read_samples(file: Path) -> list[dict[str, Any]]:
 
 def _append(file: Path, row: Mapping[str, Any]) -> None:
     with open_file(file, "ab") as opened:
-        opened.write(json.dumps(row).encode() + b"\n")
+        # A cause may name a file whose name is not UTF-8. Readers leave out a line with half a character.
+        opened.write(json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n")

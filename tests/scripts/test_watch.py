@@ -186,7 +186,7 @@ def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
     assert "ppo_kl             ▁ █" in shown(Run(run.folder))
 
 
-NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \ud800 \u202e a\r\n\tb"
+NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \u202e a\r\n\tb"
 
 
 def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
