@@ -250,7 +250,7 @@ EVALUATION = (
             "log_samples", is_ours=True, check=NOT_NEGATIVE),
     Setting("USE_TENSORBOARD", bool, "1: also write TensorBoard files into the run directory.", "1", "use_tensorboard",
             more=("1",)),
-    Setting("USE_WANDB", bool, "1: log to W&B, whose key is WANDB_API_KEY, see [trackers](trackers.md).",
+    Setting("USE_WANDB", bool, "1: log to W&B, whose key is WANDB_API_KEY, see [trackers](runs.md#trackers).",
             flag="use_wandb", more=("1",)),
     Setting("USE_TRACKIO", bool, "1: log to Trackio.", "0", "use_trackio", is_ours=True),
 )  # fmt: skip
