@@ -22,25 +22,14 @@ from grpo.lora.adapter import TensorSpec, is_split, layout
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.model.model_files import read_json
 from grpo.stack import rendezvous
-from grpo.stack.problem import UserError
 from scripts import local_ray
 from scripts.tiny_model.checkpoint import write_json
 
 RANK = 64
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engines", type=int, default=2, help="vLLM engines (default: 2)")
-    parser.add_argument("--tensor-parallel", type=int, default=2, help="workers of each engine (default: 2)")
-    parser.add_argument("--layers", type=int, default=FULL.layers, help=f"layers of the model (default: {FULL.layers})")
-    parser.add_argument("--repeat", type=int, default=3, help="timed rounds; the best counts (default: 3)")
+SIZES = {"engines": 2, "tensor_parallel": 2, "layers": FULL.layers, "repeat": 3}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
-    if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
-        raise UserError(
-            "an option is out of range", "--engines, --tensor-parallel, --layers and --repeat must be at least 1"
-        )
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     from grpo.lora import sync
@@ -70,7 +59,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="s",
         stock=seconds["stock"],
         ours=seconds["ours"],
-        higher_is_better=False,
         details={
             "stock_calls_of_an_engine": stock_calls,
             "our_calls_of_an_engine": our_calls,
