@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         for value, wanted in zip(run_pass(), expected, strict=True):
             if (value - wanted).norm() > TOLERANCE * wanted.norm():
                 raise RuntimeError(f"{name} and stock do not agree: run pytest tests/grpo/model/test_experts.py")
-    counts = {name: _count(run_pass, copy.device) for name, run_pass in passes.items()}
+    counts = {name: launches_and_waits(run_pass, copy.device) for name, run_pass in passes.items()}
     timings = time_in_turn(passes, options.repeat, copy.device)
     sizes = {name: sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9 for name, layer in layers.items()}
     return Result(
@@ -98,7 +98,7 @@ def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.
     return run_pass
 
 
-def _count(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+def launches_and_waits(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     """Return how many kernels or operations a pass has, and how many waits."""
     activities = (
         torch.profiler.supported_activities() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}

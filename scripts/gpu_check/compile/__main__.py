@@ -21,8 +21,7 @@ from pathlib import Path
 
 from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
-from scripts.gpu_check.compile.cards import CARDS
-from scripts.gpu_check.compile.report import Report, table
+from scripts.gpu_check.compile.report import CARDS, Report, table
 
 _LOG_CHARACTERS = 6000
 
