@@ -15,7 +15,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from grpo.model import mxfp4
+from benchmarks.parts.random_values import expert_values
 from grpo.model.experts import Experts
 from grpo.model.routing import WEIGHS_CHOSEN, as_returned
 
@@ -62,22 +62,12 @@ def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torc
         hidden_size=options.hidden,
         intermediate_size=options.hidden,
     )
-    torch.manual_seed(0)
     with torch.device("meta"):
         layers = {"stock": GptOssExperts(config), "bf16": Experts(config, False), "packed": Experts(config, True)}
-    for name, outputs in (("gate_up_proj", 2 * options.hidden), ("down_proj", options.hidden)):
-        shape = (options.experts, outputs, options.hidden // mxfp4.GROUP)
-        blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, device=device)
-        scales = torch.randint(118, 122, shape, dtype=torch.uint8, device=device)
-        values = {
-            name: mxfp4.dequantize(blocks, scales),
-            f"{name}_bias": torch.randn(options.experts, outputs, dtype=torch.bfloat16, device=device),
-            f"{name}_blocks": blocks,
-            f"{name}_scales": scales,
-        }
+    for name, value in expert_values(options.experts, options.hidden, torch.Generator(device)):
         for layer in layers.values():
-            for parameter in values.keys() & dict(layer.named_parameters()).keys():
-                layer.register_parameter(parameter, torch.nn.Parameter(values[parameter], requires_grad=False))
+            if hasattr(layer, name):
+                layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     return {name: layer.train() for name, layer in layers.items()}
 
 

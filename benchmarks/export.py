@@ -32,7 +32,7 @@ SIZES = {"layers": 2, "experts": 16, "intermediate": 2880, "lora_rank": 64}
 def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-export-") as scratch:
         base, adapter = Path(scratch, "base"), Path(scratch, "adapter")
-        write_random_model(base, options.layers, options.experts, intermediate=options.intermediate)
+        write_random_model(base, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         write_random_adapter(adapter, base, options.lora_rank)
         model = model_files.read_whole(base)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}

@@ -27,7 +27,7 @@ SIZES = {"ranks": 2, "layers": 2, "experts": 16, "intermediate": 2880}
 def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-load-") as scratch:
         folder, bf16 = Path(scratch, "model"), Path(scratch, "bf16")
-        write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
+        write_random_model(folder, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         model = model_files.read_whole(folder)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
         (converted,) = run_ranks("load_worker", 1, {"model": str(folder), "target": str(bf16)})

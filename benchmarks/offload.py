@@ -34,7 +34,7 @@ SIZES = {"ranks": 2, "layers": 2, "experts": 16, "intermediate": 2880, "lora_ran
 def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-offload-") as scratch:
         folder = Path(scratch, "model")
-        write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
+        write_random_model(folder, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         dequantize_checkpoint(folder, Path(scratch, "bf16"))
         bf16 = model_files.read_whole(folder).bf16_bytes
         parts = predicted(folder, options.ranks, options.lora_rank)

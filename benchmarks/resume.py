@@ -25,11 +25,9 @@ SIZES = {"ranks": 2, "layers": 8, "lora_rank": 64}
 def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-resume-") as scratch:
         model = Path(scratch, "model")
-        write_random_model(model, options.layers, experts=2, intermediate=32)
-        for name in WAYS:
-            Path(scratch, name).mkdir()
+        write_random_model(model, layers=options.layers, experts=2, intermediate=32)
         job = {"model": str(model), "scratch": scratch, "lora_rank": options.lora_rank}
-        saved = run_ranks("resume_worker", options.ranks, {**job, "way": "save"})
+        saved = run_ranks("save_worker", options.ranks, job)
         reports = {name: run_ranks("resume_worker", options.ranks, {**job, "way": name}) for name in WAYS}
         bf16 = model_files.read_whole(model).bf16_bytes
     for name in WAYS:

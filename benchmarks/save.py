@@ -21,7 +21,7 @@ SIZES = {"ranks": 2, "layers": 8, "lora_rank": 64}
 def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-save-") as scratch:
         folder = Path(scratch, "model")
-        write_random_model(folder, options.layers, experts=2, intermediate=32)
+        write_random_model(folder, layers=options.layers, experts=2, intermediate=32)
         job = {"model": str(folder), "scratch": scratch, "lora_rank": options.lora_rank}
         ranks = run_ranks("save_worker", options.ranks, job)
     adapter = 2 * ranks[0]["adapter_parameters"]

@@ -34,7 +34,7 @@ def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Write a model of these sizes in MXFP4, and in bf16 for stock, which cannot train from MXFP4."""
     models = {"ours": folder / "mxfp4", "stock": folder / "bf16"}
     sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-    write_random_model(models["ours"], options.layers, options.experts, **sizes)
+    write_random_model(models["ours"], layers=options.layers, experts=options.experts, **sizes)
     dequantize_checkpoint(models["ours"], models["stock"])
     return models
 

@@ -8,6 +8,7 @@ import argparse
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,12 @@ import torch
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from benchmarks.parts.random_model import FULL, write_random_config
+from benchmarks.parts.random_model import FULL, write_config_of
 from grpo.launch.supervise import ray_head
 from grpo.lora.adapter import TensorSpec, is_split, layout
 from grpo.model.architecture import ATTENTION_PROJECTIONS
-from grpo.model.model_files import read_json
 from grpo.stack import rendezvous
 from scripts import local_ray
-from scripts.tiny_model.checkpoint import write_json
 
 RANK = 64
 SIZES = {"engines": 2, "tensor_parallel": 2, "layers": FULL.layers, "repeat": 3}
@@ -37,7 +36,10 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     try:
         workers = options.engines * options.tensor_parallel
         with local_ray.started(scratch / "ray", workers + 4, workers):
-            _write_config(scratch / "model", options)
+            small = {"experts": 2, "experts_per_token": 2, "intermediate": 32 * options.tensor_parallel}
+            # vLLM on a CPU does not support MXFP4.
+            shape = replace(FULL, layers=options.layers, vocabulary=1024, mxfp4=False, **small)
+            write_config_of(scratch / "model", shape)
             engines = _engines(options, scratch / "model")
             flat, specs = _adapter(options.layers)
             target = torch.empty_like(flat)
@@ -161,13 +163,6 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
         engines.append(engine)
     ray.get([engine.get_num_unfinished_requests.remote() for engine in engines])
     return engines
-
-
-def _write_config(model: Path, options: argparse.Namespace) -> None:
-    write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
-    config = read_json(model / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU does not support MXFP4
-    write_json(model / "config.json", config)
 
 
 def _tensor_by_tensor(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
