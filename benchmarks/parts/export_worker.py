@@ -26,11 +26,11 @@ def merge_stock(base: Path, adapter: Path, target: Path) -> None:
 def main() -> None:
     job = job_of_this_rank()
     peak, begin = memory.Peak(), time.perf_counter()
-    folders = [Path(job[name]) for name in ("base", "adapter", "target")]
+    base, adapter, target = (Path(job[name]) for name in ("base", "adapter", "target"))
     if job["ours"]:
-        export_model(*folders, experts="bf16")
+        export_model(base, adapter, target, experts="bf16")
     else:
-        merge_stock(*folders)
+        merge_stock(base, adapter, target)
     report(seconds=time.perf_counter() - begin, peak_bytes=peak.growth())
 
 

@@ -39,7 +39,7 @@ def write_config_of(folder: Path, shape: Architecture, stop_ids: Sequence[int] =
         write_json(folder / "config.json", written)
 
 
-def write_random_model(folder: Path, vocabulary: int = 1024, **sizes: int) -> None:
+def write_random_model(folder: Path, vocabulary: int = 1024, **sizes: Any) -> None:
     """Write a whole MXFP4 checkpoint of the 120b's sizes, but for those that are given, such as its layers."""
     shape = replace(FULL, vocabulary=vocabulary, **sizes)
     shape = replace(shape, experts_per_token=min(FULL.experts_per_token, shape.experts))

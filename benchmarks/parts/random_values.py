@@ -1,6 +1,7 @@
 """Random values of a sensible scale for the tensors of a gpt-oss: activations stay finite, tokens stay different."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def fill_(name: str, values: torch.Tensor, inputs: int, generator: torch.Generat
 
 def expert_values(count: int, hidden: int, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a layer's experts by name, packed and in bf16, on the generator's device."""
-    where = {"generator": generator, "device": generator.device}
+    where: dict[str, Any] = {"generator": generator, "device": generator.device}
     for name, outputs in (("gate_up_proj", 2 * hidden), ("down_proj", hidden)):
         shape = (count, outputs, hidden // mxfp4.GROUP)
         blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, **where)
