@@ -1,9 +1,20 @@
 """What a command prints: text without control over the terminal, into a pipe whose reader may stop early."""
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+
+def parser(module: str, documentation: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a module's command line, whose help begins with the module's documentation."""
+    return argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog=f"python -m {module}",
+        description=documentation,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def run(main: Callable[[], int], draws: bool = False) -> NoReturn:
