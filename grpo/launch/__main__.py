@@ -21,12 +21,10 @@ from typing import Any, TextIO
 
 from grpo.launch import (
     cost,
-    engine_share,
     evaluate_command,
+    fitting,
     gpu_memory,
     judge,
-    kernels,
-    micro_batches,
     placement,
     preflight,
     restarts,
@@ -46,6 +44,7 @@ from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
 from grpo.launch.supervise.driver import STOPPED, supervise
+from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, find_adapter, way_on
@@ -137,7 +136,7 @@ def _main(options: argparse.Namespace) -> int:
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
-        config = engine_share.choose(micro_batches.choose(config))
+        config = fitting.choose(config)
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
@@ -156,7 +155,7 @@ def _main(options: argparse.Namespace) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
+    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *placement.warnings()]
     warnings += [*misspelt.warnings(os.environ), *environment.describe(config)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
@@ -209,18 +208,15 @@ def _admitted(
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [
+    return [
         packages.describe(),
         *describe(plan, config),
-        *_placed(plan, config, run_judge),
+        *(scaling.describe(plan, config, run_judge) or placement.describe(config)),
         *gpu_memory.describe(config),
+        *reward.describe(config),
+        *judge.describe(run_judge, config),
+        *cost.describe(plan, config, run_judge),
     ]
-    about += reward.describe(config)
-    return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
-
-
-def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
-    return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
 def _where(config: Config, folder: Path) -> list[str]:
@@ -299,9 +295,10 @@ def _train(
     }
     request = SaveRequest(files.save_request)
     request.close()  # of an earlier part
+    head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
     end = supervise(
         [*DRIVER, *config.argv],
-        ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
+        ray=None if os.environ.get("RAY_ADDRESS") else head,
         log_dir=files.logs,
         environment=environment,
         progress=lambda: [*progress.poll(), *onsets.new_lines()],

@@ -37,22 +37,17 @@ def find_run(which: str, name: str) -> Path:
     Raises:
         UserError: if there is no such run, or it belongs to another user.
     """
-    folder = _named_run(which, name)
-    RunFiles(folder).refuse_another_owner()
-    return folder
-
-
-def _named_run(which: str, name: str) -> Path:
-    if which != "latest":
-        folder = Path(which).absolute()
-        if not RunFiles(folder).config.is_file():
-            raise UserError(f"{folder} is not a run directory: config.json is missing", "name a run directory")
-        return folder
-    runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
-    mine = [run for run in runs if _name_of(run) == name]
-    if not mine:
-        raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
-    return max(mine, key=lambda run: run.config.stat().st_mtime).folder
+    run = RunFiles(Path(which).absolute())
+    if which == "latest":
+        runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
+        mine = [run for run in runs if _name_of(run) == name]
+        if not mine:
+            raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
+        run = max(mine, key=lambda run: run.config.stat().st_mtime)
+    elif not run.config.is_file():
+        raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
+    run.refuse_another_owner()
+    return run.folder
 
 
 def _name_of(run: RunFiles) -> str | None:
@@ -91,7 +86,8 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         _check_ahead(checkpoints / step_name(step), config)
         config = resolve([*flags, "--resume_from", str(checkpoints / step_name(step))], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
-    wrong |= {name: pair for name, pair in _moved(config, folder).items() if pair[0] != pair[1]}
+    folders = {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
+    wrong |= {name: (old, new) for name, (old, new) in folders.items() if old != new}
     if not wrong and _other_train_data(config, folder):
         raise UserError(
             f"{config.args.prompt_data} was changed since {folder} started, so the run cannot continue where it was",
@@ -185,10 +181,6 @@ def _kept(flags: list[str], folder: Path) -> list[str]:
     date = (RunFiles(folder).read_config().get("flags") or {}).get("template_date")
     recorded = _recorded_folders(folder) | ({"template_date": date} if isinstance(date, str) else {})
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
-
-
-def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:
-    return {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
 
 
 def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:

@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def write(
             "reward": user_files.variables(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
-            "plan": plan.as_dict(),
+            "plan": asdict(plan),
         },
     )
     _write_json(files.environment, environment())

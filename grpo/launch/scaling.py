@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from grpo.launch import cost, equal_nodes, gpu_limits, micro_batches
+from grpo.launch import cost, equal_nodes, fitting, gpu_limits
 from grpo.launch.checks.batches import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
@@ -132,7 +132,7 @@ def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
     changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
     changed = config.assuming(**changes)
     share = max(1, config.args.train_batch_size // ranks)
-    for name in ("micro_train_batch_size", "micro_rollout_batch_size"):
+    for name in fitting.MICRO_BATCHES:
         if getattr(changed.args, name) > share:
-            setattr(changed.args, name, micro_batches.largest(changed))
+            setattr(changed.args, name, fitting.largest_micro_batch(changed))
     return changed

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -164,9 +163,8 @@ def test_the_launcher_refuses(
     cluster((HERE, True), ("second", True))
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
-    words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
-    monkeypatch.setattr(sys, "argv", words)
-    assert launcher.main() == launcher.REFUSED
+    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    assert launcher.main(words) == launcher.REFUSED
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 
