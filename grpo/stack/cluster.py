@@ -106,19 +106,14 @@ def free_port() -> int:
     ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
     # Not the trainer's generator: runs with the same seed would pick the same port.
     shuffled = random.SystemRandom().sample(ports, len(ports))
-    return next((port for port in shuffled if _is_free(port)), None) or _any_port()
+    return next(filter(None, map(_bound, [*shuffled, 0])))
 
 
-def _any_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
+def _bound(port: int) -> int:
+    """Return the port if it is free, any free one for 0, and 0 if it is taken."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
         except OSError:
-            return False
-    return True
+            return 0
+        return int(probe.getsockname()[1])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from grpo.launch import equal_nodes, placement, scaling
 from grpo.launch.equal_nodes import place
 from grpo.stack import machine
+from grpo.stack.counted import numbered
 from grpo.stack.machine import Gpu
 
 # nodes, GPUs of a node, engines, GPUs of an engine, ranks
@@ -75,10 +76,10 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
     last = of_engines[-1].rpartition(" ")[2]
     ours = scaling._node(config, places, "1", 100)
     assert ours.endswith("; a sync starts here")
-    assert last == str(engines * width - 1) and f"on GPU{scaling._span(0, engines * width - 1)}, actor" in ours
+    assert last == str(engines * width - 1) and f"on {numbered('GPU', range(engines * width))}, actor" in ours
     numbers = [int(number) for number in of_actor.partition("GPU")[2].lstrip("s").split(", ")]
     assert numbers == list(range(engines * width, total))
-    assert f"GPU{scaling._span(numbers[0], numbers[-1])};" in ours
+    assert f"{numbered('GPU', numbers)};" in ours
 
 
 def test_gathers_of_ranks_on_several_nodes_cross_the_network() -> None:
