@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grpo.launch import resume
+from grpo.launch import run_dir
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.run_files import RunFiles
@@ -60,7 +60,7 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
     if file := asked.values.get("config"):
         return recipe.read_file(Path(file))
     if which := asked.values.get("resume"):
-        folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
+        folder = run_dir.find_run(which, choose.choose(asked, given, ours)["NAME"])
         return RunFiles(folder).read_config().get("config") or {}
     return {}
 

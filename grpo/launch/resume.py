@@ -16,7 +16,6 @@ from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.settings.flags import name_of
-from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
@@ -26,36 +25,6 @@ FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
-
-
-def find_run(which: str, name: str) -> Path:
-    """Return the folder of the run to continue.
-
-    Args:
-        which: a run directory, or "latest": the newest under runs/ of this name.
-
-    Raises:
-        UserError: if there is no such run, or it belongs to another user.
-    """
-    run = RunFiles(Path(which).absolute())
-    if which == "latest":
-        runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
-        mine = [run for run in runs if _name_of(run) == name]
-        if not mine:
-            raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
-        run = max(mine, key=lambda run: run.config.stat().st_mtime)
-    elif not run.config.is_file():
-        raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
-    run.refuse_another_owner()
-    return run.folder
-
-
-def _name_of(run: RunFiles) -> str | None:
-    """Return the name of a run; None if its configuration cannot be read."""
-    try:
-        return run.read_config().get("name")
-    except UserError:
-        return None
 
 
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:

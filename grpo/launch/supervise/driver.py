@@ -40,8 +40,6 @@ TAIL_LINES = 30
 FAILED = 1
 STOPPED = 3  # by a rule
 
-Lines = Callable[[], list[str]]
-
 
 def supervise(
     driver: list[str],
@@ -49,7 +47,7 @@ def supervise(
     ray: RayHead | None,
     log_dir: Path,
     environment: dict[str, str] | None = None,
-    progress: Lines = list,
+    progress: Callable[[], list[str]] = list,
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
@@ -89,7 +87,7 @@ def supervise(
 class _Supervisor:
     job: Job
     log_dir: Path
-    progress: Lines
+    progress: Callable[[], list[str]]
     inherited: Sequence[int]
     folders: Mapping[str, Path]
     watch: Watch
@@ -144,14 +142,13 @@ class _Supervisor:
         except BrokenPipeError:
             return
         while not self.signalled:
-            ready, _, _ = select.select([child.stdout], [], [], 0.5)
-            if ready:
-                line = child.stdout.readline()
-                if not line:
+            if select.select([child.stdout], [], [], 0.5)[0]:
+                if not (line := child.stdout.readline()):
                     return
                 self._on_event(json.loads(line))
-            self._show_survived()
-            self._show(*self.progress())
+            if survived := self.watch.survived():
+                self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
+            self._show(*survived, *self.progress())
             self._show_sign_of_life()
             self._look_for_hang(child.stdin)
             if self.code is not None:
@@ -159,11 +156,6 @@ class _Supervisor:
             self.stop = self.stop or self.watch.stop()
             if (self.told or self.stop) and self._has_saved():
                 return
-
-    def _show_survived(self) -> None:
-        if lines := self.watch.survived():
-            self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
-            self._show(*lines)
 
     def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
         """Ask the keeper to examine a run that hangs, once; its answer, or none in time, ends the run."""
@@ -259,9 +251,8 @@ class _Supervisor:
         """Look for the cause at once: the clean-up frees disks and ends processes."""
         if code == 0 or self.signalled:
             return
-        killed = cause.out_of_memory_kills() - self.out_of_memory
+        killed, log = cause.out_of_memory_kills() - self.out_of_memory, self.log_dir / "driver.log"
         words = last_words.read(self.log_dir) if code is not None else None
-        log = self.log_dir / "driver.log"
         joined = "" if self.job.ray else os.environ.get("RAY_ADDRESS", "")
         silent = joined if joined and ray_head.silence(joined) else ""
         self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent))
@@ -279,11 +270,11 @@ class _Supervisor:
             return End(STOPPED, self.stop.reason)
         if self.code is None:
             return End(FAILED, Problem("the keeper was killed", ""))
-        if self.last_log:
-            self._show_tail(self.last_log)
-        elif self.code < 0 or not self.cause:
-            self._show_tail("driver.log")
-        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {self.log_dir / 'driver.log'}")
+        log = self.log_dir / (self.last_log or "driver.log")
+        if self.last_log or self.code < 0 or not self.cause:
+            last = (f"  {redact(line)}" for line in last_words.tail(log, TAIL_LINES))
+            self._show(f"last lines of {log}:", *last)
+        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {log}")
         return End(128 - self.code if self.code < 0 else self.code, self.cause or unknown)
 
     def _show(self, *lines: str) -> None:
@@ -306,9 +297,4 @@ class _Supervisor:
         """After a quiet minute (a model loads), say what is waited for, and for how long."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        minutes = (time.monotonic() - self.started) / 60
-        self._show(f"  {minutes:.0f} min: {self.watch.doing()}")
-
-    def _show_tail(self, name: str) -> None:
-        log = self.log_dir / name
-        self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in last_words.tail(log, TAIL_LINES)))
+        self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {self.watch.doing()}")

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from grpo.checkpoint import adapter_files, state_files
 from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
-from grpo.launch import config, resume
+from grpo.launch import config, part, resume, run_dir
 from grpo.launch.plan import describe, make_plan
+from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise.watch import End
 from grpo.run import run_state
 from grpo.run.lost_writes import LOSSY
@@ -202,9 +203,9 @@ def test_another_adapter_model_or_data_file_is_refused(setting, save, make_check
 
 
 def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(run_dir, "CHECKOUT", tmp_path)
     with pytest.raises(UserError, match="no run named tiny"):
-        resume.find_run("latest", "tiny")
+        run_dir.find_run("latest", "tiny")
     runs = {"tiny-20260101-000000": "tiny", "a-name-of-its-own": "tiny", "tiny-20260103-000000": "tiny-large"}
     for age, (folder_name, name) in enumerate(runs.items()):
         folder = tmp_path / "runs" / folder_name
@@ -215,7 +216,7 @@ def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.Mon
     damaged = tmp_path / "runs" / "damaged"
     damaged.mkdir()
     (damaged / "config.json").write_text("{")
-    assert resume.find_run("latest", "tiny").name == "a-name-of-its-own"
+    assert run_dir.find_run("latest", "tiny").name == "a-name-of-its-own"
 
 
 def test_active_run_is_rejected(tmp_path) -> None:
@@ -246,7 +247,7 @@ def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     setting.run_dir.mkdir()
     held = RunFiles(setting.run_dir).hold()
-    assert launch.main(["run", "--run-dir", str(setting.run_dir), "--", *setting.words()]) == launch.REFUSED
+    assert launch.main(["run", "--run-dir", str(setting.run_dir), "--", *setting.words()]) == REFUSED
     assert "still running" in capsys.readouterr().err
     os.close(held)
 
@@ -323,7 +324,7 @@ def run_with(setting, monkeypatch) -> Callable[..., int]:
         words = ["run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.words(**flags)]
         monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
         monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
-        monkeypatch.setattr(launch, "supervise", supervise)
+        monkeypatch.setattr(part, "supervise", supervise)
         held = []
         with monkeypatch.context() as patch:
             patch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import resume
+from grpo.launch import run_dir
 from grpo.launch.checks.machine import check_gpus
 from grpo.launch.plan import make_plan
 from grpo.run.run_files import RunFiles
@@ -124,7 +124,7 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
         other = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: other)
     assert any("belongs to another user" in problem for problem in setting.problems())
-    for use in (lambda: resume.find_run(str(setting.run_dir), "run"), files.hold):
+    for use in (lambda: run_dir.find_run(str(setting.run_dir), "run"), files.hold):
         with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
             use()
     assert not files.lock.exists()

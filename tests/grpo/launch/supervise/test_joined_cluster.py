@@ -15,6 +15,7 @@ import pytest
 from grpo.launch import __main__ as launcher
 from grpo.launch import judge, preflight
 from grpo.launch.config import Config
+from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise import joined_cluster
 from grpo.stack import seats
 from grpo.stack.seats import Seats
@@ -164,7 +165,7 @@ def test_the_launcher_refuses(
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
     words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
-    assert launcher.main(words) == launcher.REFUSED
+    assert launcher.main(words) == REFUSED
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 
