@@ -105,8 +105,8 @@ def free_port() -> int:
         first, last = 0, 2**16
     ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
     # Not the trainer's generator: runs with the same seed would pick the same port.
-    shuffled = random.SystemRandom().sample(ports, len(ports))
-    return next(filter(None, map(_bound, [*shuffled, 0])))
+    drawn = random.SystemRandom().sample(ports, min(len(ports), 100))
+    return next(filter(None, map(_bound, [*drawn, 0])))
 
 
 def _bound(port: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch.supervise import base_dir, keeper
-from grpo.launch.supervise.job import Job
+from grpo.launch.supervise.keeper import Job
 from grpo.stack.checkout import CHECKOUT
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL

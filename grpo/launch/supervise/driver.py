@@ -22,7 +22,7 @@ from typing import IO, Any
 from grpo.launch import signals
 from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head, witness
 from grpo.launch.supervise.examination import is_stopped
-from grpo.launch.supervise.job import Job
+from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death

@@ -5,7 +5,7 @@ The services are Ray and, in a small run without a judge's key, the server that 
 It is a subreaper in its own session, so neither a Ctrl-C nor a closed terminal reaches it. The launcher holds the other
 end of its standard input. A closed input means stop; a killed launcher closes it too.
 
-Input: a :class:`grpo.launch.supervise.job.Job`, and later perhaps a line to ask for an examination of the processes.
+Input: a :class:`Job`, and later perhaps a line to ask for an examination of the processes.
 Output: one line of JSON for each event.
 """
 
@@ -17,22 +17,61 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from grpo.launch.supervise import base_dir, examination, last_words, processes, ray_head
-from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Death, Witness, how
 from grpo.stack import rendezvous
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.machine import SHM
 from reward.settings import STAND_IN_VARIABLE
 
 RAY_START_LIMIT = 180.0
 STAND_IN_START_LIMIT = 60.0
+
+
+@dataclass
+class Job:
+    """The run to supervise.
+
+    Attributes:
+        driver: the command, which runs in the checkout.
+        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go.
+        base_dir: the run's folder for sockets and temporary files; deleted at the end.
+        grace: seconds between SIGTERM and SIGKILL.
+        environment: variables on top of the keeper's own.
+        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
+        ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
+        run_id: written into the environment of every started process (``GRPO_RUN_ID``).
+        foreign_memory: files under /dev/shm from before the run; never deleted.
+    """
+
+    driver: list[str]
+    log_dir: str
+    base_dir: str
+    grace: float
+    environment: dict[str, str] = field(default_factory=dict)
+    stand_in_models: list[str] = field(default_factory=list)
+    ray: RayHead | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    foreign_memory: list[str] = field(default_factory=lambda: list(map(str, SHM.glob("*"))))
+
+    def dump(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, line: str) -> "Job":
+        """Read what :meth:`dump` wrote."""
+        values = json.loads(line)
+        values["ray"] = RayHead(**values["ray"]) if values["ray"] else None
+        return cls(**values)
 
 
 class Stopped(Exception):

@@ -89,7 +89,7 @@ def test_gathers_of_ranks_on_several_nodes_cross_the_network() -> None:
     assert equal_nodes.gathered_from_others(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(SHAPES)
 def test_remedies_are_the_least_change_that_fits(shape) -> None:
     count, gpus, engines, width, ranks = shape
