@@ -61,7 +61,7 @@ import multiprocessing, os, setproctitle, time
 def run(code):
     multiprocessing.get_context("spawn").Process(target=exec, args=(code,)).start()
 
-worker = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+worker = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(100)"  # at once: they share a pipe
 core = f"import multiprocessing as m; m.get_context('spawn').Process(target=exec, args=({worker!r},)).start(); {worker}"
 title = "import setproctitle; setproctitle.setproctitle('VLLM::EngineCore'); "
 if __name__ == "__main__":
