@@ -123,7 +123,7 @@ FORMS = {
     "corrected": {"enable_vllm_is_correction": True},
     "engine": {"old_log_probs": "engine"},
     "cispo": {"policy_loss_type": "cispo"},
-    "sapo": {"policy_loss_type": "sapo"},
+    "sapo, engine": {"policy_loss_type": "sapo", "old_log_probs": "engine"},
     "one step a rollout": {"train_batch_size": 4, "max_epochs": 1},
     "one step a rollout, corrected": {"train_batch_size": 4, "max_epochs": 1, "enable_vllm_is_correction": True},
 }
