@@ -16,6 +16,7 @@ from grpo.model import released
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
+from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -162,6 +163,18 @@ def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _loss(args: argparse.Namespace) -> list[str]:
+    """Name a loss that does not clip, and the settings that it reads instead of EPS_CLIP."""
+    if args.policy_loss_type in CLIPPING_LOSSES:
+        return []
+    positive, other = args.sapo_temperatures
+    reads = {
+        "cispo": f"a ratio above {args.cispo_max_ratio:g} counts as that (CISPO_MAX_RATIO)",
+        "sapo": f"SAPO_TEMPERATURES are {positive:g} and {other:g}",
+    }[args.policy_loss_type]
+    return [f"loss        {args.policy_loss_type}: {reads}; EPS_CLIP has no effect"]
+
+
 def _date(args: argparse.Namespace) -> list[str]:
     if args.template_date is None:
         return []
@@ -203,6 +216,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         *_staleness(plan, args),
         f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
+        *_loss(args),
     ]
     if plan.steps is not None:
         lines += _describe_steps(plan, config) + shortfall(plan, config)

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from openrlhf.utils import get_tokenizer
 
-from grpo.batch import advantages, branches, degenerate, length_penalty, rewards, step
+from grpo.batch import advantages, branches, degenerate, length_penalty, masking, rewards, step
 from grpo.batch.ahead import Batches, Result
 from grpo.batch.length_schedule import Schedule
 from grpo.batch.unfinished import metrics_of, of_one_policy
@@ -160,6 +160,7 @@ class Trainer:
         batches = branches.apart(batches)
         length_penalty.penalise(batches, self.args)
         advantages.compute(batches, self.args, self.args.init_kl_coef)
+        masking.mark(batches, self.args)
         return branches.give_advantages(batches)
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:

@@ -1,6 +1,6 @@
 """A rank of the actor: its share of a step's update, its forward passes, its part of the sync and of a checkpoint.
 
-The loss is in :mod:`grpo.update.loss`: PPO's clipped ratio or GSPO's, normalised over the whole optimizer batch.
+The loss is in :mod:`grpo.update.loss`, normalised over the whole optimizer batch.
 """
 
 import math
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import enable_full_determinism, set_seed
 from transformers.optimization import get_scheduler
 
-from grpo.batch import branches
+from grpo.batch import branches, masking
 from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
@@ -128,7 +128,9 @@ class Rank(BaseModelActor):
 
     def append(self, batch: Batch) -> None:
         """Take a micro-batch of a step, whose advantages are known."""
-        self.rows += branches.rows_of(batch)
+        rows = branches.rows_of(batch)
+        masking.hide(rows)
+        self.rows += rows
 
     def update(self) -> dict[str, Any]:
         """Train on the step's rows; return the rank's notes, see :meth:`ActorMetrics.pop`, and means over all ranks."""
