@@ -19,6 +19,7 @@ from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, step_of
 from grpo.settings.table import SETTINGS
 from grpo.stack import hub
+from grpo.stack.counted import counted
 from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError
 
@@ -70,7 +71,7 @@ def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
     parts = [
         _head(base, is_merged, license_id),
         f"# {title}, trained with GRPO",
-        f"{base or 'A gpt-oss model'} after {step:,} steps of GRPO. {what}",
+        f"{base or 'A gpt-oss model'} after {counted(step, 'step')} of GRPO. {what}",
         *_section("Held-out score", _scores(run, step)),
         *_section("Data", _data(run)),
         *_section("Reward", [_reward(run)]),
@@ -132,9 +133,9 @@ def _problems(run: Run, what: str, flag: str, planned: str) -> Iterator[str]:
         rows = read_rows(Path(file))
         sources = Counter(Path(str(row["datasource"])).name for row in rows if row.get("datasource"))
         listed = ", ".join(f"{name} {count:,}" for name, count in sources.most_common())
-        yield f"- {what}: {len(rows):,} problems" + (f" ({listed})" if listed else "")
+        yield f"- {what}: {counted(len(rows), 'problem')}" + (f" ({listed})" if listed else "")
     elif is_number(count := run.part("plan").get(planned)):
-        yield f"- {what}: {count:,} problems"
+        yield f"- {what}: {counted(count, 'problem')}"
 
 
 def _reward(run: Run) -> str:

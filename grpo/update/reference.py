@@ -6,6 +6,7 @@ That is the actor without its adapter. A run that starts from an adapter holds a
 import contextlib
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -19,7 +20,8 @@ TRAINED, START = "default", "start"  # PEFT's names of the adapters
 def keep_start(model: PeftModel) -> None:
     """Add a frozen copy of the adapter that counts in passes of the reference alone. Before ZeRO-3 partitions it."""
     model.add_adapter(START, copy.copy(model.peft_config[TRAINED]), autocast_adapter_dtype=False)
-    model.base_model.set_adapter([TRAINED, START])
+    tuner: Any = model.base_model
+    tuner.set_adapter([TRAINED, START])  # PeftModel's own takes one
     for name, parameter in model.named_parameters():
         if f".{START}." in name:
             parameter.data.copy_(model.get_parameter(name.replace(f".{START}.", f".{TRAINED}.")))
