@@ -36,6 +36,7 @@ _CONVERT = (
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
+_LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
 # PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
@@ -146,7 +147,8 @@ def read(folder: Path) -> Adapter:
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{CONFIG} describes a {config.get('peft_type')} adapter", "use a LORA adapter")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    is_sound = type(rank) is int and 1 <= rank <= _LARGEST and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST
+    if not is_sound:  # NaN is not
         raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
     try:
         tensors, end = read_header(folder / WEIGHTS)
