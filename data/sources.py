@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.json_files import numbered_rows
+from grpo.stack.json_files import numbered_rows, object_of
 from grpo.stack.problem import UserError
 
 
@@ -132,41 +132,21 @@ def _read_file(path: Path) -> Iterator[Row]:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     # Windows writes a byte order mark.
-    for number, value in numbered_rows(path, encoding="utf-8-sig", make_object=_object):
-        fault = ValueError(f"is not JSON ({value})") if isinstance(value, ValueError) else _once(value)
-        yield Row(f"{path}, line {number}", fault)
+    for number, value in numbered_rows(path, encoding="utf-8-sig", make_object=object_of):
+        is_bad = isinstance(value, ValueError)
+        yield Row(f"{path}, line {number}", ValueError(f"is not JSON ({value})") if is_bad else value)
 
 
 def _json(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_bytes(), object_pairs_hook=_object)
+        rows = json.loads(path.read_bytes(), object_pairs_hook=object_of)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{path} is not JSON ({why})", "give a list of problems, or a .jsonl file") from error
     if not isinstance(rows, list):
         raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
     for number, row in enumerate(rows, 1):
-        yield Row(f"{path}, row {number}", _once(row))
-
-
-class _Doubled(dict[str, Any]):
-    """An object in which a name stands twice: `name`."""
-
-    name = ""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) == len(pairs):
-        return value
-    doubled = _Doubled(value)
-    names = [name for name, _ in pairs]
-    doubled.name = next(name for name in names if names.count(name) > 1)
-    return doubled
-
-
-def _once(value: Any) -> Any:
-    return ValueError(f"has the key {value.name!r} twice") if isinstance(value, _Doubled) else value
+        yield Row(f"{path}, row {number}", row)
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.launch.checks.own_code import NoAnswerError, call_apart
 from grpo.rollout.multi_turn.conversation import Outcome, is_message
 from grpo.rollout.multi_turn.environment import Environment, Score
 from grpo.rollout.multi_turn.environment_loading import load
@@ -42,13 +43,15 @@ def load_environment(name: str) -> type[Environment]:
     """Return the class of an environment that can be used.
 
     Raises:
-        grpo.rollout.multi_turn.environment.SetupError: if it cannot.
+        UserError: if it cannot.
     """
     if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
         os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])
-    kind = load(name)
-    kind.check()
-    return kind
+    try:  # the user's code may raise anything, loop, or end its process
+        call_apart(lambda: load(name).check())
+    except NoAnswerError as error:
+        raise UserError(f"environment {name} {error.problem.what}", error.problem.remedy) from None
+    return load(name)
 
 
 def record_of(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:

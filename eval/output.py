@@ -102,7 +102,8 @@ def wanted_samples(folder: Path) -> dict[tuple[str, int], Record]:
     config = read_config(folder)
     problems = set(config["problems"])
     rows = read_rows(folder / SAMPLES, {"id": str, "sample": int})
-    wanted = (row for row in rows if row.get("id") in problems and row.get("sample") in range(config["n"]))
+    whole = (row for row in rows if {"datasource", "label"} <= row.keys() and row.keys() & {"response", "messages"})
+    wanted = (row for row in whole if row.get("id") in problems and row.get("sample") in range(config["n"]))
     return {(row["id"], row["sample"]): row for row in wanted}
 
 

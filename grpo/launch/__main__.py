@@ -26,6 +26,7 @@ from grpo.launch import (
     gpu_memory,
     judge,
     kernels,
+    learning_rate,
     micro_batches,
     placement,
     preflight,
@@ -158,6 +159,7 @@ def _main(options: argparse.Namespace) -> int:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
     warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
+    warnings += learning_rate.warnings(config.args)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.stack.counted import counted
-from grpo.stack.json_files import numbered_rows
+from grpo.stack.json_files import numbered_rows, object_of
 from grpo.stack.problem import UserError
 from reward.labels import LabelError, parse_label
 
@@ -41,7 +41,7 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
         raise UserError(f"{path} is not a .jsonl file", _NAME)
     records, wrong = [], dict[int, UserError]()
     try:
-        for number, value in numbered_rows(path):
+        for number, value in numbered_rows(path, make_object=object_of):
             try:
                 record = _checked(value, f"{path}, line {number}", input_key, label_key)
                 if split:

@@ -124,10 +124,13 @@ class RunFiles:
         """Hold the lock while this process, or one that inherits the returned file descriptor, lives.
 
         Raises:
-            UserError: if another process holds it, or the folder belongs to another user.
+            UserError: if another process holds it, it cannot be opened, or the folder belongs to another user.
         """
         self.refuse_another_owner()  # also of a folder that appeared after the checks
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            raise UserError(f"{self.lock} cannot be opened ({error.strerror})", "remove it, or free the disk") from None
         for _ in range(LOCK_TRIES):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

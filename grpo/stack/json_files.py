@@ -72,6 +72,15 @@ def _load(text: str, make_object: MakeObject | None = None) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of names and values. Raises ValueError for a name that stands twice: one would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the key {max(names, key=names.count)!r} twice")
+    return value
+
+
 def replace(path: Path, text: str) -> None:
     """Write a file whole, or leave the old one unchanged. A failure leaves nothing else behind.
 

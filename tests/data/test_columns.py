@@ -94,7 +94,7 @@ def test_bad_rows_of_files_are_named(tmp_path):
     problems, bad = parse_rows(read_source(str(tmp_path / "a.jsonl"))[0], "a.jsonl", None)
     assert [one.text for one in problems] == ["R"]
     assert [line.partition("a.jsonl, ")[2] for line in bad] == [
-        "line 1: has the key 'answer' twice",
+        "line 1: is not JSON (an object has the key 'answer' twice)",
         *(f"line {number}: is not JSON (it is nested too deeply)" for number in (2, 3)),
     ]
     (tmp_path / "b.csv").write_text("problem,answer\nP,1,2\nQ,1\n")

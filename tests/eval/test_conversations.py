@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import pytest
 
-from eval import conversations
+from eval import conversations, harness
 from eval.compare import compare_evaluations, read_grades
 from grpo.rollout.multi_turn import retrieval
+from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.scripted import call
 from tests.reward.recorder import Recorder, redirector
 
@@ -212,3 +213,17 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path, monk
         assert wrong in record["error"] if wrong else "error" not in record
     assert "what no file can hold" in records[1]["messages"][-1]
     assert len(StandInAPI.seen) == 4, "no turn of what could not begin"
+
+
+@pytest.mark.parametrize(
+    ("check", "what"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("__import__('os')._exit(0)", "nothing was printed")],
+)
+def test_an_environment_whose_check_fails_is_refused_by_name(tmp_path, check, what):
+    (own := tmp_path / "own.py").write_text(
+        "from grpo.rollout.multi_turn import environment\n\nclass Environment(environment.Environment):\n"
+        f"    @classmethod\n    def check(cls):\n        {check}\n"
+        "    async def score(self, messages, ending):\n        ...\n"
+    )
+    with pytest.raises(UserError, match=f"own.py ended its process with code .: {what}"):
+        harness.load_environment(str(own))

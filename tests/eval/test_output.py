@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from eval import regrade
 from eval.output import GRADES, RESULT, SAMPLES, Output, read_config, write_result
 from eval.problems import EvalProblem
+from grpo.stack.json_files import read_rows as rows
 from grpo.stack.problem import UserError
 
 IDENTITY = {"temperature": 1.0, "date": "2030-01-01"}
@@ -61,6 +62,17 @@ def test_sample_with_a_broken_line_is_drawn_again(tmp_path, problems):
     (tmp_path / SAMPLES).write_bytes(b"".join([lines[0], lines[1][:20] + b"\n", *lines[2:]]))
     output = open_output(tmp_path, problems)
     assert [(problem.id, number) for problem, number in output.missing] == [("p1", 0)]
+
+
+@pytest.mark.parametrize("lost", ["datasource", "label", "response"])
+def test_sample_that_lacks_a_part_is_drawn_again(tmp_path, problems, lost):
+    fill(open_output(tmp_path, problems))
+    first, *others = rows(tmp_path / SAMPLES)
+    del first[lost]
+    (tmp_path / SAMPLES).write_text("".join(json.dumps(row) + "\n" for row in [first, *others]))
+    with pytest.raises(UserError, match="5 of 6 samples"):
+        write_result(tmp_path)
+    assert len(open_output(tmp_path, problems).missing) == 1
 
 
 def test_existing_samples_are_reused_for_more_samples_or_problems(tmp_path, problems):

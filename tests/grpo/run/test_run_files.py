@@ -41,6 +41,12 @@ def test_an_end_whose_cause_names_a_file_in_another_encoding_is_read_back(tmp_pa
     assert [end["cause"] for end in read_parts(RunFiles(tmp_path).ends)] == ["cannot read a?.json"]
 
 
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match=r"\.lock cannot be opened \(Is a directory\)"):
+        RunFiles(tmp_path).hold()
+
+
 def test_sample_files_are_in_the_order_of_their_steps(tmp_path):
     (tmp_path / "samples").mkdir()
     for name in ("step_10", "step_9", "eval_2", "step_x", "step_9.old"):

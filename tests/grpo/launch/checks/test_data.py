@@ -30,6 +30,7 @@ RENDER = rendering.render
             "line 2: 'prompt' is neither text nor messages",
         ),
         ("{not json", "line 2 is not JSON"),
+        ('{"prompt": "P", "label": "1", "label": "2"}', "line 2 is not JSON: an object has the key 'label' twice"),
         ("\ufeff{}", "line 2 is not JSON: Unexpected UTF-8 BOM"),
         ('{"prompt": "1 + 1?", "label": 1%s}' % ("0" * 5000), "line 2 is not JSON: Exceeds the limit"),
         ('{"prompt": "1 \\ud800", "label": "2"}', "surrogates not allowed"),
