@@ -134,7 +134,7 @@ def _problems(run: Run, what: str, flag: str, planned: str) -> Iterator[str]:
         sources = Counter(Path(str(row["datasource"])).name for row in rows if row.get("datasource"))
         listed = ", ".join(f"{name} {count:,}" for name, count in sources.most_common())
         yield f"- {what}: {counted(len(rows), 'problem')}" + (f" ({listed})" if listed else "")
-    elif is_number(count := run.part("plan").get(planned)):
+    elif isinstance(count := run.part("plan").get(planned), int):
         yield f"- {what}: {counted(count, 'problem')}"
 
 

@@ -146,9 +146,10 @@ def read(folder: Path) -> Adapter:
         raise CheckpointError(what, f"convert it there, if you trust it: {_CONVERT}")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{CONFIG} describes a {config.get('peft_type')} adapter", "use a LORA adapter")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    is_sound = type(rank) is int and 1 <= rank <= _LARGEST and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST
-    if not is_sound:  # NaN is not
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
+    is_whole = type(rank) is int and 1 <= rank <= _LARGEST
+    if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
         raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
     try:
         tensors, end = read_header(folder / WEIGHTS)
