@@ -37,7 +37,7 @@ from grpo.launch import (
     signals,
     stop_rules,
 )
-from grpo.launch.checks import environment, packages, reward
+from grpo.launch.checks import adapter, environment, packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
@@ -158,7 +158,8 @@ def _main(options: argparse.Namespace) -> int:
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *learning_rate.warnings(config.args)]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
+    warnings += learning_rate.warnings(config.args)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":

@@ -222,7 +222,7 @@ SCHEMA = (
     Metric("prompt_length", "token", 5, "mean length of the prompt", "rollout", when="THINKING_BUDGET"),
     Metric("response_clip_ratio", "share", 5, "OpenRLHF's name for truncated", "openrlhf"),
     Metric("return", "", 5, "mean return; in GRPO the same as the advantage", "openrlhf"),
-    Metric("kl", "nat", 5, "estimated KL divergence from the reference, which is the model without its adapter; 0 with "
+    Metric("kl", "nat", 5, "estimated KL divergence from the reference, the policy that the run started from; 0 with "
            "KL_COEF=0", "openrlhf"),
     Metric("logprobs_diff", "nat", 5, "mean log ratio of policy to reference, over tokens; uses the engine's "
            "log-probs if the trainer computes none; 0 with KL_COEF=0", "openrlhf"),

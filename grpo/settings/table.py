@@ -20,6 +20,10 @@ _RATE = Check(
 MODEL = (
     Setting("MODEL", str, "The model to train: a folder, or a hub id that is already in the hub's cache.",
             flag="pretrain"),
+    Setting("ADAPTER", str, "A LoRA adapter of MODEL to start from: a folder in PEFT's format, such as another run's "
+            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must be its own. See [starting from an adapter]"
+            "(runs.md#starting-from-an-adapter). Empty: a new one, which changes nothing at first.", "", "adapter",
+            is_ours=True),
     Setting("ENGINE_MODEL", str, "What the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems, see [data](data.md). Empty: data/prepared/train.jsonl.",
             flag="prompt_data"),
@@ -179,8 +183,9 @@ ALGORITHM = (
             "mask_truncated", is_ours=True),
     Setting("MASK_ZERO_SPREAD", bool, "1: leave the rollouts of a group without spread out of the loss's denominator, "
             "and out of KL and entropy terms. Their advantages are 0 anyway.", "0", "mask_zero_spread", is_ours=True),
-    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the model without its adapter from the "
-            "reward; costs a forward pass. `-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
+    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the reference from the reward; costs "
+            "a forward pass. The reference is the policy that the run starts from: MODEL, with ADAPTER if it is set. "
+            "`-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),

@@ -5,7 +5,7 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
 
 - Advantages are not divided by the group's deviation, and the loss is a sum over tokens with a constant divisor: Dr.
   GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
-- There is no KL term by default, and no reference model: with a coefficient, the actor without its adapter is one.
+- There is no KL term by default, and no reference model: with a coefficient, the actor as it started is one.
 - Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
 - The loss is normalised over the whole optimizer batch, not over a micro-batch: :mod:`grpo.update.loss`.
 - A group whose rollouts all have the same reward has advantages of exactly 0.
@@ -231,8 +231,9 @@ class Trainer:
         self.gate = ParityGate(args, self.actors, engines)
         self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
         self.batches = Batches(args, self.sampler.begin_step, self.sampler.sample_step)
-        if self.step:
+        if self.step or args.adapter:  # otherwise the adapter is zero
             self._sync()
+        if self.step:
             self._restore(states)
         self.log = open_log(args, self.problems.dataset, self.step, states)
         self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds

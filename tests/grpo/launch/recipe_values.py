@@ -37,6 +37,7 @@ RUN_LOG = {
 # Every variable: another value, and its effect on the command's flag or variable. None: the flag is absent.
 OVERRIDES = {
     "MODEL": ("/m", "--pretrain", "/m"),
+    "ADAPTER": ("/a", "--adapter", "/a"),
     "ENGINE_MODEL": ("/e", "--engine_model", "/e"),
     "TRAIN_DATA": ("/t.jsonl", "--prompt_data", "/t.jsonl"),
     "EVAL_DATA": ("/v.jsonl", "--eval_dataset", "/v.jsonl"),
