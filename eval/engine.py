@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from eval.looped import LoopedEngine
-from grpo.checkpoint.adapter_files import WEIGHTS, Adapter
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
 from grpo.lora.adapter import Receipt, TensorSpec, layout
 from grpo.lora.engine_actor import SharedMemory, check_receipts
@@ -78,7 +78,7 @@ def load_adapter(llm: Any, adapter: Adapter) -> None:
 
 def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:
     """Return an adapter's tensors as one, bf16 ``[elements]`` as in training, and the location of each in it."""
-    tensors = load_file(adapter.folder / WEIGHTS)
+    tensors = adapter_files.load(adapter)
     specs = layout(tensors, [tensor.shape for tensor in tensors.values()])
     return torch.cat([tensor.to(torch.bfloat16).reshape(-1) for tensor in tensors.values()]), specs
 

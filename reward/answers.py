@@ -50,7 +50,8 @@ def grade(response: str, gold: str, prompt: str | None = None) -> Grade:
     A formula that is copied from `prompt`, the problem's text, is not an answer unless `gold` is spelled like it.
 
     Raises nothing on any text. Raises `equivalence.Unavailable` if two answers need algebra and no worker
-    process is available. Pairs of integers never need it.
+    process is available; without math-verify it is an ImportError that names the packages. Pairs of integers never
+    need it.
     """
     message = final_message(response)
     if message is None:

@@ -7,6 +7,7 @@ from a fresh interpreter and not by a fork, since engines have threads. It gets 
 environment. It ends with this process, however that ends, because its input does.
 """
 
+import importlib.util
 import json
 import logging
 import os
@@ -39,6 +40,8 @@ WAIT_SECONDS = 60.0
 WORKERS = 4
 MAX_VERDICTS = 10_000
 
+MATH_VERIFY = "math-verify==0.9.0"  # as pyproject.toml pins it; it brings the others
+_PACKAGES = ("math_verify", "latex2sympy2_extended", "sympy")
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = [sys.executable, "-m", "reward.equivalence_worker"]
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
@@ -46,6 +49,10 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
 
 class Unavailable(RuntimeError):
     """No worker is available, so it is unknown whether the two answers are equal."""
+
+
+class MissingPackages(Unavailable, ImportError):
+    """This Python lacks packages that the worker imports."""
 
 
 class _Hung(Exception):
@@ -63,7 +70,8 @@ class _Undecided(Exception):
 def equal(first: str, second: str) -> bool:
     """Whether two answers are equal; thread-safe. A pair that hangs or breaks a worker is unequal, and counted.
 
-    Raises Unavailable if no worker starts, or no verdict comes within WAIT_SECONDS.
+    Raises Unavailable if no worker starts, or no verdict comes within WAIT_SECONDS. It is a MissingPackages, which is
+    also an ImportError, if this Python lacks math-verify.
     """
     try:
         return comparison.equal(first, second, _decide_or_raise)
@@ -107,6 +115,11 @@ class Worker:
             self._reply(deadline)
         except (_Hung, _Died) as error:
             self.end()
+            if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+                raise MissingPackages(
+                    f"answers that are not integers need {', '.join(missing)}, which this Python lacks: pip install "
+                    f"{MATH_VERIFY}"
+                ) from error
             raise Unavailable(
                 f"the worker for math-verify did not start (exit code {self.process.returncode}); "
                 f"to see why: cd {_ROOT} && python -m reward.equivalence_worker </dev/null"

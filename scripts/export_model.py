@@ -1,16 +1,21 @@
 """Merge a LoRA adapter of the attention into its base model, and write a checkpoint that serves without PEFT.
 
-    python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16]
+    python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16] [--card]
+    python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
+
+With `--unmerged`, the adapter alone is written, in PEFT's format. `--card` adds a README.md for the hub: base model,
+data, reward, settings, and held-out scores, from the records of the adapter's run.
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantised. Host memory: one attention tensor or one expert.
+they are dequantised. Host memory: the adapter, and one attention tensor or one expert.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it.
 """
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -19,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
@@ -28,10 +33,12 @@ from grpo.model.model_reader import CheckpointReader
 from grpo.stack.command import print_plainly
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
+from scripts import model_card
 from scripts.checkpoint_writer import (
     SHARD_BYTES,
     TensorOutput,
     as_bytes,
+    aside,
     refusal,
     unchanged,
     whole_model,
@@ -57,6 +64,7 @@ class Merge:
 
     def __post_init__(self) -> None:
         self.reader = CheckpointReader(self.model)
+        self.tensors = adapter_files.load(self.adapter)
 
     def weight(self, module: str) -> torch.Tensor:
         """Return the merged weight of a linear layer, bf16 `[out, in]`."""
@@ -64,8 +72,7 @@ class Merge:
         shape = torch.Size(self.model.tensors[name].shape)
         base = torch.empty(shape, dtype=torch.bfloat16)
         self.reader.fill(name, shape, 0, base.view(-1))
-        with safe_open(self.adapter.folder / adapter_files.WEIGHTS, framework="pt") as file:
-            a, b = (file.get_tensor(adapter_files.tensor_name(module, half)).float() for half in adapter_files.HALVES)
+        a, b = (self.tensors[adapter_files.tensor_name(module, half)].float() for half in adapter_files.HALVES)
         update = (b @ a) * self.adapter.scale
         merged = (base.float() + update).to(torch.bfloat16)
         if not merged.isfinite().all():
@@ -92,22 +99,46 @@ def export_model(
     Raises:
         UserError: if the base is incomplete, the adapter does not belong to it, or the disk is too small.
     """
-    model = whole_model(base)
+    model, adapter = read_both(base, adapter_folder)
     if experts == "mxfp4" and not model.is_mxfp4:
         raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
-    adapter = adapter_files.read(adapter_folder)
-    faults = adapter_files.check_against(adapter, model)
-    if faults:
-        raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
-    broken = adapter_files.non_finite(adapter)
-    if broken:
-        raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
     merge = Merge(model, adapter)
     outputs = unchanged(model, dequantise=experts == "bf16")
     for module in adapter_files.pairs(adapter):
         outputs[f"{module}.weight"] = _merged(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
     return merge
+
+
+def read_both(base: Path, adapter_folder: Path) -> tuple[Model, Adapter]:
+    """Return a complete base model and an adapter that belongs to it.
+
+    Raises:
+        UserError: if the base is incomplete, or the adapter is damaged or does not belong to it.
+    """
+    model, adapter = whole_model(base), adapter_files.read(adapter_folder)
+    if faults := adapter_files.check_against(adapter, model):
+        raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
+    if broken := adapter_files.non_finite(adapter):
+        raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
+    return model, adapter
+
+
+def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
+    """Write the adapter alone to `target`: whole, or not at all. It names its base by the hub's id, or by no path.
+
+    Raises:
+        UserError: as :func:`read_both`, or if the disk is too small.
+    """
+    model, adapter = read_both(base, adapter_folder)
+    tensors = adapter_files.load(adapter)
+    name = model_card.base_id(model.folder, adapter) or model.folder.name
+    metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: adapter.base} if adapter.base else {})
+    with aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
+        save_file(tensors, folder / adapter_files.WEIGHTS, metadata=metadata)
+        config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
+        (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
+    return adapter
 
 
 def _merged(merge: Merge, module: str) -> TensorOutput:
@@ -129,20 +160,37 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="format of the experts (default: as in the base)")
+    parser.add_argument("--unmerged", action="store_true", help="write the adapter alone")
+    parser.add_argument("--card", action="store_true", help="write a model card, README.md; the adapter is a run's")
+    parser.add_argument("--license", default="apache-2.0", metavar="ID", help="in the card (default: that of gpt-oss)")
     arguments = parser.parse_args(argv)
     try:
-        merge = export_model(Path(model_folder(arguments.model)), arguments.adapter, arguments.out, arguments.experts)
+        return _export(arguments, Path(model_folder(arguments.model)))
     except (UserError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
         return 2
-    if not digests.is_sealed(arguments.adapter):
-        print(digests.unverified(arguments.adapter))
-    named = merge.adapter.config.get("base_model_name_or_path") or "an unnamed model"
-    print(f"{arguments.out}: {merge.merged} weights merged, the rest copied from {arguments.model}")
-    print(f"adapter of {named}, rank {merge.adapter.rank}, scale {merge.adapter.scale:g}")
-    if not merge.update:
+
+
+def _export(arguments: argparse.Namespace, base: Path) -> int:
+    given, out = arguments.adapter, arguments.out
+    if arguments.unmerged and arguments.experts:
+        raise UserError("--experts is of a merged model", "remove it, or --unmerged")
+    if arguments.card:
+        model_card.run_of(given)  # refused before the model is read
+    merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)
+    adapter = merge.adapter if merge else export_adapter(base, given, out)
+    if arguments.card:
+        card = model_card.write_text(base, adapter, merge is not None, arguments.license)
+        (out / "README.md").write_text(card, encoding="utf-8")
+    if not digests.is_sealed(given):
+        print(digests.unverified(given))
+    named = adapter.config.get("base_model_name_or_path") or "an unnamed model"
+    what = f"{merge.merged} weights merged, the rest copied from {arguments.model}" if merge else "the adapter"
+    print(f"{out}: {what}")
+    print(f"adapter of {named}, rank {adapter.rank}, scale {adapter.scale:g}")
+    if merge and not merge.update:
         print("the adapter is zero, so the merged model equals the base")
-    else:
+    elif merge:
         print(f"rounding to bf16 changes the update by {merge.lost:.1%} of its norm")
     return 0
 

@@ -4,9 +4,9 @@ import functools
 import hashlib
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.checkpoint import digests
 from grpo.model import model_files
@@ -22,13 +22,24 @@ from grpo.model.model_files import (
     read_metadata,
 )
 
+if TYPE_CHECKING:
+    import torch
+
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_PICKLE = "adapter_model.bin"
+# Run in the adapter's folder.
+_CONVERT = (
+    'python -c "import torch; from safetensors.torch import save_file; '
+    f"save_file(torch.load('{_PICKLE}', weights_only=True), '{WEIGHTS}')\""
+)
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
+_LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
-_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+# PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d{1,3})\.self_attn\.(?P<projection>\w+)")
 # PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -63,6 +74,7 @@ class Adapter:
     Attributes:
         rank, alpha: r and lora_alpha of its config.
         tensors: every tensor of its weights file, by PEFT's name.
+        stored: the name in the file by PEFT's name.
         faults: faults of the weights that do not depend on the base model.
         whole: the weights file has the length that its header declares.
         base: :func:`fingerprint` of the model that it was trained on; None if the file does not contain it.
@@ -73,6 +85,7 @@ class Adapter:
     rank: int
     alpha: float
     tensors: dict[str, Tensor]
+    stored: dict[str, str] = field(default_factory=dict)
     faults: tuple[FileFault, ...] = ()
     whole: bool = False
     base: str | None = None
@@ -94,9 +107,18 @@ class Adapter:
 
     @property
     def targets(self) -> list[str]:
-        """Return the target modules; a pattern comes as a single item."""
-        targets = self.config.get("target_modules") or []
-        return [targets] if isinstance(targets, str) else sorted(targets)
+        """Return the target modules, by the last parts of their names; a pattern comes as a single item."""
+        targets = self.config.get("target_modules")
+        if isinstance(targets, str):
+            return [targets]
+        return sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+
+    @property
+    def projections(self) -> list[str]:
+        """Return the projections of the attention that have weights, in the order of the model."""
+        matches = (_ATTENTION.fullmatch(module) for module in pairs(self))
+        found = {match["projection"] for match in matches if match}
+        return [name for name in ATTENTION_PROJECTIONS if name in found]
 
 
 def read(folder: Path) -> Adapter:
@@ -119,18 +141,27 @@ def read(folder: Path) -> Adapter:
         what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
         raise CheckpointError(f"{folder}: {what}", damage[0].remedy)
     config = read_json(folder / CONFIG)
+    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
+        what = f"{folder} has {_PICKLE}, a pickle, which could run code when it is read"
+        raise CheckpointError(what, f"convert it there, if you trust it: {_CONVERT}")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{CONFIG} describes a {config.get('peft_type')} adapter", "use a LORA adapter")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
+    is_whole = type(rank) is int and 1 <= rank <= _LARGEST
+    if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
         raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
     try:
         tensors, end = read_header(folder / WEIGHTS)
     except HeaderError as error:
-        fault = FileFault(WEIGHTS, str(error), _AGAIN)
-        return Adapter(folder, config, rank, float(alpha), {}, (fault,))
+        return Adapter(folder, config, rank, float(alpha), {}, faults=(FileFault(WEIGHTS, str(error), _AGAIN),))
+    stored = {_peft_name(name): name for name in tensors}
+    if len(stored) < len(tensors):
+        twice = next(name for name in tensors if stored[_peft_name(name)] != name)
+        raise CheckpointError(f"{folder}: {WEIGHTS} has {twice} under another name, too", "remove one of the two")
+    by_name = {name: tensors[in_file] for name, in_file in stored.items()}
     base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
-    adapter = Adapter(folder, config, rank, float(alpha), tensors, base=base)
+    adapter = Adapter(folder, config, rank, float(alpha), by_name, stored, base=base)
     faults = _check_pairs(adapter)
     size = (folder / WEIGHTS).stat().st_size
     if size != end:
@@ -152,6 +183,11 @@ def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
 def tensor_name(module: str, half: str) -> str:
     """Return PEFT's name of one half of a module's pair."""
     return f"base_model.model.{module}.lora_{half}.weight"
+
+
+def _peft_name(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return tensor_name(match["module"], match["half"]) if match else name
 
 
 def _check_pairs(adapter: Adapter) -> list[FileFault]:
@@ -193,9 +229,8 @@ def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
     """Return the attention modules that an adapter of a model with ``layers`` layers must contain."""
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
-    matches = (_ATTENTION.fullmatch(module) for module in pairs(adapter))
-    projections = {match["projection"] for match in matches if match} | set(adapter.targets)
-    return attention_modules(layers, [name for name in ATTENTION_PROJECTIONS if name in projections])
+    wanted = {*adapter.projections, *adapter.targets}
+    return attention_modules(layers, [name for name in ATTENTION_PROJECTIONS if name in wanted])
 
 
 def attention_modules(layers: int, projections: list[str]) -> list[str]:
@@ -265,9 +300,14 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     return faults
 
 
-def non_finite(adapter: Adapter) -> list[str]:
-    """Return the names of tensors that contain NaN or infinity. Reads the whole file, with torch."""
+def load(adapter: Adapter) -> "dict[str, torch.Tensor]":
+    """Return the values of all tensors by PEFT's name, as stored: bf16, fp16 or fp32, on the CPU. Needs torch."""
     from safetensors import safe_open
 
     with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
-        return [name for name in sorted(adapter.tensors) if not file.get_tensor(name).isfinite().all()]
+        return {name: file.get_tensor(in_file) for name, in_file in sorted(adapter.stored.items())}
+
+
+def non_finite(adapter: Adapter) -> list[str]:
+    """Return the names of tensors that contain NaN or infinity, or do so in bf16. Reads the whole file, with torch."""
+    return [name for name, values in load(adapter).items() if not values.bfloat16().isfinite().all()]

@@ -44,7 +44,7 @@ def is_sealed(folder: Path) -> bool:
 
 def unverified(folder: Path) -> str:
     """Return the notice to the user about a folder without a list."""
-    return f"{folder} cannot be verified: it has no {NAME}; earlier versions did not write it"
+    return f"{folder} cannot be verified: it has no {NAME}, which other tools and earlier versions do not write"
 
 
 def damage(folder: Path) -> list[FileFault]:

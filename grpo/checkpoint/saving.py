@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from peft import PeftModel
 from safetensors import SafetensorError
@@ -17,7 +18,8 @@ from safetensors.torch import save_file
 from grpo.checkpoint import adapter_files, digests, trainer_state
 from grpo.checkpoint.rotation import before_falls, kept_steps
 from grpo.diagnosis.falls import read_onsets
-from grpo.lora.adapter import gather, unflatten
+from grpo.lora.adapter import adapter_parameters, gather, unflatten
+from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import held_out, saved_steps, step_name
 from grpo.stack import hub
@@ -42,6 +44,25 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
     """
     write = _adapter_writer(model)
     replace(Path(directory), write)
+
+
+@torch.no_grad()
+def load_adapter(model: PeftModel, directory: Path) -> None:
+    """Set this rank's adapter before ZeRO-3 partitions it. Values of another type are rounded to bf16.
+
+    Args:
+        directory: an adapter that the launcher has checked.
+
+    Raises:
+        CheckpointError: if the files are damaged, or belong to another adapter.
+    """
+    values = adapter_files.load(adapter_files.read(directory))
+    parameters = dict(zip(*adapter_parameters(model), strict=True))
+    shapes = ({name: tuple(each.shape) for name, each in side.items()} for side in (values, parameters))
+    if differs := trainer_state.difference(*shapes):
+        raise CheckpointError(f"{directory} is not an adapter of this run ({differs})", "start a new run")
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
 
 
 def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, Any]) -> None:

@@ -6,7 +6,9 @@ from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import RunHistory, number_of
 from grpo.diagnosis.range_remedies import RANGES
 from grpo.run.saved_steps import last_before
+from grpo.settings.table import CLIPPING_LOSSES
 
+_CLIPS = ("EPS_CLIP", "--eps_clip_low_high", "--dual_clip")  # which some losses do not read
 OUT_OF_RANGE = "out_of_range:"  # followed by a metric: the name of a finding about its range alone
 
 REMEDIES = {
@@ -173,6 +175,8 @@ def _is_possible(chosen: Advice, run: RunHistory) -> bool:
     if chosen.enough is not None and value is not None and chosen.enough(value):
         return False
     if not run.has_judge and chosen in (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE):
+        return False
+    if chosen.setting in _CLIPS and run.setting("POLICY_LOSS") not in (None, *CLIPPING_LOSSES):
         return False
     return not (chosen is advice.LARGER_BATCH and _is_one_batch(run))
 

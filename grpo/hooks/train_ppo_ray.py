@@ -65,7 +65,7 @@ def trainer(*models: Any, **sampling: Any) -> Any:
 
 
 def has_reference_model(_: Arguments) -> bool:
-    """Return False: the reference is the actor without its adapter."""
+    """Return False: the reference is the actor as it started, see :mod:`grpo.update.reference`."""
     return False
 
 

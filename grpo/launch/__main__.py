@@ -32,7 +32,7 @@ from grpo.launch import (
     scaling,
     signals,
 )
-from grpo.launch.checks import environment, packages, reward
+from grpo.launch.checks import adapter, environment, packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
@@ -141,7 +141,8 @@ def _main(options: argparse.Namespace) -> int:
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *placement.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *learning_rate.warnings(config.args)]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
+    warnings += learning_rate.warnings(config.args)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":

@@ -26,7 +26,7 @@ from grpo.stack.secrets import secrets
 _OWNED_FLAGS = ("run_dir", "save_path")
 _CLOSE = 0.8  # of difflib's ratio: below it, a suggestion is another word
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
-_OUTPUT_PATHS = ("ckpt_path", "metrics_dir")
+_PATHS = ("ckpt_path", "metrics_dir", "adapter")  # these are paths even where nothing is there
 _COUNTS = ("actor_num_nodes", "max_epochs")  # besides those of settings
 
 
@@ -153,7 +153,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     for name in _INPUT_PATHS:
         if os.path.exists(given.get(name) or ""):
             given[name] = os.path.abspath(given[name])
-    for name in _OUTPUT_PATHS:
+    for name in _PATHS:
         if given.get(name):
             given[name] = os.path.abspath(given[name])
     if not given.get("pretrain"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from grpo.launch import loss_flags, model_flags, rollout_flags
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.settings import flags as settings_flags
+from grpo.settings.table import SETTINGS
 from grpo.stack.problem import Problem
 
 # Paths of OpenRLHF that this project drops: a flag, what it has without them, and what they are.
@@ -25,6 +26,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume_from", default=None, help="continue from this checkpoint, a folder step_N")
     group.add_argument("--advantage_clip", type=float, default=None, help="clip advantages to plus or minus this")
     settings_flags.add(group)
+    # OpenRLHF knows two of the losses, and refuses the others before the settings are checked.
+    parser._option_string_actions["--policy_loss_type"].choices = SETTINGS["POLICY_LOSS"].choices
 
 
 def validate(args: argparse.Namespace) -> None:

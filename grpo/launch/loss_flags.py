@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
+from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.problem import Problem
 
 
@@ -45,14 +46,15 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
             "set TOP_P=1, or neither --enable_vllm_is_correction nor OLD_LOG_PROBS=engine",
         )
     if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
-        yield Problem(
-            "--policy_loss_type gspo has one ratio for the whole rollout", "set LOSS_AGGREGATION=sequence_mean"
-        )
+        yield Problem("POLICY_LOSS=gspo has one ratio for the whole rollout", "set LOSS_AGGREGATION=sequence_mean")
 
 
 def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
     if args.advantage_clip is not None and not args.advantage_clip > 0:
         yield Problem(f"--advantage_clip {args.advantage_clip:g} removes every advantage", "give more than 0")
+    for name in ("eps_clip_low_high", "dual_clip"):
+        if getattr(args, name) is not None and args.policy_loss_type not in CLIPPING_LOSSES:
+            yield Problem(f"--{name} has no effect with POLICY_LOSS={args.policy_loss_type}", "remove it")
     if args.dual_clip is not None and not args.dual_clip > 1:
         yield Problem(f"--dual_clip {args.dual_clip:g} would clip every token", "give more than 1, or remove it")
     if args.eps_clip_low_high is not None and not (0 < args.eps_clip_low_high[0] < 1 and args.eps_clip_low_high[1] > 0):

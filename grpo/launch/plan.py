@@ -14,6 +14,7 @@ from grpo.model import released
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
+from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.machine import GB
@@ -147,6 +148,18 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     return lines
 
 
+def _loss(args: argparse.Namespace) -> list[str]:
+    """Name a loss that does not clip, and the settings that it reads instead of EPS_CLIP."""
+    if args.policy_loss_type in CLIPPING_LOSSES:
+        return []
+    positive, other = args.sapo_temperatures
+    reads = {
+        "cispo": f"a ratio above {args.cispo_max_ratio:g} counts as that (CISPO_MAX_RATIO)",
+        "sapo": f"SAPO_TEMPERATURES are {positive:g} and {other:g}",
+    }[args.policy_loss_type]
+    return [f"loss        {args.policy_loss_type}: {reads}; EPS_CLIP has no effect"]
+
+
 def _prompts(args: argparse.Namespace) -> list[str]:
     """Describe which groups a step draws besides those of its batch, which problems rest, and the date in prompts."""
     lines = []
@@ -183,6 +196,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         *_staleness(plan, args),
         f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
+        *_loss(args),
     ]
     if plan.steps is not None:
         lines += _describe_steps(plan, config) + shortfall(plan, config)

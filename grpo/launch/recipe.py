@@ -83,7 +83,7 @@ def _flags(values: Mapping[str, str]) -> list[str]:
     words += ["--enable_prefix_caching"] if values["ENVIRONMENT"] or values["THINKING_BUDGET"] else []
     # Non-reentrant checkpointing fails with LoRA under ZeRO-3.
     words += ["--gradient_checkpointing_use_reentrant"] if values["GRADIENT_CHECKPOINTING"] == "1" else []
-    # The actor without its adapter is the reference; OpenRLHF wants their sizes to be equal if GPUs are shared.
+    # The actor is its own reference; OpenRLHF wants their sizes to be equal if GPUs are shared.
     words += ["--actor_num_nodes", "1", "--ref_num_nodes", "1", "--zero_stage", "3", "--logging_steps", "1"]
     return [*words, "--input_key", "prompt", "--label_key", "label"]
 

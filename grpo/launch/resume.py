@@ -21,7 +21,7 @@ from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
-FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
+FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
@@ -145,10 +145,14 @@ def _recorded_folders(folder: Path) -> dict[str, str]:
 
 
 def _kept(flags: list[str], folder: Path) -> list[str]:
-    """Return flags for the run's own folders and its date, unless given: prompts name seeds and resting problems."""
+    """Return flags for the run's own folders, its date, and the adapter that it started from, unless given.
+
+    The date must stay, since prompts name seeds and resting problems.
+    """
     given = {flag.partition("=")[0] for flag in flags}
-    date = (RunFiles(folder).read_config().get("flags") or {}).get("template_date")
-    recorded = _recorded_folders(folder) | ({"template_date": date} if isinstance(date, str) else {})
+    old = RunFiles(folder).read_config().get("flags") or {}
+    recorded = _recorded_folders(folder)
+    recorded |= {name: value for name in ("template_date", "adapter") if isinstance(value := old.get(name), str)}
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 

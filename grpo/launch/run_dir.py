@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from grpo.checkpoint import adapter_files, digests
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
@@ -115,6 +117,7 @@ def write(
     run_dir.chmod(0o700)  # even if the folder is older or made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
+    _keep_adapter(config, files)
     _write_json(
         files.config,
         {
@@ -130,6 +133,7 @@ def write(
                 for name in ("prompt_data", "eval_dataset")
                 if (file := getattr(config.args, name))
             },
+            "adapter_sha256": data_digest(files.start / adapter_files.WEIGHTS) if config.args.adapter else None,
             "judge": judge_settings.variables(),
             "reward": user_files.variables(),
             "environment": environment_settings.variables(),
@@ -143,8 +147,21 @@ def write(
     files.command.chmod(0o700)
 
 
+def _keep_adapter(config: Config, files: RunFiles) -> None:
+    """Copy the adapter that the run starts from, once: a resume needs it, and its own folder may be gone by then."""
+    if not config.args.adapter or files.start.is_dir():
+        return
+    aside = files.start.with_name(f".{files.start.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name in (adapter_files.CONFIG, adapter_files.WEIGHTS):
+        shutil.copyfile(Path(config.args.adapter) / name, aside / name)
+    digests.write(aside)
+    aside.rename(files.start)
+
+
 def data_digest(file: Path) -> str:
-    """Return the SHA-256 of a data file."""
+    """Return the SHA-256 of a file that the run reads."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

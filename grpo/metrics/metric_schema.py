@@ -55,12 +55,14 @@ SCHEMA = (
            (0.7, None)),
     Metric("ppo_kl", "nat", 2, "mean log ratio of the sampling policy to the trained policy, over tokens",
            "openrlhf", (-0.05, 0.05)),
-    Metric("ppo_clip_ratio", "share", 2, "tokens whose ratio was clipped", "openrlhf", (None, 0.2)),
+    Metric("ppo_clip_ratio", "share", 2, "tokens whose ratio was clipped; with POLICY_LOSS=sapo none is", "openrlhf",
+           (None, 0.2)),
     Metric("clip_ratio_low", "share", 2, "tokens with a negative advantage whose ratio was clipped at the lower bound",
            "actor", (None, 0.1)),
-    Metric("clip_ratio_high", "share", 2, "tokens with a positive advantage whose ratio was clipped at the upper bound",
-           "actor", (None, 0.1)),
-    Metric("policy_loss", "", 2, "mean loss; it is not expected to fall in GRPO", "openrlhf"),
+    Metric("clip_ratio_high", "share", 2, "tokens with a positive advantage whose ratio was clipped at the upper bound "
+           "or, with POLICY_LOSS=cispo and any advantage, at CISPO_MAX_RATIO", "actor", (None, 0.1)),
+    Metric("policy_loss", "", 2, "mean loss; it is not expected to fall in GRPO, and its scale depends on POLICY_LOSS",
+           "openrlhf"),
     Metric("policy_loss_max", "", 2, "largest loss of a micro-batch, by magnitude", "actor"),
     Metric("policy_loss_spike", "", 2, "policy_loss_max divided by the median over micro-batches with a nonzero "
            "advantage", "actor", (None, 10.0)),
@@ -113,6 +115,8 @@ SCHEMA = (
            "experience", when="DROP_REPETITION"),
     Metric("degenerate_gibberish", "share", 3, "rollouts with a stretch of more surprise than DROP_GIBBERISH",
            "experience", when="DROP_GIBBERISH"),
+    Metric("masked_rollouts", "", 3, "rollouts of the step that count in their group and not in the loss", "experience",
+           when="MASK_TRUNCATED or MASK_ZERO_SPREAD"),
     Metric("token_mismatch", "", 3, "rows of a rollout whose tokens differ between engine and trainer, or lack the "
            "engine's log-probs", "rollout", (None, 0.0)),
     Metric("turns", "", 3, "turns per rollout", "rollout", when="ENVIRONMENT"),
@@ -218,7 +222,7 @@ SCHEMA = (
     Metric("prompt_length", "token", 5, "mean length of the prompt", "rollout", when="THINKING_BUDGET"),
     Metric("response_clip_ratio", "share", 5, "OpenRLHF's name for truncated", "openrlhf"),
     Metric("return", "", 5, "mean return; in GRPO the same as the advantage", "openrlhf"),
-    Metric("kl", "nat", 5, "estimated KL divergence from the reference, which is the model without its adapter; 0 with "
+    Metric("kl", "nat", 5, "estimated KL divergence from the reference, the policy that the run started from; 0 with "
            "KL_COEF=0", "openrlhf"),
     Metric("logprobs_diff", "nat", 5, "mean log ratio of policy to reference, over tokens; uses the engine's "
            "log-probs if the trainer computes none; 0 with KL_COEF=0", "openrlhf"),

@@ -41,6 +41,7 @@ def experience_metrics(
     rewards = torch.cat([experience.rewards for experience in experiences]).double() if logged is None else logged
     missing = _of_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
+    masked = _of_info(experiences, "masked_rollouts")
     groups, counts = groups_of(experiences, group_size)
     is_flat = ~has_spread(groups, counts)[counts.any(-1)]
     metrics = {
@@ -49,6 +50,7 @@ def experience_metrics(
         "advantage_min": advantages.min(),
         "advantage_max": advantages.max(),
         "zero_spread_groups": is_flat.double().mean() if len(is_flat) else None,
+        "masked_rollouts": None if masked is None else masked.sum(),
         "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
         "advantage_length_correlation": correlation(advantages, lengths),

@@ -83,7 +83,7 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-    """Return the trainer's log-probs of the policy that sampled, ``[T]`` by sample, where it computed them.
+    """Return the trainer's log-probs of the policy that sampled, ``[T]`` by sample, where it computed and used them.
 
     Branches come before the last sample of their rollout.
     """
@@ -95,7 +95,9 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
         for index, values in zip(batch.samples, batch.sampled.split(batch.lengths), strict=True):
             parts.setdefault(index, []).append(values)
         for index, (last, *branches) in parts.items():
-            log_probs.setdefault(index, torch.cat([*branches, last]))
+            whole = torch.cat([*branches, last])
+            if len(whole):
+                log_probs.setdefault(index, whole)
     return log_probs
 
 

@@ -106,7 +106,7 @@ class ParityGate:
         }
         now, base = (
             [values for part in ray.get(group.async_run_method_batch(method, **inputs, **routing)) for values in part]
-            for method in ("forward", "reference_forward")
+            for method in ("forward", "base_forward")
         )
         engines = {actor_id(engine): number for number, engine in enumerate(self._engines)}
         ranks = args.actor_num_nodes * args.actor_num_gpus_per_node

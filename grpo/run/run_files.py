@@ -39,6 +39,7 @@ class RunFiles:
         wandb, trackio: the run's pages at Weights & Biases and Trackio, see :class:`grpo.run.trackers.Page`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
+        start: a copy of the adapter that the run started from, if it started from one.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
         metrics, evals: a line for each step, and for each evaluation.
         parity: a line for each comparison of engines and trainer, see :mod:`grpo.run.parity_gate`.
@@ -52,6 +53,7 @@ class RunFiles:
         self.wandb, self.trackio = folder / "wandb.json", folder / "trackio.json"
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
+        self.start = folder / "start"
         self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
         self.lost_writes = self.logs / "lost-writes.json"
         metrics = metrics_dir or self._metrics_dir()

@@ -41,6 +41,7 @@ def add(group: argparse._ArgumentGroup) -> None:
         group.add_argument(
             f"--{setting.flag}",
             type=setting.kind,
+            nargs=setting.count if setting.count > 1 else None,
             choices=setting.choices or None,
             default=setting.value(default(setting.name)),
             help=about,

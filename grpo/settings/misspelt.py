@@ -11,6 +11,8 @@ _CLOSE = 0.86  # of difflib's ratio: one or two wrong letters in a name, not ano
 # Names of other trainers, besides OpenRLHF's flags
 _OTHERS = {
     "BETA": "KL_COEF",
+    "LOSS_TYPE": "POLICY_LOSS",
+    "MASK_TRUNCATED_COMPLETIONS": "MASK_TRUNCATED",
     "MAX_COMPLETION_LENGTH": "GENERATE_MAX_LEN",
     "MAX_PROMPT_LENGTH": "PROMPT_MAX_LEN",
     "MAX_STEPS": "STEPS",

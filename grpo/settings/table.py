@@ -10,6 +10,7 @@ COUNT = at_least(1)  # of something that the plan divides by, so it is checked f
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
+CLIPPING_LOSSES = ("ppo", "gspo")  # of POLICY_LOSS: those that read EPS_CLIP
 _INTERVAL = Check("1 or more, or -1 for never", lambda value: value >= 1 or value == -1)
 _RATE = Check(
     f"a number above 0 and below {HIGHEST_RATE:g}: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
@@ -19,6 +20,10 @@ _RATE = Check(
 MODEL = (
     Setting("MODEL", str, "The model to train: a folder, or a hub id that is already in the hub's cache.",
             flag="pretrain"),
+    Setting("ADAPTER", str, "A LoRA adapter of MODEL to start from: a folder in PEFT's format, such as another run's "
+            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must be its own. See [starting from an adapter]"
+            "(runs.md#starting-from-an-adapter). Empty: a new one, which changes nothing at first.", "", "adapter",
+            is_ours=True),
     Setting("ENGINE_MODEL", str, "What the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems, see [data](data.md). Empty: data/prepared/train.jsonl.",
             flag="prompt_data"),
@@ -163,10 +168,24 @@ ALGORITHM = (
             "in the batch: `sequence_mean` A / (L S), which favors long wrong rollouts; `token_mean` A / (tokens of "
             "the batch); `constant` A / (S GENERATE_MAX_LEN), as in Dr. GRPO.", flag="loss_aggregation", is_ours=True,
             choices=("sequence_mean", "token_mean", "constant")),
-    Setting("EPS_CLIP", float, "The ratio of policies is clipped to 1 plus or minus this.", flag="eps_clip",
-            check=above(0)),
-    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the model without its adapter from the "
-            "reward; costs a forward pass. `-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
+    Setting("POLICY_LOSS", str, "What a token's loss makes of the ratio of policies, see [loss](loss-and-length.md#"
+            "policy-loss): `ppo` and `gspo` (one ratio for each rollout) clip it, `cispo` bounds a weight, `sapo` "
+            "fades softly.", "ppo", "policy_loss_type", choices=(*CLIPPING_LOSSES, "cispo", "sapo")),
+    Setting("EPS_CLIP", float, "With POLICY_LOSS=ppo or gspo, the ratio is clipped to 1 plus or minus this.",
+            flag="eps_clip", check=above(0)),
+    Setting("CISPO_MAX_RATIO", float, "With POLICY_LOSS=cispo, the largest weight of a token: a larger ratio counts as "
+            "this.", "5.0", "cispo_max_ratio", is_ours=True, check=at_least(1), only_with="POLICY_LOSS"),
+    Setting("SAPO_TEMPERATURES", float, "With POLICY_LOSS=sapo, how fast a token fades as its ratio leaves 1, where "
+            "the advantage is positive and where it is not. Higher is faster.", "1.0 1.05", "sapo_temperatures",
+            is_ours=True, count=2, check=above(0), only_with="POLICY_LOSS"),
+    Setting("MASK_TRUNCATED", bool, "1: leave rollouts that were cut at the length limit out of the loss and of its "
+            "denominator. They count in the mean of their group. See [masks](loss-and-length.md#masks).", "0",
+            "mask_truncated", is_ours=True),
+    Setting("MASK_ZERO_SPREAD", bool, "1: leave the rollouts of a group without spread out of the loss's denominator, "
+            "and out of KL and entropy terms. Their advantages are 0 anyway.", "0", "mask_zero_spread", is_ours=True),
+    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the reference from the reward; costs "
+            "a forward pass. The reference is the policy that the run starts from: MODEL, with ADAPTER if it is set. "
+            "`-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),

@@ -5,7 +5,7 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
 
 - Advantages are not divided by the group's deviation, and the loss is a sum over tokens with a constant divisor: Dr.
   GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
-- There is no KL term by default, and no reference model: with a coefficient, the actor without its adapter is one.
+- There is no KL term by default, and no reference model: with a coefficient, the actor as it started is one.
 - Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
 - The loss is normalised over the whole optimizer batch, not over a micro-batch: :mod:`grpo.update.loss`.
 - A group whose rollouts all have the same reward has advantages of exactly 0.
@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from openrlhf.utils import get_tokenizer
 
-from grpo.batch import advantages, branches, degenerate, length_penalty, rewards, step
+from grpo.batch import advantages, branches, degenerate, length_penalty, masking, rewards, step
 from grpo.batch.ahead import Batches, Result
 from grpo.batch.length_schedule import Schedule
 from grpo.batch.unfinished import metrics_of, of_one_policy
@@ -160,6 +160,7 @@ class Trainer:
         batches = branches.apart(batches)
         length_penalty.penalise(batches, self.args)
         advantages.compute(batches, self.args, self.args.init_kl_coef)
+        masking.mark(batches, self.args)
         return branches.give_advantages(batches)
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
@@ -230,8 +231,9 @@ class Trainer:
         self.gate = ParityGate(args, self.actors, engines)
         self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
         self.batches = Batches(args, self.sampler.begin_step, self.sampler.sample_step)
-        if self.step:
+        if self.step or args.adapter:  # otherwise the adapter is zero
             self._sync()
+        if self.step:
             self._restore(states)
         self.log = open_log(args, self.problems.dataset, self.step, states)
         self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds

@@ -1,12 +1,13 @@
 """A rank of the actor: its share of a step's update, its forward passes, its part of the sync and of a checkpoint.
 
-The loss is in :mod:`grpo.update.loss`: PPO's clipped ratio or GSPO's, normalised over the whole optimizer batch.
+The loss is in :mod:`grpo.update.loss`, normalised over the whole optimizer batch.
 """
 
 import math
 import os
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import deepspeed
@@ -21,12 +22,13 @@ from tqdm import tqdm
 from transformers import enable_full_determinism, set_seed
 from transformers.optimization import get_scheduler
 
-from grpo.batch import branches
+from grpo.batch import branches, masking
 from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
 from grpo.rollout.rows import Batch
+from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
 from grpo.stack.upstream.engine import EngineActor
 from grpo.update import old_policy, passes, reference
@@ -87,6 +89,10 @@ class Rank(BaseModelActor):
             temperature=args.temperature,
             router_logits=passes.has_balancing_loss(args),
         )
+        if args.adapter:
+            saving.load_adapter(actor.model, RunFiles(Path(args.run_dir)).start)
+            if args.init_kl_coef > 0:
+                reference.keep_start(actor.model)
         fast = not args.disable_fast_tokenizer
         self.tokenizer = get_tokenizer(pretrain, actor.model, "left", self.strategy, use_fast=fast)
         actor.allocated = vocabulary.allocated(self.tokenizer)
@@ -128,7 +134,9 @@ class Rank(BaseModelActor):
 
     def append(self, batch: Batch) -> None:
         """Take a micro-batch of a step, whose advantages are known."""
-        self.rows += branches.rows_of(batch)
+        rows = branches.rows_of(batch)
+        masking.hide(rows)
+        self.rows += rows
 
     def update(self) -> dict[str, Any]:
         """Train on the step's rows; return the rank's notes, see :meth:`ActorMetrics.pop`, and means over all ranks."""
@@ -221,8 +229,13 @@ class Rank(BaseModelActor):
         return log_probs.cpu()
 
     def reference_forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
-        """Return the reference's log-probs of a micro-batch, ``[B, A]``: those of the actor without its adapter."""
-        with reference.adapter_off(self.actor):
+        """Return the log-probs of a micro-batch by the policy that the run started from, ``[B, A]``."""
+        with reference.as_reference(self.actor):
+            return self.forward(*inputs, **named)
+
+    def base_forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
+        """Return the log-probs of a micro-batch by the actor without its adapter, ``[B, A]``."""
+        with reference.without_adapter(self.actor):
             return self.forward(*inputs, **named)
 
     # Sync and checkpoints

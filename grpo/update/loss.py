@@ -1,6 +1,7 @@
 """The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
 
-With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a token of rollout i is
+The loss of a token is in :mod:`grpo.update.objectives`; at a ratio of 1, all losses have the same gradient. With
+advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a token of rollout i is
 
 - ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
   is cheaper the longer it is.
@@ -25,14 +26,14 @@ from torch.utils.data import DataLoader
 
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.update import importance
+from grpo.update import importance, objectives
 from grpo.update.ranks import Ranks
 
 MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
 
 
 class PolicyLoss(nn.Module):
-    """PPO's clipped loss of one micro-batch, as its share of the whole batch.
+    """The loss of one micro-batch, as its share of the whole batch.
 
     Args:
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.launch.flags`.
@@ -144,16 +145,11 @@ class PolicyLoss(nn.Module):
         args, mask = self.args, action_mask.bool()
         advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
-        if args.policy_loss_type == "gspo":  # one ratio per rollout, https://arxiv.org/abs/2507.18071
+        if args.policy_loss_type == "gspo":  # one ratio per rollout
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
-        elif args.policy_loss_type != "ppo":
-            raise ValueError(f"unknown policy loss {args.policy_loss_type!r}: ppo and gspo are known")
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        low, high = args.eps_clip_low_high
-        plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
-        loss = -torch.min(plain, clipped)
-        if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729
-            loss = torch.where(advantages < 0, torch.min(loss, -args.dual_clip * advantages), loss)
+        loss, clipped = objectives.of_tokens(torch.where(mask, log_probs, 0.0), ratio, advantages, args)
+        self.per_token |= clipped
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
                 raise ValueError("the samples have no log-probs of the engine, which --enable_vllm_is_correction needs")
@@ -163,9 +159,6 @@ class PolicyLoss(nn.Module):
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
             loss = weights * loss
-        is_clipped = clipped < plain
-        self.per_token["clip_ratio_low"] = (is_clipped & (advantages < 0)).float()
-        self.per_token["clip_ratio_high"] = (is_clipped & (advantages > 0)).float()
         return self.aggregate(loss, mask)
 
     def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

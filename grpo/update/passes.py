@@ -32,7 +32,7 @@ def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None
     ``kl`` and ``logprobs_diff``, ``[B]``.
 
     Args:
-        actors: the ranks; without their adapter they are the reference.
+        actors: the ranks, which are the reference, too.
     """
     inputs = {
         name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")

@@ -1,32 +1,66 @@
-"""The reference policy of a KL penalty without a second model: the actor with its adapter off."""
+"""The reference policy of a KL penalty without a second model: the actor as it was when the run started.
+
+That is the actor without its adapter. A run that starts from an adapter holds a second, frozen copy of it for this.
+"""
 
 import contextlib
+import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
 MOST_KL = 10.0  # of a token, in nat, as OpenRLHF's
+TRAINED, START = "default", "start"  # PEFT's names of the adapters
+
+
+def keep_start(model: PeftModel) -> None:
+    """Add a frozen copy of the adapter that counts in passes of the reference alone. Before ZeRO-3 partitions it."""
+    model.add_adapter(START, copy.copy(model.peft_config[TRAINED]), autocast_adapter_dtype=False)
+    tuner: Any = model.base_model
+    tuner.set_adapter([TRAINED, START])  # PeftModel's own takes one
+    for name, parameter in model.named_parameters():
+        if f".{START}." in name:
+            parameter.data.copy_(model.get_parameter(name.replace(f".{START}.", f".{TRAINED}.")))
+            parameter.requires_grad_(False)
+    for layer in _layers(model):
+        layer.scaling[START] = 0.0
+
+
+def without_adapter(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Make ``model`` answer as the base model within the context."""
+    return _with_only(model, None)
+
+
+def as_reference(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Make ``model`` answer as the reference within the context."""
+    return _with_only(model, START)
 
 
 @contextlib.contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Make ``model`` answer as the base model by a scale of 0: base + 0 * update equals the base's output bit for bit.
+def _with_only(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Give other adapters than ``name`` a scale of 0: base + 0 * update equals the base's output bit for bit.
 
     PEFT's ``disable_adapter`` skips the adapter's modules instead. ZeRO-3 prefetches parameters in the order of the
     last pass. Each switch between passes with and without those modules makes it forget that order and wait for every
     parameter. ``disable_adapter`` also toggles the adapter's ``requires_grad`` under the optimizer.
     """
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = _layers(model)
     scales = [layer.scaling for layer in layers]
     for layer in layers:
-        layer.scaling = dict.fromkeys(layer.scaling, 0.0)
+        layer.scaling = {each: layer.scaling[TRAINED] if each == name else 0.0 for each in layer.scaling}
     try:
         yield
     finally:
         for layer, scale in zip(layers, scales, strict=True):
             layer.scaling = scale
+
+
+def _layers(model: nn.Module) -> list[LoraLayer]:
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
 def kl_of(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> torch.Tensor:

@@ -23,11 +23,15 @@ FOREIGN = {
     "git",
     "hf",
     "kubectl",
+    "llama-server",
+    "ollama",
     "pip",
     "pre-commit",
+    "python",  # a script of another project
     "ray",
     "sbatch",
     "sha256sum",
+    "vllm",
 }  # programs whose arguments are not ours
 BEGINS = ("./", "scripts/", "python -m ", "source ")
 PARSES = {"benchmarks": 2}  # calls of parse_args of a module that has more than one: the name comes first

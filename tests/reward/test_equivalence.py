@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,28 @@ def test_a_worker_that_does_not_start_says_how_to_see_why(pool, monkeypatch: pyt
     with pytest.raises(equivalence.Unavailable, match=r"exit code 3.*python -m reward.equivalence_worker"):
         equivalence.equal("x(x+1)", "x^2+x")
     assert equivalence.equal("5", "5.0")
+
+
+def test_a_python_without_math_verify_is_told_what_to_install(tmp_path: Path) -> None:
+    """Another project that has this one on its path. `-S` hides all installed packages, from the worker, too."""
+    script = r"""
+import sys
+from reward import equivalence
+from reward.answers import grade
+equivalence._COMMAND.insert(1, "-S")
+assert grade(r"\boxed{204}", "204").correct, "integers need no package"
+try:
+    grade(r"\boxed{x(x+1)}", "x^2+x")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    names, _, remedy = done.stdout.strip().partition(", which this Python lacks: pip install ")
+    assert names.endswith("need math_verify, latex2sympy2_extended, sympy")
+    assert remedy in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
 def test_a_worker_holds_no_secret_no_torch_and_a_memory_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:

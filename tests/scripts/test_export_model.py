@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from huggingface_hub import constants
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
 
+from eval.engine import flatten
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import WEIGHTS
+from grpo.lora.adapter import unflatten
 from grpo.model import loading, model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, check
 from grpo.stack.problem import UserError
@@ -94,6 +97,53 @@ def test_other_scales_and_targets(checkpoint, tmp_path, settings) -> None:
     merged = tensors(tmp_path / "out")
     for name, parameter in peft_merge(checkpoint, adapter).named_parameters():
         assert ".experts." in name or torch.equal(parameter, merged[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained, adapter, tmp_path, dtype) -> None:
+    """Names as in a state dict, and another type, which holds these values of bf16 exactly."""
+    values = {name.replace(".weight", ".default.weight"): value for name, value in load_file(trained / WEIGHTS).items()}
+    if dtype == torch.float16:
+        values = {name: value.half() for name, value in values.items()}
+    save_file({name: value.to(dtype) for name, value in values.items()}, adapter / WEIGHTS)
+    expected = {module: value.float() for module, value in adapter_files.load(adapter_files.read(adapter)).items()}
+    merge = export_model.export_model(checkpoint, adapter, tmp_path / "out")
+    [name, *_] = expected
+    module = name.removeprefix("base_model.model.").partition(".lora_")[0]
+    a, b = (expected[adapter_files.tensor_name(module, half)] for half in "AB")
+    base = tensors(checkpoint)[f"{module}.weight"]
+    assert torch.equal(tensors(tmp_path / "out")[f"{module}.weight"], (base.float() + 2 * b @ a).bfloat16())
+    assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
+    flat, specs = flatten(adapter_files.read(adapter))
+    assert all(torch.equal(value, expected[key].bfloat16()) for key, value in unflatten(flat, specs).items())
+
+
+def test_peft_loads_the_exported_adapter_onto_the_hubs_base(checkpoint, adapter, tmp_path, monkeypatch) -> None:
+    """A hub's cache stands in for the hub."""
+    snapshot = tmp_path / "hub" / "models--owner--gpt-oss" / "snapshots" / "0123"
+    shutil.copytree(checkpoint, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    values = load_file(adapter / WEIGHTS)
+    save_file({name.replace(".weight", ".default.weight"): value for name, value in values.items()}, adapter / WEIGHTS)
+    words = ["--model", str(snapshot), "--adapter", str(adapter), "--out", str(tmp_path / "out"), "--unmerged"]
+    assert export_model.main(words) == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [adapter_files.CONFIG, WEIGHTS]
+    assert str(tmp_path) not in (tmp_path / "out" / adapter_files.CONFIG).read_text()
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    quantization = {"quantization_config": Mxfp4Config(dequantize=True), "attn_implementation": "eager"}
+    loaded = AutoPeftModelForCausalLM.from_pretrained(
+        tmp_path / "out", cache_dir=tmp_path / "hub", dtype=torch.bfloat16, **quantization
+    )
+    expected = PeftModel.from_pretrained(
+        loading.load_gpt_oss(checkpoint, "eager", packed=False), tmp_path / "out", autocast_adapter_dtype=False
+    )
+    parameters = dict(expected.named_parameters())
+    assert sum(name.endswith("default.weight") and bool(p.any()) for name, p in loaded.named_parameters()) == len(
+        values
+    )
+    assert all(torch.equal(parameters[name], p.bfloat16()) for name, p in loaded.named_parameters())
 
 
 def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, capsys) -> None:

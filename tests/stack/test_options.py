@@ -20,7 +20,7 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
     train(
         "--gpus", 4, "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",
         THINKING_BUDGET="8", ANSWER_BUDGET="16", GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
-        KL_COEF="0.001", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", ROUTING_REPLAY="1",
+        KL_COEF="0.001", POLICY_LOSS="cispo", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", ROUTING_REPLAY="1",
         EVAL_AT_START="0", LOG_SAMPLES="4",
         DYNAMIC_FILTERING="1", DYNAMIC_FILTERING_BATCHES="1", RETIRE_AFTER="1", DROP_GIBBERISH="20",
     )  # fmt: skip

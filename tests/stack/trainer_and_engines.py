@@ -213,7 +213,7 @@ class Stack:
             outputs = ray.get([self.engines[number].generate.remote(prompt, params) for prompt in prompts])
             answers = [output.outputs[0] for output in outputs]
             texts = [prompt + list(answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
-            scored, base = (self._scored(texts, method) for method in ("forward", "reference_forward"))
+            scored, base = (self._scored(texts, method) for method in ("forward", "base_forward"))
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 positions = torch.arange(len(prompt), len(texts[row]))
                 steps = zip(answer.token_ids, answer.logprobs, strict=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.launch.checks.adapter import adapter_as_model, check_adapter
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
@@ -26,6 +27,9 @@ def check_model(config: Config) -> Iterator[Problem]:
             what, remedy = absence(name)
             yield Problem(f"{variable} {name} {what}", remedy)
             continue
+        if problem := adapter_as_model(Path(name)):
+            yield problem
+            continue
         try:
             model = model_files.read(Path(name))
             faults = architecture.check(model)
@@ -38,6 +42,7 @@ def check_model(config: Config) -> Iterator[Problem]:
             models[variable] = model
     if "MODEL" in models:
         yield from check_actor_model(config, models["MODEL"])
+        yield from check_adapter(config, models["MODEL"])
     if "ENGINE_MODEL" in models:
         yield from check_engine_model(config, models["ENGINE_MODEL"], models.get("MODEL"))
 

@@ -27,7 +27,9 @@ def trained(checkpoint, run_ranks, folder):
 
 @pytest.mark.timeout(500)
 def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
-    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, "zero3", script=SCRIPT)
+    """One whose run started from an adapter has a reference of its own, which does not move."""
+    start = trained / "step_1" / "adapter"
+    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, "zero3", start, script=SCRIPT)
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
         resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
@@ -69,7 +71,8 @@ def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained, checkpoint, r
 
 @pytest.mark.timeout(500)
 def test_a_whole_base_resumes_from_a_sharded_one(trained, checkpoint, run_ranks, tmp_path):
-    run_ranks(1, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "none", script=SCRIPT)
+    start = trained / "step_2" / "adapter"
+    run_ranks(1, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "none", start, script=SCRIPT)
     expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
     assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 

@@ -1,8 +1,9 @@
 """Train an adapter, save, resume.
 
-trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK SHARD
+trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK SHARD [START]
 """
 
+import contextlib
 import json
 import os
 import random
@@ -17,17 +18,19 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 
-from grpo.checkpoint import saving
+from grpo.checkpoint import adapter_files, saving
 from grpo.lora import adapter
 from grpo.model import cpu_matmul, deepspeed_start, loading, zero
 from grpo.model.architecture import NO_SHARD
+from grpo.update import reference
 
 ACCUMULATION = 6  # samples an optimizer step
 
 
-def engine(path: str, persistent: int, lora_rank: int, shard: str):
-    """A DeepSpeed engine as OpenRLHF makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
+def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
+    """A DeepSpeed engine as a rank makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": ACCUMULATION // dist.get_world_size(),
@@ -45,6 +48,9 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str):
     model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
     lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    if start:
+        saving.load_adapter(model, Path(start))
+        reference.keep_start(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
@@ -67,16 +73,42 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
     return state
 
 
-def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str, shard: str) -> None:
+def start_tensors(trained) -> dict[str, torch.Tensor]:
+    """The frozen copy of the adapter that the run started from, by PEFT's name."""
+    frozen = {n.replace(".start.", "."): p for n, p in trained.module.named_parameters() if ".start." in n}
+    assert not any(parameter.requires_grad for parameter in frozen.values())
+    with deepspeed.zero.GatheredParameters(list(frozen.values())):
+        return {name: parameter.detach().clone() for name, parameter in frozen.items()}
+
+
+@torch.no_grad()
+def passes(trained) -> list[torch.Tensor]:
+    """The logits of the policy, the reference and the base."""
+    contexts = (contextlib.nullcontext(), reference.as_reference(trained), reference.without_adapter(trained))
+    logits = []
+    for context in contexts:
+        with context:
+            logits.append(trained(input_ids=torch.arange(2, 17)[None]).logits)
+    return logits
+
+
+def main(
+    path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str, shard: str, start: str = ""
+) -> None:
     cpu_matmul.install()
     torch.manual_seed(0)  # the adapter's first weights
-    trained = engine(path, int(persistent), int(lora_rank), shard)
+    trained = engine(path, int(persistent), int(lora_rank), shard, start)
     of_zero3 = {name for name, parameter in trained.module.named_parameters() if hasattr(parameter, "ds_id")}
     assert (of_zero3 == set(parameters_by_name(trained))) is (shard == NO_SHARD), "ZeRO-3 holds only the adapter"
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())
     args = SimpleNamespace(ckpt_path=out, max_ckpt_num=9, metrics_dir=out, run_dir=out, resume_from=resume_from)
     losses, first = [], 0
+    before = passes(trained) if start else []
+    if start:
+        assert torch.equal(before[0], before[1]) and not torch.equal(before[1], before[2])
+        kept, saved = start_tensors(trained), load_file(Path(start) / adapter_files.WEIGHTS)
+        assert kept.keys() == saved.keys() and all(torch.equal(kept[name], saved[name]) for name in kept)
     if resume_from:
         first = saving.load_step(trained, args)["global_step"]
         loaded = whole_state(trained)
@@ -97,6 +129,9 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
         now = whole_state(trained)
         if dist.get_rank() == 0:
             torch.save(now, Path(out) / f"whole_{step + 1}.pt")
+    if start:
+        policy, *others = passes(trained)
+        assert not torch.equal(policy, before[0]) and all(map(torch.equal, others, before[1:]))
     (Path(out) / f"losses_{dist.get_rank()}.json").write_text(json.dumps(losses))
 
 

@@ -90,6 +90,13 @@ def test_settings_already_in_place_are_not_advised():
     assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
 
 
+@pytest.mark.parametrize("name", ["instability", "spikes", "entropy_collapse"])
+def test_a_bound_that_the_loss_does_not_read_is_not_advised(name):
+    bounds = {"EPS_CLIP", "--eps_clip_low_high", "--dual_clip"}
+    assert bounds & set(actions(name, policy_loss_type="gspo")) == bounds & set(actions(name)) != set()
+    assert not bounds & set(actions(name, policy_loss_type="cispo"))
+
+
 def test_settings_already_better_are_not_advised():
     kept = actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
     assert set(kept) == {"JUDGE_MODELS", "REWARD"}

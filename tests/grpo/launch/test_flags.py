@@ -46,6 +46,8 @@ def parsed(**changes) -> argparse.Namespace:
         {**CORRECTED, "advantage_clip": 3.0},
         {"old_log_probs": "engine"},
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
+        {"policy_loss_type": "cispo", "cispo_max_ratio": 1.0, **CORRECTED},
+        {"policy_loss_type": "sapo", "mask_truncated": True, "mask_zero_spread": True, **PARTIAL},
         {"length_schedule": "1024,2048@50,3072@20%", "overlong_buffer_len": 512},
         {"pipeline": True, "old_log_probs": "engine"},
         {"pipeline": True, **CORRECTED},
@@ -54,6 +56,12 @@ def parsed(**changes) -> argparse.Namespace:
 )
 def test_what_can_work_is_accepted(changes):
     flags.validate(parsed(**changes))
+
+
+def test_the_parser_knows_our_losses_and_their_defaults():
+    args = trainer_parser().parse_args(["--policy_loss_type", "cispo", "--sapo_temperatures", "0.5", "2"])
+    assert args.policy_loss_type == "cispo" and args.sapo_temperatures == [0.5, 2.0]
+    assert defaults()["sapo_temperatures"] == [1.0, 1.05] and defaults()["cispo_max_ratio"] == 5.0
 
 
 @pytest.mark.parametrize(
@@ -126,6 +134,11 @@ def test_what_can_work_is_accepted(changes):
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
         ({"policy_loss_type": "gspo"}, "LOSS_AGGREGATION=sequence_mean"),
+        ({"policy_loss_type": "reinforce"}, "POLICY_LOSS is 'reinforce': use one of ppo, gspo, cispo, sapo"),
+        ({"policy_loss_type": "cispo", "eps_clip_low_high": [0.2, 0.28]}, "no effect with POLICY_LOSS=cispo: remove"),
+        ({"policy_loss_type": "sapo", "dual_clip": 3.0}, "--dual_clip has no effect with POLICY_LOSS=sapo"),
+        ({"cispo_max_ratio": 0.9}, "give 1 or more"),
+        ({"sapo_temperatures": [1.0, 0.0]}, "SAPO_TEMPERATURES is 1 0: give more than 0"),
         ({"length_schedule": "1024,2048"}, "nothing says when 2048 begins: write 2048@50"),
         ({"length_schedule": "1024,2048@50"}, "GENERATE_MAX_LEN 3072"),
         ({"overlong_buffer_len": 0}, "more than 0"),

@@ -100,6 +100,16 @@ SINGULAR = (
 ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
 
+def test_a_loss_that_does_not_clip_names_what_it_reads(setting) -> None:
+    texts = {}
+    for kind in ("ppo", "cispo", "sapo"):
+        config = setting.config(policy_loss_type=kind)
+        texts[kind] = "\n".join(describe(make_plan(config), config))
+    assert "EPS_CLIP" not in texts["ppo"]
+    assert "cispo: a ratio above 5 counts as that (CISPO_MAX_RATIO); EPS_CLIP has no effect" in texts["cispo"]
+    assert "sapo: SAPO_TEMPERATURES are 1 and 1.05; EPS_CLIP has no effect" in texts["sapo"]
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"), [({}, SURPRISES), (ONES | {"max_steps": 1, "train_batch_size": 64}, SINGULAR)]
 )

@@ -270,6 +270,12 @@ def test_a_divergence_from_the_reference_is_a_mean_over_tokens():
     assert computed["kl"] != pytest.approx(np.mean(values))
 
 
+def test_masked_rollouts_are_a_number_and_not_a_share():
+    marks = [float(index % 3 == 0) for index in range(COUNT)]
+    assert finished(drawn(0), masked_rollouts=marks)["masked_rollouts"] == sum(marks) > 1
+    assert "masked_rollouts" not in finished(drawn(0))
+
+
 def test_a_step_without_any_reward_has_no_mean_reward():
     samples = drawn(0)
     nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT

@@ -156,7 +156,7 @@ def test_a_failure_says_whether_it_is_the_routing(replayed, said):
     with pytest.raises(PolicyMismatch, match=said):
         gate.compare(1, batches, samples)
     assert said in gate.written[0]["routing"]
-    assert gate.group.calls == ["forward", "reference_forward"] * 2
+    assert gate.group.calls == ["forward", "base_forward"] * 2
 
 
 @pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}])

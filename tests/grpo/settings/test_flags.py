@@ -27,6 +27,8 @@ def test_a_setting_without_effect_is_left_out():
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
     assert "--retire_for" not in flags.words(values)
     assert "--retire_for 50" in " ".join(flags.words(values | {"RETIRE_AFTER": "2"}))
+    assert "--cispo_max_ratio" not in flags.words(values)
+    assert "--cispo_max_ratio 5.0" in " ".join(flags.words(values | {"POLICY_LOSS": "cispo"}))
     assert "--partial_rollouts" not in flags.words(values)
     assert "--partial_policies 2" in " ".join(flags.words(values | {"PARTIAL_ROLLOUTS": "3"}))
 

@@ -23,6 +23,7 @@ SETTINGS = {
     "use_trackio": False, "length_schedule": None, "generate_max_len": 9, "pipeline": False, "partial_rollouts": 0,
     "routing_replay": False, "parity_limit": 0.0, "top_p": 1.0, "seed": 0, "retire_after": None, "retire_for": 1,
     "dynamic_filtering": False, "rollout_batch_size": 1, "n_samples_per_prompt": 1, "vllm_enable_sleep": False,
+    "adapter": None,
 }  # fmt: skip
 
 
@@ -97,6 +98,12 @@ def test_a_step_trains_then_syncs_then_saves(made, tmp_path):
     trainer.fit()
     assert [method for method, _ in calls] == ["states", *["update", "sync", "save"] * 3]
     assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(made):
+    trainer, calls = made(one_rollout, adapter="/of/another/run", max_steps=1)
+    trainer.fit()
+    assert [method for method, _ in calls] == ["states", "sync", "update", "sync", "save"]
 
 
 def test_a_checkpoint_has_the_position_and_the_random_states(made):

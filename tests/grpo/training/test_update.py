@@ -92,7 +92,7 @@ def arguments(**changes) -> SimpleNamespace:
         "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "old_log_probs": "trainer",
         "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
         "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
-        "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0,
+        "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
 
@@ -122,6 +122,8 @@ FORMS = {
     "plain": {},
     "corrected": {"enable_vllm_is_correction": True},
     "engine": {"old_log_probs": "engine"},
+    "cispo": {"policy_loss_type": "cispo"},
+    "sapo, engine": {"policy_loss_type": "sapo", "old_log_probs": "engine"},
     "one step a rollout": {"train_batch_size": 4, "max_epochs": 1},
     "one step a rollout, corrected": {"train_batch_size": 4, "max_epochs": 1, "enable_vllm_is_correction": True},
 }
@@ -136,6 +138,27 @@ def test_the_gradient_is_the_same_for_any_micro_batch(single_rank, aggregation, 
     for gradient, other in others:
         torch.testing.assert_close(gradient, whole, rtol=1e-4, atol=1e-7)
         assert other["policy_loss"] == pytest.approx(status["policy_loss"], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("kind", ["ppo", "cispo", "sapo"])
+def test_a_masked_rollout_is_in_no_term_and_in_no_denominator(single_rank, aggregation, kind):
+    """The gradient is that of the other rollouts alone, with KL and entropy."""
+    made, hidden = experiences(), (0.0, 1.0, 1.0, 0.0)
+    for one, mark in zip(made, hidden, strict=True):
+        one.info["masked_rollouts"] = torch.tensor([mark])
+    gradients = []
+    for rollouts in (made, [made[0], made[3]]):
+        policy = Policy()
+        args = arguments(loss_aggregation=aggregation, policy_loss_type=kind, max_epochs=1)
+        rank = rank_of(args, policy, len(rollouts), 1, lambda *_: None)
+        rank.rows.clear()
+        for rollout in rollouts:
+            rank.append(rollout)
+        rank.update()
+        gradients.append(policy.table.grad)
+    assert gradients[0].abs().max() > 1e-4
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
 
 def test_forms_differ(single_rank):

@@ -106,7 +106,7 @@ def engine(path: str, micro_batch: int, shard: str):
 
 
 def base(trained, one: SimpleNamespace) -> torch.Tensor:
-    with torch.no_grad(), reference.adapter_off(trained):
+    with torch.no_grad(), reference.without_adapter(trained):
         return log_probs(trained, one)
 
 

@@ -20,6 +20,7 @@ def arguments(**changes) -> SimpleNamespace:
         "loss_aggregation": "token_mean", "generate_max_len": MAX_LENGTH, "eps_clip_low_high": (0.2, 0.3),
         "dual_clip": None, "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "advantage_clip": None,
         "vllm_is_correction_type": "tis", "vllm_is_truncated_threshold": [0.5, 2.0],
+        "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
 
@@ -63,7 +64,7 @@ def padded(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
 
 
 def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:
-    """The clipped objective by hand, rollout by rollout and token by token, negated."""
+    """The objective by hand, rollout by rollout and token by token, negated."""
     rollouts: dict[int, list[dict[str, torch.Tensor]]] = {}
     for sample in samples:
         of_tokens = {name: value[sample["mask"]] for name, value in sample.items() if name not in ("mask", "rollout")}
@@ -85,6 +86,11 @@ def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> 
             ratio = of_rollout if args.policy_loss_type == "gspo" else ratio
             advantage = one["advantages"][token]
             gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+            if args.policy_loss_type == "cispo":
+                gain = ratio.detach().clamp(max=1.2) * advantage * one["log_probs"][token]
+            elif args.policy_loss_type == "sapo":
+                temperature = 1.0 if advantage > 0 else 1.05
+                gain = (temperature * (ratio - 1)).sigmoid() * 4 / temperature * advantage
             if args.enable_vllm_is_correction:
                 gain = gain * (one["old"][token] - one["engine"][token]).exp().clamp(max=2.0)
             total = total + weight * gain
@@ -168,8 +174,13 @@ def assert_split_is_whole(args, plan, samples):
 FORMS = {
     **{aggregation: {"loss_aggregation": aggregation} for aggregation in AGGREGATIONS},
     "gspo": {"loss_aggregation": "sequence_mean", "policy_loss_type": "gspo"},
+    **{f"{kind}, {form}": {"loss_aggregation": form, "policy_loss_type": kind}
+       for kind in ("cispo", "sapo") for form in AGGREGATIONS},
     "mis": {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"},
-}
+    "cispo, mis": {
+        "policy_loss_type": "cispo", "enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -273,10 +284,12 @@ def test_the_correction_needs_the_engines_log_probs():
         corrected(part.log_probs, part.old, part.advantages, part.action_mask)
 
 
-def test_a_ratio_that_is_far_out_stays_finite():
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "sapo"])
+def test_a_ratio_that_is_far_out_stays_finite(kind):
     current = torch.tensor([[200.0, -200.0, 200.0]], requires_grad=True)
     mask, advantages = torch.ones(1, 3), torch.tensor([[0.0, -1.0, -1.0]])
-    args = arguments(enable_vllm_is_correction=True, vllm_is_correction_type="icepop")
+    corrected = {"enable_vllm_is_correction": True, "vllm_is_correction_type": "icepop"}
+    args = arguments(policy_loss_type=kind, **corrected)
     engine = torch.tensor([[-200.0, 0.0, 0.0]])
     loss = whole(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)
     loss.backward()

@@ -26,12 +26,12 @@ def logits(model) -> torch.Tensor:
 def test_adapter_is_disabled_only_inside_the_context(trained, checkpoint):
     before, base = logits(trained), logits(loading.load_gpt_oss(checkpoint))
     states = [(name, parameter.requires_grad) for name, parameter in trained.named_parameters()]
-    with reference.adapter_off(trained):
+    with reference.without_adapter(trained):
         inside = logits(trained)
         assert [(name, parameter.requires_grad) for name, parameter in trained.named_parameters()] == states
     assert torch.equal(inside, base) and not torch.equal(before, base)
     assert torch.equal(logits(trained), before)
-    with pytest.raises(ZeroDivisionError), reference.adapter_off(trained):
+    with pytest.raises(ZeroDivisionError), reference.without_adapter(trained):
         1 / 0  # noqa: B018
     assert torch.equal(logits(trained), before)
 
@@ -44,7 +44,7 @@ def test_reference_pass_runs_every_module_of_a_training_pass(trained):
             module.register_forward_hook(lambda *_, name=name: run.append(name))
     logits(trained)
     training, run[:] = list(run), []
-    with reference.adapter_off(trained):
+    with reference.without_adapter(trained):
         logits(trained)
     assert run == training and any("lora_A" in name for name in run)
 

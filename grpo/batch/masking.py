@@ -1,0 +1,47 @@
+"""Rollouts that count in their group and not in the loss: those cut by the limit, and those of groups without spread.
+
+They are marked after the advantages, so that a group's mean is that of all its rollouts. A rank hides their tokens from
+the loss and its denominator, from KL and entropy terms, and from the metrics of the update. The controller's own
+metrics still see them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from grpo.batch.advantages import groups_of, shaped
+from grpo.batch.branches import left_out, of_batch
+from grpo.rollout.rows import Batch
+from grpo.stack.upstream.arguments import Arguments
+
+
+def mark(batches: Sequence[Batch], args: Arguments) -> None:
+    """Give each rollout ``info["masked_rollouts"]``, 1 or 0; does nothing without MASK_TRUNCATED or MASK_ZERO_SPREAD.
+
+    A rollout that takes no part in the update anyway is not marked.
+
+    Args:
+        batches: the micro-batches of a step: ``rewards`` with penalties and ``info["truncated"]``, ``[B]``.
+    """
+    if not (args.mask_truncated or args.mask_zero_spread):
+        return
+    compared = shaped(*groups_of(batches, args.n_samples_per_prompt), args)[1].flatten()
+    for batch in batches:
+        masked = torch.zeros(len(batch.index), dtype=torch.bool)
+        if args.mask_truncated:
+            masked |= batch.info["truncated"] > 0
+        if args.mask_zero_spread:
+            masked |= ~compared[batch.index]
+        batch.info["masked_rollouts"] = (masked & ~left_out(batch)).float()
+
+
+def hide(rows: Sequence[Batch]) -> None:
+    """Remove the tokens of marked rollouts from the action masks, in place.
+
+    Args:
+        rows: of :func:`grpo.batch.branches.rows_of`, one rollout each, with its branches.
+    """
+    for rollout in rows:
+        if "masked_rollouts" in rollout.info and rollout.info["masked_rollouts"] > 0:
+            for row in (rollout, *of_batch(rollout)[0]):
+                row.action_mask = torch.zeros_like(row.action_mask)

@@ -1,0 +1,63 @@
+"""Rollouts that count in their group and not in the loss: cut ones, and those of groups without spread."""
+
+import math
+
+import pytest
+import torch
+
+from grpo.batch import branches, masking
+
+from .made_experiences import ESTIMATORS, PLAIN, THOUGHTFUL, made_experiences, response
+from .test_equal_rewards import plain
+
+
+def hidden(batches) -> list[bool]:
+    """Say of each rollout whether a rank sees none of its tokens."""
+    rows = [row for batch in batches for row in branches.rows_of(batch)]
+    masking.hide(rows)
+    return [not any(part.action_mask.any() for part in (row, *branches.of_batch(row)[0])) for row in rows]
+
+
+def made(monkeypatch, responses, *estimator, **masks):
+    sizes = {"n_samples_per_prompt": len(responses) // 2, "micro_rollout_batch_size": len(responses)}
+    return made_experiences(responses, monkeypatch, *estimator, **sizes | masks)[1]
+
+
+CUT = {"truncated": True}
+
+
+def two_groups() -> list[dict]:
+    """A group with spread, of which one rollout is cut, one has no reward, and one neither; and one without spread."""
+    return [plain(0.0, 5) | CUT, plain(1.0), plain(math.nan) | CUT, *[plain(0.5)] * 2, plain(0.5, 9) | CUT]
+
+
+@pytest.mark.parametrize(
+    ("masks", "marked"),
+    [
+        ({"mask_truncated": True}, [1, 0, 0, 0, 0, 1]),
+        ({"mask_zero_spread": True}, [0, 0, 0, 1, 1, 1]),
+        ({"mask_truncated": True, "mask_zero_spread": True}, [1, 0, 0, 1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if not name.startswith("reinforce")])
+def test_what_is_masked_keeps_its_advantage_and_loses_its_tokens(monkeypatch, estimator, masks, marked):
+    (free,), (batch,) = (made(monkeypatch, two_groups(), estimator, **each) for each in ({}, masks))
+    assert torch.equal(batch.advantages, free.advantages) and free.advantages[:2].any(), "the mean is that of all"
+    assert torch.equal(batch.action_mask, free.action_mask), "the controller's metrics see them"
+    assert batch.info["masked_rollouts"].tolist() == marked and "masked_rollouts" not in free.info
+    assert hidden([free]) == [False, False, True, False, False, False], "without a reward it takes no part anyway"
+    assert hidden([batch]) == [bool(mark) or number == 2 for number, mark in enumerate(marked)]
+
+
+@pytest.mark.parametrize(("rewards", "marked"), [([1.0, 0.0, 0.0, 0.0], 0.0), ([0.5] * 4, 1.0)])
+def test_the_group_of_reinforce_is_the_step(monkeypatch, rewards, marked):
+    [batch] = made(monkeypatch, [plain(reward) for reward in rewards], "reinforce", mask_zero_spread=True)
+    assert batch.info["masked_rollouts"].tolist() == [marked] * 4
+
+
+def test_branches_are_hidden_with_their_rollout(monkeypatch):
+    cut = response(THOUGHTFUL, ["a", "b", "c"], 0.0) | CUT
+    responses = [cut, response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], 0.0), response(PLAIN, [], 1.0)]
+    [batch] = made(monkeypatch, responses, mask_truncated=True)
+    assert [len(rows) for rows in batch.branches] == [3, 0, 1, 0]
+    assert hidden([batch]) == [True, False, False, False]

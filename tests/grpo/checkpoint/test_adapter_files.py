@@ -1,0 +1,101 @@
+"""Adapters as other libraries write them."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
+from grpo.model.model_files import CheckpointError
+
+MODULES = adapter_files.attention_modules(2, ["q_proj", "v_proj"])
+SHAPES = {"A": (4, 6), "B": (8, 4)}
+
+
+def write(folder: Path, suffix: str = "", dtype: torch.dtype = torch.float32, **config: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    names = {adapter_files.tensor_name(module, half): half for module in MODULES for half in SHAPES}
+    tensors = {name.replace(".weight", f"{suffix}.weight"): torch.ones(SHAPES[half]) for name, half in names.items()}
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / WEIGHTS)
+    usual = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    (folder / CONFIG).write_text(json.dumps(usual | config))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("suffix", ["", ".default"])
+def test_names_are_pefts_with_and_without_the_adapters_name(tmp_path, suffix, dtype):
+    adapter = adapter_files.read(write(tmp_path, suffix, dtype))
+    assert adapter.faults == () and adapter.projections == ["q_proj", "v_proj"]
+    values = adapter_files.load(adapter)
+    assert values.keys() == adapter.tensors.keys() == {
+        adapter_files.tensor_name(module, half) for module in MODULES for half in "AB"
+    }  # fmt: skip
+    assert {value.dtype for value in values.values()} == {dtype}
+    assert adapter_files.non_finite(adapter) == []
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    tensors = load_file(write(tmp_path) / WEIGHTS)
+    name = next(iter(tensors))
+    save_file(tensors | {name.replace(".weight", ".default.weight"): tensors[name].clone()}, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="under another name, too"):
+        adapter_files.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["v_proj", "q_proj"],
+        ["self_attn.q_proj", "self_attn.v_proj"],
+        [f"model.layers.{layer}.self_attn.{name}" for layer in (0, 1) for name in ("q_proj", "v_proj")],
+        r".*\.self_attn\.(q|v)_proj",
+        "all-linear",
+        None,
+    ],
+)
+def test_the_weights_say_what_an_adapter_covers_however_its_targets_are_written(tmp_path, targets):
+    adapter = adapter_files.read(write(tmp_path, target_modules=targets))
+    assert adapter.faults == () and adapter.projections == ["q_proj", "v_proj"]
+
+
+def test_a_target_without_weights_is_missing(tmp_path):
+    [fault] = adapter_files.read(write(tmp_path, target_modules=["self_attn.q_proj", "v_proj", "o_proj"])).faults
+    assert "missing projections" in fault.what and "o_proj" in fault.what
+
+
+def test_values_that_bf16_cannot_hold_are_not_finite(tmp_path):
+    tensors = load_file(write(tmp_path) / WEIGHTS)
+    name = next(iter(tensors))
+    tensors[name][0, 0] = torch.finfo(torch.float32).max
+    save_file(tensors, tmp_path / WEIGHTS)
+    assert adapter_files.non_finite(adapter_files.read(tmp_path)) == [name]
+
+
+@pytest.mark.parametrize("alpha", ["NaN", "Infinity", "1" + 400 * "0", '"16"', "null"])
+def test_an_alpha_that_is_no_number_is_refused(tmp_path, alpha):
+    write(tmp_path)
+    (tmp_path / CONFIG).write_text((tmp_path / CONFIG).read_text().replace('"lora_alpha": 8', f'"lora_alpha": {alpha}'))
+    with pytest.raises(CheckpointError, match="not valid"):
+        adapter_files.read(tmp_path)
+
+
+def test_a_pickle_is_not_read_and_the_command_converts_it(tmp_path, monkeypatch):
+    expected = load_file(write(tmp_path) / WEIGHTS)
+    torch.save(expected, tmp_path / "adapter_model.bin")
+    (tmp_path / WEIGHTS).unlink()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the pickle was read"))
+    with pytest.raises(CheckpointError, match="a pickle, which could run code") as refused:
+        adapter_files.read(tmp_path)
+    monkeypatch.undo()
+    program, option, code = shlex.split(refused.value.problem.remedy.partition("trust it: ")[2])
+    assert (program, option) == ("python", "-c") and "weights_only=True" in code
+    monkeypatch.chdir(tmp_path)
+    exec(code)
+    converted = adapter_files.load(adapter_files.read(tmp_path))
+    assert converted.keys() == expected.keys()
+    assert all(torch.equal(converted[name], expected[name]) for name in expected)

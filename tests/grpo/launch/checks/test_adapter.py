@@ -1,0 +1,134 @@
+"""The adapter that a run starts from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
+from grpo.launch import resume, run_dir
+from grpo.launch.checks import adapter as checks
+from grpo.launch.plan import make_plan
+from grpo.model import model_files
+from grpo.stack.problem import UserError
+
+
+@pytest.fixture
+def adapter(setting, save, tmp_path: Path) -> Path:
+    """An adapter of the setting's model, rank and targets, with PEFT's lora_alpha of 8."""
+    save(1, target=tmp_path / "other")
+    setting.flags["lora_alpha"] = 8
+    setting.flags["adapter"] = tmp_path / "other" / "step_1" / "adapter"
+    return setting.flags["adapter"]
+
+
+def configure(**values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(config | values))
+
+    return change
+
+
+def break_a_value(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors[next(iter(tensors))][0, 0] = torch.nan
+    save_file(tensors, folder / WEIGHTS)
+
+
+def rename_layers(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}, folder / WEIGHTS)
+
+
+def test_an_adapter_that_fits_passes(setting, adapter: Path) -> None:
+    assert setting.problems() == []
+    where, unverified = checks.describe(setting.config())
+    assert (
+        where.startswith(f"adapter      the run starts from {adapter}, sha256 ") and "cannot be verified" in unverified
+    )
+    digests.write(adapter)
+    assert checks.describe(setting.config()) == [where]
+
+
+def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> None:
+    [problem] = setting.problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
+    assert "LORA_RANK 4 and not 8, LORA_ALPHA 8 and not 32" in problem
+    assert 'set LORA_RANK=4 LORA_ALPHA=8 TARGET_MODULES="q_proj k_proj v_proj o_proj"' in problem
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (configure(use_rslora=True), "use_rslora to false and lora_alpha to 16"),
+        (configure(use_dora=True), "has use_dora True"),
+        (configure(modules_to_save=["lm_head"]), "has modules_to_save"),
+        (configure(rank_pattern={"q_proj": 8}), "has rank_pattern"),
+        (configure(alpha_pattern={"q_proj": 8}), "has alpha_pattern"),
+        (configure(target_parameters=["mlp.experts.gate_up_proj"]), "has target_parameters"),
+        (configure(bias="all"), "has bias all"),
+        (configure(init_lora_weights="pissa"), "has init_lora_weights pissa"),
+        (configure(peft_type="IA3"), "describes a IA3 adapter"),
+        (break_a_value, "has NaN or infinity in"),
+        (rename_layers, "modules that are not attention projections of the base"),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, damage, what: str) -> None:
+    damage(adapter)
+    problems = setting.problems()
+    assert problems and all(problem.startswith("ADAPTER") for problem in problems)
+    assert any(what in problem for problem in problems), problems
+
+
+def test_another_name_of_the_base_is_a_warning(setting, adapter: Path) -> None:
+    digests.write(adapter)
+    for name, is_same in ((str(setting.flags["pretrain"]), True), ("openai/gpt-oss-20b", False)):
+        configure(base_model_name_or_path=name)(adapter)
+        (adapter / digests.NAME).unlink(missing_ok=True)
+        digests.write(adapter)
+        assert setting.problems() == []
+        assert any("only the shapes were compared" in line for line in checks.describe(setting.config())) != is_same
+
+
+def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setting, adapter: Path) -> None:
+    configure(base_model_name_or_path="openai/gpt-oss-120b")(adapter)
+    [problem] = setting.problems(pretrain=adapter, adapter=None)
+    assert problem.startswith(f"MODEL {adapter} is an adapter")
+    assert problem.endswith(f"set ADAPTER={adapter} MODEL=openai/gpt-oss-120b")
+
+
+def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path, save) -> None:
+    config, folder = setting.config(), setting.run_dir
+    run_dir.write(folder, "run", config, make_plan(config), {})
+    recorded = json.loads((folder / "config.json").read_text())
+    assert recorded["flags"]["adapter"] == str(adapter)
+    assert recorded["adapter_sha256"] == run_dir.data_digest(adapter / WEIGHTS)
+    copied = adapter_files.read(folder / "start")
+    assert (copied.folder / WEIGHTS).read_bytes() == (adapter / WEIGHTS).read_bytes()
+    assert digests.is_sealed(copied.folder) and not list(folder.glob(".start*"))
+
+    shutil.rmtree(adapter)
+    words = setting.words(adapter=None)
+    for step in (0, 3):  # without a checkpoint and with one
+        if step:
+            save(step)
+        resumed = resume.resolve_resumed(words, folder)
+        assert (resumed.args.adapter, resume.resumed_step(resumed)) == (str(adapter), step)
+        assert list(checks.check_adapter(resumed, model_files.read(Path(resumed.args.pretrain)))) == []
+        run_dir.write(folder, "run", resumed, make_plan(resumed), {})
+    with pytest.raises(UserError, match="ADAPTER was"):
+        resume.resolve_resumed(setting.words(adapter="/another"), folder)
+
+
+def test_a_run_without_an_adapter_cannot_continue_with_one(setting, adapter: Path) -> None:
+    config = setting.config(adapter=None)
+    run_dir.write(setting.run_dir, "run", config, make_plan(config), {})
+    assert not (setting.run_dir / "start").exists()
+    with pytest.raises(UserError, match="ADAPTER was None"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
