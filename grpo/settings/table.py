@@ -169,9 +169,9 @@ ALGORITHM = (
             choices=("sequence_mean", "token_mean", "constant")),
     Setting("EPS_CLIP", float, "The ratio of policies is clipped to 1 plus or minus this.", flag="eps_clip",
             check=above(0)),
-    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the reference from the reward; costs "
-            "a forward pass. The reference is the policy that the run starts from: MODEL, with ADAPTER if it is set. "
-            "`-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
+    Setting("KL_COEF", float, "Subtracts from the reward this times the KL divergence from the policy that the run "
+            "starts from, which is MODEL, with ADAPTER if it is set; costs a forward pass. `-- --use_kl_loss "
+            "--kl_estimator k3` moves it into the loss.",
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),
