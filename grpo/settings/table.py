@@ -183,9 +183,9 @@ ALGORITHM = (
             "mask_truncated", is_ours=True),
     Setting("MASK_ZERO_SPREAD", bool, "1: leave the rollouts of a group without spread out of the loss's denominator, "
             "and out of KL and entropy terms. Their advantages are 0 anyway.", "0", "mask_zero_spread", is_ours=True),
-    Setting("KL_COEF", float, "Subtracts this times the KL divergence from the reference from the reward; costs "
-            "a forward pass. The reference is the policy that the run starts from: MODEL, with ADAPTER if it is set. "
-            "`-- --use_kl_loss --kl_estimator k3` moves it into the loss.",
+    Setting("KL_COEF", float, "Subtracts from the reward this times the KL divergence from the policy that the run "
+            "starts from, which is MODEL, with ADAPTER if it is set; costs a forward pass. `-- --use_kl_loss "
+            "--kl_estimator k3` moves it into the loss.",
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),

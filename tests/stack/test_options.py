@@ -11,8 +11,8 @@ DELIMITER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.timeout(600)
-def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_model, tmp_path):
-    """One engine on two GPUs, two ranks.
+def test_a_second_stage_with_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_model, tmp_path):
+    """One engine on two GPUs, two ranks, which start from the adapter of another run.
 
     The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer.
     """
@@ -21,7 +21,7 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
         "--gpus", 4, "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",
         THINKING_BUDGET="8", ANSWER_BUDGET="16", GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
         KL_COEF="0.001", POLICY_LOSS="cispo", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", ROUTING_REPLAY="1",
-        EVAL_AT_START="0", LOG_SAMPLES="4",
+        EVAL_AT_START="0", LOG_SAMPLES="4", ADAPTER=str(finished / "final"),
         DYNAMIC_FILTERING="1", DYNAMIC_FILTERING_BATCHES="1", RETIRE_AFTER="1", DROP_GIBBERISH="20",
     )  # fmt: skip
     first, second = lines(run_dir / "metrics.jsonl")
@@ -41,14 +41,16 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
         assert step["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - step["groups_filled"] / 16))
         assert step["degenerate"] == step["degenerate_gibberish"] == 0, "no token has a surprise of 20 nat"
     assert (first["problems_resting"], second["problems_resting"]) == (0, 16 * first["groups_too_easy"])
-    assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
+    assert 0 <= first["kl"] < second["kl"], "k3 is never below 0"
+    assert first["kl"] < 1e-6, "in the first step the policy is the reference"
+    assert lines(run_dir / "parity.jsonl")[0]["has_adapter"], "and not the base model"
     assert second["ppo_kl"] != 0, "replayed in the pass for old log-probs, too"
     mine, others = ({row["prompt"] for row in lines(run / "samples" / "step_1.jsonl")} for run in (run_dir, finished))
     assert mine <= others, "two runs with one seed draw the same prompts"
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     forced = tuple(tokenizer.encode(DELIMITER, add_special_tokens=False))
     samples = read_samples(lines(run_dir / "samples" / "step_1.jsonl"), tokenizer, forced)
-    agreement = Agreement.of(samples, reference_model(tiny_model / "mxfp4"))
+    agreement = Agreement.of(samples, reference_model(tiny_model / "mxfp4", run_dir / "start"))
     assert agreement.holds(), "the second call's log-probs belong to its own tokens"
     assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
     samples = lines(run_dir / "samples" / "step_2.jsonl")

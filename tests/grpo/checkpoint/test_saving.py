@@ -3,11 +3,13 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from grpo.checkpoint import adapter_files, digests
-from grpo.checkpoint.saving import save_adapter
+from grpo.checkpoint.saving import load_adapter, save_adapter
+from grpo.lora.adapter import adapter_parameters
 from grpo.model import loading, model_files
+from grpo.model.model_files import CheckpointError
 from grpo.run.saved_steps import saved_steps
 
 
@@ -49,3 +51,18 @@ def test_an_adapter_names_its_base_by_the_hubs_id(peft_model, single_rank, tmp_p
     written = json.loads((tmp_path / "adapter" / adapter_files.CONFIG).read_text())
     assert (written["base_model_name_or_path"], written["inference_mode"]) == (named, True)
     assert (config.base_model_name_or_path, config.inference_mode) == (folder, False)
+
+
+def test_an_adapter_of_another_library_is_loaded_and_one_of_other_shapes_refused(peft_model, single_rank, tmp_path):
+    save_adapter(peft_model, tmp_path / "adapter")
+    (tmp_path / "adapter" / digests.NAME).unlink()
+    file = tmp_path / "adapter" / adapter_files.WEIGHTS
+    values = {name: torch.randn(value.shape) for name, value in load_file(file).items()}
+    save_file({name.replace(".weight", ".default.weight"): value for name, value in values.items()}, file)
+    load_adapter(peft_model, tmp_path / "adapter")
+    for name, parameter in zip(*adapter_parameters(peft_model), strict=True):
+        assert torch.equal(parameter, values[name].bfloat16()) and parameter.requires_grad, name
+
+    save_file({name: value[:1] for name, value in values.items()}, file)
+    with pytest.raises(CheckpointError, match="is not an adapter of this run"):
+        load_adapter(peft_model, tmp_path / "adapter")

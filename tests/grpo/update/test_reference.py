@@ -1,4 +1,4 @@
-"""The reference is the actor with its adapter off: the base model, to the bit."""
+"""The reference is the actor as it started, to the bit: the base model, or the base with the adapter of the start."""
 
 import pytest
 import torch
@@ -36,15 +36,38 @@ def test_adapter_is_disabled_only_inside_the_context(trained, checkpoint):
     assert torch.equal(logits(trained), before)
 
 
-def test_reference_pass_runs_every_module_of_a_training_pass(trained):
+def test_the_adapter_of_the_start_stays_the_reference(trained, checkpoint):
+    start, base = logits(trained), logits(loading.load_gpt_oss(checkpoint))
+    taught = {name for name, parameter in trained.named_parameters() if parameter.requires_grad}
+    reference.keep_start(trained)
+    assert {name for name, parameter in trained.named_parameters() if parameter.requires_grad} == taught
+    assert torch.equal(logits(trained), start), "the frozen copy takes no part in the policy"
+    for name, parameter in trained.named_parameters():
+        if name in taught:
+            torch.nn.init.normal_(parameter, std=0.2)
+    after = logits(trained)
+    assert not torch.equal(after, start)
+    with reference.as_reference(trained):
+        assert torch.equal(logits(trained), start)
+    with reference.without_adapter(trained):
+        assert torch.equal(logits(trained), base)
+    assert torch.equal(logits(trained), after)
+    trained(torch.arange(2, 12).view(1, 10)).logits.sum().backward()
+    assert {name for name, parameter in trained.named_parameters() if parameter.grad is not None} == taught
+
+
+@pytest.mark.parametrize("has_start", [False, True])
+def test_reference_pass_runs_every_module_of_a_training_pass(trained, has_start):
     """ZeRO-3 fetches the parameters of the next modules in the order of the last pass."""
+    if has_start:
+        reference.keep_start(trained)
     run: list[str] = []
     for name, module in trained.named_modules():
         if not list(module.children()):
             module.register_forward_hook(lambda *_, name=name: run.append(name))
     logits(trained)
     training, run[:] = list(run), []
-    with reference.without_adapter(trained):
+    with reference.as_reference(trained):
         logits(trained)
     assert run == training and any("lora_A" in name for name in run)
 
