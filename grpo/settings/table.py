@@ -1,7 +1,7 @@
 """All settings of a run, in the order of docs/settings.md. Those without a default stand in train_grpo.sh.
 
 A new setting is an entry here and the code that uses it; the trainer gets it as `args.FLAG`. Then run
-`python -m grpo.settings --page`, and add a value to tests/grpo/launch/recipe_values.py.
+`python -P -m grpo.settings --page > docs/settings.md`.
 """
 
 from grpo.settings.setting import POSITIVE_SHARE, SHARE, Check, Setting, above, at_least

@@ -31,12 +31,6 @@ def test_settings_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_settings_are_formatted_as_code(page: Page) -> None:
-    prose = re.sub(r"`[^`\n]+`", "", page.outside)
-    assert _SETTING.findall(prose) == []
-
-
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_names_exist(page: Page) -> None:
     assert sorted({span for span in page.spans if _NAME.fullmatch(span) and not is_name(span)}) == []
 
