@@ -148,7 +148,7 @@ class PolicyLoss(nn.Module):
         if args.policy_loss_type == "gspo":  # one ratio per rollout
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        loss, clipped = objectives.of_tokens(torch.where(mask, log_probs, 0.0), ratio, advantages, args)
+        loss, clipped = objectives.of_tokens(log_probs, ratio, advantages, args)
         self.per_token |= clipped
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:

@@ -29,7 +29,7 @@ def of_tokens(
       matter. ``sapo`` clips nothing.
 
     Args:
-        log_probs, ratio, advantages: ``[B, A]``, finite.
+        log_probs, ratio, advantages: ``[B, A]``.
 
     Raises:
         ValueError: for an unknown loss.
