@@ -10,7 +10,7 @@ from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from reward import models, settings
 from reward.models import RETIRED
-from reward.stand_in import StandIn
+from tests.reward.faulty import StandIn
 from tests.reward.recorder import Recorder, redirector
 
 from .judge_variables import KEY, VARIABLES
