@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import equal_nodes, gpu_limits
+from grpo.launch import equal_nodes, flags, gpu_limits
 from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -22,11 +22,12 @@ from grpo.launch.checks.machine import (
 from grpo.launch.checks.model import check_model, check_released
 from grpo.launch.checks.packages import check_packages
 from grpo.launch.checks.reward import check_reward
-from grpo.launch.checks.settings import check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run import trackers
+from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.settings.flags import name_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
@@ -68,6 +69,28 @@ def problems_anywhere(config: Config) -> list[Problem]:
         *(check_model(config) if are_here else check_released(config)),
         *check_thinking(config),
     ]
+
+
+def check_flags(config: Config) -> Iterator[Problem]:
+    """Refuse what the patched trainer refuses, and some values that it would miss."""
+    args = config.args
+    yield from flags.problems(args)
+    if args.logging_steps < 1:
+        yield Problem(f"--logging_steps is {args.logging_steps}", "give 1 or more")
+    if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
+        yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
+    for flag, package in trackers.missing_packages(args):
+        yield Problem(
+            f"{name_of(f'--{flag}')} needs {package}, which is not installed",
+            trackers.INSTALL.get(package, "run scripts/setup.sh"),
+        )
+    for script in (args.remote_rm_url or "").split(","):
+        if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
+            yield Problem(
+                f"REWARD {script} is neither a .py file nor a URL", "set REWARD to a .py file with reward_func"
+            )
+        elif script.endswith(".py") and Path(script).resolve() not in (OUR_REWARD, USER_REWARD):
+            yield Problem(f"--remote_rm_url {script} would run unchecked", f"set REWARD={script} instead")
 
 
 def check_trackers(config: Config) -> Iterator[Problem]:

@@ -210,16 +210,6 @@ def box(setting: Setting) -> Callable[..., Config]:
     return config
 
 
-@pytest.fixture
-def make_checkpoint() -> Callable[..., Path]:
-    return write_checkpoint
-
-
-@pytest.fixture
-def make_data() -> Callable[[Path, int], Path]:
-    return write_data
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkout by links, with the Python of these tests as its environment and nothing cached."""

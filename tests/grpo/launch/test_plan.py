@@ -9,6 +9,8 @@ from grpo.model import model_files
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model, Tensor
 
+from .conftest import write_checkpoint
+
 
 def test_batches_steps_and_resources(setting) -> None:
     plan = make_plan(setting.config())
@@ -51,8 +53,8 @@ def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
     assert model.lora_parameters(4, targets) == 2 * trainable, "two layers"
 
 
-def test_sizes_of_an_mxfp4_checkpoint(setting, make_checkpoint, tmp_path) -> None:
-    folder = make_checkpoint(tmp_path / "packed", mxfp4=True)
+def test_sizes_of_an_mxfp4_checkpoint(setting, tmp_path) -> None:
+    folder = write_checkpoint(tmp_path / "packed", mxfp4=True)
     model = model_files.read(folder)
     rest = 2 * 128 * 32 + 32  # embeddings, lm_head, last norm
     attention = 64 * 32 + 2 * 32 * 32 + 32 * 64 + 64 + 2 * 32 + 32 + 4

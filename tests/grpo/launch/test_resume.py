@@ -31,6 +31,7 @@ from grpo.stack.problem import UserError
 from reward import settings
 from tests.faults import assert_seen, note
 
+from .conftest import write_checkpoint, write_data
 from .stopped_run import log, start, steps_in
 
 
@@ -191,13 +192,13 @@ def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, mo
 @pytest.mark.parametrize(
     "changes", [{"lora_rank": 8}, {"target_modules": ["q_proj"]}, {"pretrain": "other"}, {"prompt_data": "other.jsonl"}]
 )
-def test_another_adapter_model_or_data_file_is_refused(setting, save, make_checkpoint, make_data, changes) -> None:
+def test_another_adapter_model_or_data_file_is_refused(setting, save, changes) -> None:
     start(setting)
     save(10)
     if "pretrain" in changes:
-        changes = {"pretrain": make_checkpoint(setting.folder / "other")}
+        changes = {"pretrain": write_checkpoint(setting.folder / "other")}
     if "prompt_data" in changes:
-        changes = {"prompt_data": make_data(setting.folder / "other.jsonl", 20)}
+        changes = {"prompt_data": write_data(setting.folder / "other.jsonl", 20)}
     with pytest.raises(UserError, match="cannot continue with other settings"):
         resume.resolve_resumed(setting.words(**changes), setting.run_dir)
 
@@ -335,14 +336,14 @@ def run_with(setting, monkeypatch) -> Callable[..., int]:
     return run
 
 
-def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_data) -> None:
+def test_training_data_that_was_changed_in_place_is_refused(setting, save) -> None:
     start(setting)
     save(10)
-    make_data(Path(setting.flags["prompt_data"]), 21)
+    write_data(Path(setting.flags["prompt_data"]), 21)
     with pytest.raises(UserError, match=r"train.jsonl was changed .* start a new run"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
-    make_data(Path(setting.flags["prompt_data"]), 20)
-    make_data(Path(setting.flags["eval_dataset"]), 7)  # held-out problems may be others
+    write_data(Path(setting.flags["prompt_data"]), 20)
+    write_data(Path(setting.flags["eval_dataset"]), 7)  # held-out problems may be others
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
 
 

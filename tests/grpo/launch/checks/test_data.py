@@ -14,6 +14,7 @@ from grpo.launch.rendering import Rendered
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.grpo.launch.conftest import write_data
 
 RENDER = rendering.render
 
@@ -106,8 +107,8 @@ def test_without_a_label_key_our_reward_function_has_no_answers(setting) -> None
     assert "line 1: a label has no answer" in setting.problems(remote_rm_url=ours, label_key=None)[0]
 
 
-def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp_path: Path) -> None:
-    data = make_data(tmp_path / "both.jsonl", 30, first=90)  # eval has 100 to 104
+def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "both.jsonl", 30, first=90)  # eval has 100 to 104
     [problem] = setting.problems(prompt_data=data)
     assert (
         "both.jsonl, line 11: " in problem

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.model.model_files import INDEX
+from tests.grpo.launch.conftest import write_checkpoint
 
 CODE = {"auto_map": {"AutoConfig": "code.Config"}}
 
@@ -108,14 +109,14 @@ def test_what_the_chat_template_would_ignore_is_refused(
     assert f"does not read {what}" in problem and problem.endswith(f"remove it from {variable}")
 
 
-def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
-    packed = make_checkpoint(tmp_path / "packed", mxfp4=True)
+def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_path: Path) -> None:
+    packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.problems(pretrain=packed)
     assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
     assert "scripts.dequantize_checkpoint" in problem
     assert setting.problems(pretrain=packed, engine_model=tmp_path / "model") == []
 
 
-def test_engines_of_another_model_are_refused(setting, make_checkpoint, tmp_path: Path) -> None:
-    other = make_checkpoint(tmp_path / "other", vocab_size=256)
+def test_engines_of_another_model_are_refused(setting, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", vocab_size=256)
     assert "vocab_size is 256 in ENGINE_MODEL and 128 in MODEL" in setting.problems(engine_model=other)[0]

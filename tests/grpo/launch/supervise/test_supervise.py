@@ -142,16 +142,6 @@ def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, c
     assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
 
 
-def test_the_failure_of_an_earlier_part_is_forgotten_although_no_driver_starts(tmp_path: Path, start) -> None:
-    failure = tmp_path / "failure.json"
-    failure.touch()
-    run = start(tmp_path, "wait")
-    wait_until(lambda: bool(children(run.shell.pid)), "the keeper did not start")
-    os.kill(run.keeper(), signal.SIGKILL)
-    assert "the keeper was killed" in run.finish()
-    assert not failure.exists()
-
-
 # A stand-in for the trainer that asks the judge's stand-in, with google-genai's client.
 ASKING_DRIVER = """
 import os, sys, time
@@ -251,12 +241,14 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_the_keeper_is_ended(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
+    (failure := tmp_path / "failure.json").touch()
     run = start(tmp_path, "wait")
     driver = run.driver()
     watch = Stopwatch()
     os.kill(run.keeper(), signum)
     output = run.finish()
     assert run.shell.returncode == 1 and "Traceback" not in output
+    assert not failure.exists(), "that of an earlier part is forgotten"
     assert_nothing_left(driver)
     if signum == signal.SIGKILL:
         note("the keeper is killed", watch.seconds())
