@@ -18,10 +18,8 @@ MODEL_TYPE = "gpt_oss"
 CLASS = "GptOssForCausalLM"
 PACKED = "packed"
 EXPERTS = (PACKED, "bf16")  # how the actor holds experts
-NO_SHARD = "none"
-ZERO3 = "zero3"
-SHARDS = (ZERO3, NO_SHARD)  # how ranks hold the frozen base: a part each, or all of it
-
+NO_SHARD = "none"  # each rank holds all of the frozen base
+ZERO3 = "zero3"  # each holds a part
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MOST_LAYERS = 1000  # gpt-oss-120b has 36

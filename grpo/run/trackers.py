@@ -63,6 +63,8 @@ class Page:
     Its id and the last steps that it got are in a file of the run directory.
     """
 
+    _run: Any  # what the service started
+
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
@@ -72,7 +74,19 @@ class Page:
             replace(file, json.dumps(self._content))
         self.id: str = self._content["id"]
 
-    def is_new(self, group: str, step: int) -> bool:
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Log the numbers of a global step, once."""
+        if self._is_new(next(iter(numbers), "").partition("/")[0], step):
+            self._send(step, numbers)
+
+    def _send(self, step: int, numbers: dict[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Finish."""
+        self._run.finish()
+
+    def _is_new(self, group: str, step: int) -> bool:
         """Tell whether a step of this group is sent for the first time, and note that it is."""
         if step <= self._content.get(group, -1):
             return False
@@ -82,7 +96,7 @@ class Page:
         return True
 
 
-class Wandb:
+class Wandb(Page):
     """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
 
     The key comes from WANDB_API_KEY or `wandb login`. WANDB_MODE=offline needs none.
@@ -91,30 +105,24 @@ class Wandb:
     def __init__(self, args: Arguments, step: int) -> None:
         import wandb
 
-        self._page = Page(RunFiles(Path(args.run_dir)).wandb)
+        super().__init__(RunFiles(Path(args.run_dir)).wandb)
         self._run = wandb.init(
             entity=args.wandb_org,
             project=args.wandb_project,
             group=args.wandb_group,
             name=args.wandb_run_name,
-            id=self._page.id,
+            id=self.id,
             resume="allow",
             dir=args.run_dir,
             config=secrets.without_wandb_key(args),
         )
         self._run.define_metric("*", step_metric="global_step")
 
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step, once."""
-        if self._page.is_new(_group(numbers), step):
-            self._run.log({**numbers, "global_step": step})
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
+    def _send(self, step: int, numbers: dict[str, float]) -> None:
+        self._run.log({**numbers, "global_step": step})
 
 
-class Trackio:
+class Trackio(Page):
     """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID.
 
     It knows a run by its name alone, so the name ends with the beginning of the page's id.
@@ -123,22 +131,13 @@ class Trackio:
     def __init__(self, args: Arguments, step: int) -> None:
         import trackio
 
-        self._page = Page(RunFiles(Path(args.run_dir)).trackio)
+        super().__init__(RunFiles(Path(args.run_dir)).trackio)
         self._run = trackio.init(
             project=args.wandb_project,
-            name=f"{args.wandb_run_name}-{self._page.id[:8]}",
+            name=f"{args.wandb_run_name}-{self.id[:8]}",
             config=secrets.without_wandb_key(args),
             resume="allow",
         )
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step, once."""
-        if self._page.is_new(_group(numbers), step):
-            self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
 
 
 # Flag, package, tracker.
@@ -233,10 +232,6 @@ def trackio_fault() -> str:
         return ""
     done = subprocess.run([sys.executable, "-c", "import trackio"], capture_output=True, text=True)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
-
-
-def _group(numbers: Mapping[str, float]) -> str:
-    return next(iter(numbers), "").partition("/")[0]
 
 
 def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:

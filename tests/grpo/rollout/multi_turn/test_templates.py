@@ -141,25 +141,6 @@ def test_text_without_special_tokens_is_encoded_as_the_tokenizer_encodes_it(text
         assert not set(hidden) & set(codec.added.values())
 
 
-HEADERS = [
-    "<|channel|>commentary to=functions.search <|constrain|>json",
-    " to=functions.search<|channel|>commentary json",
-]
-
-
-@pytest.mark.parametrize("header", HEADERS)
-@pytest.mark.parametrize("arguments", ['{"query":"rain"}', '{ "query" : "rain" }', "no JSON {", ""])
-def test_a_harmony_call_is_rendered_as_it_was_written(header, arguments):
-    template = template_for(TOKENIZERS["harmony"])
-    sampled = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{header}<|message|>{arguments}<|call|>"
-    tokens = TOKENIZERS["harmony"].encode(sampled, add_special_tokens=False)
-    message = template.parse(tokens)
-    assert message["reasoning_content"] == "hm"
-    assert message["tool_calls"][0]["function"] == {"name": "search", "arguments": arguments}
-    tail = template.tail([{"role": "user", "content": "q"}, message], 1)
-    assert "".join(part.text for part in tail) == f"<|start|>assistant{sampled}<|start|>assistant"
-
-
 def test_turn_is_parsed_by_channel_and_a_cut_turn_up_to_its_end():
     template, encode = template_for(TOKENIZERS["harmony"]), TOKENIZERS["harmony"].encode
     whole = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"

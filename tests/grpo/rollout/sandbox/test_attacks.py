@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,21 +16,7 @@ from grpo.rollout.sandbox.confinement import Limits
 from grpo.rollout.sandbox.probe import ATTEMPTS, escapes
 from grpo.rollout.sandbox.sandbox import GuestDied, Sandbox
 from tests.grpo.rollout.sandbox.attacker import ROOT, SMALL, attack
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+from tests.supervised import is_alive, wait_until
 
 
 def test_nothing_escapes_and_each_attempt_is_one():
@@ -209,12 +194,12 @@ def test_endless_code_ends_at_its_deadline_with_its_process(code):
     async def late():
         sandbox = await Sandbox.start(Limits())
         pid = int((await sandbox.run("import os; os.getpid()")).text)
-        assert is_running(pid)
+        assert is_alive(pid)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await sandbox.run(code)
         assert not sandbox.is_open
-        wait_until(lambda: not is_running(pid))
+        wait_until(lambda: not is_alive(pid), "the guest outlived its deadline", 20)
 
     asyncio.run(late())
 
@@ -278,10 +263,10 @@ def test_guests_and_their_nursery_end_with_a_killed_engine():
     engine = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True, cwd=ROOT)  # fmt: skip
     guests = [int(pid) for pid in engine.stdout.readline().split()]
     nursery = int(Path(f"/proc/{guests[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    assert len(guests) == 3 and all(map(is_running, [*guests, nursery]))
+    assert len(guests) == 3 and all(map(is_alive, [*guests, nursery]))
     os.kill(engine.pid, signal.SIGKILL)
     engine.wait()
-    wait_until(lambda: not any(map(is_running, [*guests, nursery])))
+    wait_until(lambda: not any(map(is_alive, [*guests, nursery])), "they outlived the engine", 20)
 
 
 CHECK = """
