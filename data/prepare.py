@@ -26,7 +26,6 @@ from typing import Any
 
 from data import card, solve_rates, splits, synthetic
 from data.checks import check_lengths, check_overlap
-from data.columns import DEFAULT_COLUMNS, OwnColumns
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
 from grpo.stack.command import make_parser
@@ -122,7 +121,8 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
             origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
         else:
             rows, origin = read_source(source.name)
-            own = OwnColumns(options.problem_column, options.answer_column) if "file" in origin else DEFAULT_COLUMNS
+            named = (("problem", options.problem_column), ("answer", options.answer_column))
+            own = {name: column for name, column in named if column and "file" in origin}
             parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own)
             problems += parsed
             bad += wrong

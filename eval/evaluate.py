@@ -174,9 +174,8 @@ def _draw(
         sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
         return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
 
-    at_once = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
-    if not (setting or thinking):
-        at_once = len(output.missing)
+    places = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+    at_once = places if setting or thinking else len(output.missing)
     asyncio.run(output.draw(one, at_once, "conversation" if setting else "sample"))
 
 
