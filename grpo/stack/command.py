@@ -27,6 +27,16 @@ def check_counts(options: argparse.Namespace, names: Sequence[str]) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value:g}", "give 1 or more")
 
 
+def parser(module: str, documentation: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a module's command line, whose help begins with the module's documentation."""
+    return argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog=f"python -m {module}",
+        description=documentation,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def run(main: Callable[[], int], draws: bool = False) -> NoReturn:
     """Run a command line to its exit code. A reader that stops early (`| head`) ends it without a traceback.
 
