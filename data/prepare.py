@@ -28,7 +28,7 @@ from data import card, solve_rates, splits, synthetic
 from data.checks import check_lengths, check_overlap
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
-from grpo.stack.command import make_parser
+from grpo.stack import command
 from grpo.stack.problem import UserError
 
 
@@ -191,7 +191,7 @@ def _count(text: str) -> int | None:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser. It leaves out options that are not given: :class:`Options` has their defaults."""
-    parser = make_parser("data.prepare", __doc__)
+    parser = command.parser("data.prepare", __doc__)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
     parser.add_argument("--source", **several, help="split into train and eval by the rules")
     parser.add_argument("--train", **several, help="use all of it for training")
