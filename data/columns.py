@@ -1,7 +1,6 @@
 """Which columns of a row hold the problem, its answer, and what else is known about it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data.sources import Row
@@ -22,28 +21,20 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class OwnColumns:
-    """Columns that the user names; None for those of COLUMNS."""
-
-    problem: str | None = None
-    answer: str | None = None
-
-
-DEFAULT_COLUMNS = OwnColumns()
-
-
-def named(rows: Sequence[Row], source: str, own: OwnColumns) -> list[Row]:
+def named(rows: Sequence[Row], source: str, own: Mapping[str, str]) -> list[Row]:
     """Return the rows with our column names; a value that is no object, or unclear, is or becomes a ValueError.
+
+    Args:
+        own: what the user calls the columns `problem` and `answer`; those of COLUMNS for what is missing.
 
     Raises:
         UserError: if no row has a column with a problem, or with an answer or a solution.
     """
     names = {str(name): None for row in rows if isinstance(row.value, dict) for name in row.value}
     columns = f"columns: {', '.join(names) or 'none'}"
-    for option, name in (("--problem-column", own.problem), ("--answer-column", own.answer)):
-        if name and _normal(name) not in map(_normal, names):
-            raise UserError(f"{source} has no column {name!r} ({columns})", f"name another {option}")
+    for ours, name in own.items():
+        if _normal(name) not in map(_normal, names):
+            raise UserError(f"{source} has no column {name!r} ({columns})", f"name another --{ours}-column")
     renamed = [Row(location, _known(value, own)) for location, value in rows]
     objects = [row.value for row in renamed if isinstance(row.value, dict)]
     if objects and not any("problem" in value for value in objects):
@@ -59,7 +50,7 @@ def named(rows: Sequence[Row], source: str, own: OwnColumns) -> list[Row]:
     return renamed
 
 
-def _known(value: Any, own: OwnColumns) -> Any:
+def _known(value: Any, own: Mapping[str, str]) -> Any:
     if not isinstance(value, dict):
         return value
     given: dict[str, Any] = {}
@@ -70,8 +61,7 @@ def _known(value: Any, own: OwnColumns) -> Any:
             given[_normal(name)] = content
     columns = {}
     for name, aliases in COLUMNS.items():
-        chosen = getattr(own, name, None)
-        for alias in (_normal(chosen),) if chosen else aliases:
+        for alias in (_normal(own[name]),) if name in own else aliases:
             if alias in given:
                 columns[name] = given[alias]
                 break

@@ -26,10 +26,9 @@ from typing import Any
 
 from data import card, solve_rates, splits, synthetic
 from data.checks import check_lengths, check_overlap
-from data.columns import DEFAULT_COLUMNS, OwnColumns
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
-from grpo.stack.command import make_parser
+from grpo.stack import command
 from grpo.stack.problem import UserError
 
 
@@ -122,7 +121,8 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
             origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
         else:
             rows, origin = read_source(source.name)
-            own = OwnColumns(options.problem_column, options.answer_column) if "file" in origin else DEFAULT_COLUMNS
+            named = (("problem", options.problem_column), ("answer", options.answer_column))
+            own = {name: column for name, column in named if column and "file" in origin}
             parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own)
             problems += parsed
             bad += wrong
@@ -191,7 +191,7 @@ def _count(text: str) -> int | None:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser. It leaves out options that are not given: :class:`Options` has their defaults."""
-    parser = make_parser("data.prepare", __doc__)
+    parser = command.parser("data.prepare", __doc__)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
     parser.add_argument("--source", **several, help="split into train and eval by the rules")
     parser.add_argument("--train", **several, help="use all of it for training")

@@ -11,12 +11,13 @@ means nothing, unless other rows of the file have a whole one. Papers count from
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from data.columns import DEFAULT_COLUMNS, OwnColumns, named
+from data.columns import named
 from data.instructions import INSTRUCTIONS, bare, instructed
 from data.sources import Row
 from reward.answers import canonical, grade
@@ -83,9 +84,12 @@ class Problem:
 
 
 def parse_rows(
-    rows: Sequence[Row], source: str, split: str | None, own: OwnColumns = DEFAULT_COLUMNS
+    rows: Sequence[Row], source: str, split: str | None, own: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Problem], list[str]]:
     """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable.
+
+    Args:
+        own: the user's names of columns, see :func:`data.columns.named`.
 
     Raises:
         UserError: if no row has a problem, or none an answer.

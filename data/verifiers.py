@@ -62,7 +62,7 @@ def _line(split: str, number: int, row: Row) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = command.make_parser("data.verifiers", __doc__)
+    parser = command.parser("data.verifiers", __doc__)
     parser.add_argument("--environment", required=True, help="verifiers:NAME, or a .py file")
     parser.add_argument("--out", required=True, type=Path, help="folder of both files")
     parser.add_argument("--train", type=int, help="lines to train on, at most (default: all)")

@@ -172,7 +172,7 @@ def warnings(result: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = command.make_parser("eval.compare", __doc__)
+    parser = command.parser("eval.compare", __doc__)
     parser.add_argument("a", type=Path, metavar="A")
     parser.add_argument("b", type=Path, metavar="B")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -26,8 +26,8 @@ from eval.table import result_table
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
+from grpo.stack import command
 from grpo.stack.checkout import git_revision
-from grpo.stack.command import check_counts, make_parser
 from grpo.stack.problem import UserError
 
 Failures = list[tuple[EvalProblem, int, str]]
@@ -35,7 +35,7 @@ Failures = list[tuple[EvalProblem, int, str]]
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    command_line = make_parser("eval.conversations", __doc__)
+    command_line = command.parser("eval.conversations", __doc__)
     command_line.add_argument(
         "--environment", required=True, help="like ENVIRONMENT in train_grpo.sh: a name or a .py file"
     )
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
     Raises:
         UserError: before a request is sent.
     """
-    check_counts(options, ("n", "limit", "concurrency", "max_tokens"))
+    command.check_counts(options, ("n", "limit", "concurrency", "max_tokens"))
     harness.limits_of(options)
     kind = harness.load_environment(options.environment)
     problems = read_problems(options.data, is_graded=False)[: options.limit]

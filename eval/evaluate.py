@@ -31,7 +31,7 @@ from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
-from grpo.stack.command import make_parser
+from grpo.stack import command
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    command_line = make_parser("eval.evaluate", __doc__)
+    command_line = command.parser("eval.evaluate", __doc__)
     command_line.add_argument(
         "--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports"
     )
@@ -174,9 +174,8 @@ def _draw(
         sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
         return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
 
-    at_once = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
-    if not (setting or thinking):
-        at_once = len(output.missing)
+    places = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+    at_once = places if setting or thinking else len(output.missing)
     asyncio.run(output.draw(one, at_once, "conversation" if setting else "sample"))
 
 

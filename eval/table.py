@@ -124,7 +124,7 @@ def problems_of(folder: Path) -> set[str] | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = command.make_parser("eval.table", __doc__)
+    parser = command.parser("eval.table", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     folders = parser.parse_args(argv).folders
     try:

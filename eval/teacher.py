@@ -24,8 +24,8 @@ from eval.identity import file_digest
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
+from grpo.stack import command
 from grpo.stack.checkout import git_revision
-from grpo.stack.command import check_counts, make_parser
 from grpo.stack.problem import UserError
 from reward import endpoint, models, settings
 from reward.chain import Chain, ChainError, connect
@@ -34,7 +34,7 @@ from reward.endpoint import Endpoint
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    command_line = make_parser("eval.teacher", __doc__)
+    command_line = command.parser("eval.teacher", __doc__)
     command_line.add_argument("--model", required=True, help="a Gemini model")
     command_line.add_argument(
         "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute")
-    check_counts(options, (*counts, "concurrency"))
+    command.check_counts(options, (*counts, "concurrency"))
     if options.temperature is not None and not 0 <= options.temperature <= 2:
         raise UserError(f"--temperature is {options.temperature:g}", "give a number from 0 to 2")
     return settings.ChainSettings(

@@ -6,11 +6,11 @@ range without an error.
 
 import email.utils
 import functools
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -37,6 +37,11 @@ class Kind(Enum):
     NO_MODEL = "no such model, or no rights"
     NO_KEY = "no valid key"
     REDIRECTED = "redirected"
+
+
+# By the status of an answer; see `classify` for others.
+_KINDS = {401: Kind.NO_KEY, 403: Kind.NO_MODEL, 404: Kind.NO_MODEL, 429: Kind.THROTTLED}
+_KINDS |= dict.fromkeys((408, 504), Kind.NO_ANSWER)  # the client tells the server how long it waits
 
 
 class CallError(Exception):
@@ -170,26 +175,25 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     Raises:
         TimeoutError: after `seconds`.
     """
-    results: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.put((call(), None))
+            done.set_result(call())
         except Exception as error:
-            results.put((None, error))
+            done.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True, name="gemini-call")
     thread.start()
     try:
-        result, error = results.get(timeout=seconds)
-    except queue.Empty:
+        return done.result(seconds)
+    except TimeoutError:
+        if done.done():  # the call's own error
+            return done.result()
         from reward import transport  # of a client, which has imported it
 
         transport.cut(thread)
         raise TimeoutError(f"no complete answer after {seconds:.3g} s") from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
 
 
 def classify(error: Exception, key: str) -> CallError:
@@ -204,25 +208,19 @@ def classify(error: Exception, key: str) -> CallError:
         message = f"{error.code} {error.status}: {error.message}"
     # httpx2 shows what it refuses as repr does.
     message = message.replace(key, "<key>").replace(repr(key)[1:-1], "<key>")[:_MESSAGE_CHARS]
-    if isinstance(error, Redirected):
-        return CallError(Kind.REDIRECTED, message)
-    if isinstance(error, TimeoutError | httpx2.TimeoutException):
-        return CallError(Kind.NO_ANSWER, message)
     if not isinstance(error, errors.APIError):
+        if isinstance(error, Redirected):
+            return CallError(Kind.REDIRECTED, message)
+        if isinstance(error, TimeoutError | httpx2.TimeoutException):
+            return CallError(Kind.NO_ANSWER, message)
         # A body that is invalid JSON, or not a reply, raises ValueErrors of google-genai and pydantic.
         return CallError(Kind.BAD_REPLY if isinstance(error, ValueError) else Kind.FAILED, message)
-    is_key = error.code == 401 or (error.code == 400 and "API_KEY" in str(error.details))
-    if is_key:
-        return CallError(Kind.NO_KEY, message)
-    if error.code == 429:
-        return CallError(Kind.SPENT if is_spent(error) else Kind.THROTTLED, message, retry_delay(error))
-    if error.code in (403, 404):
-        return CallError(Kind.NO_MODEL, message)
-    if error.code in (408, 504):  # the client tells the server how long it waits
-        return CallError(Kind.NO_ANSWER, message, retry_delay(error))
-    if error.code >= 500:
-        return CallError(Kind.FAILED, message, retry_delay(error))
-    return CallError(Kind.NEXT_MODEL, message)
+    kind = _KINDS.get(error.code, Kind.FAILED if error.code >= 500 else Kind.NEXT_MODEL)
+    if error.code == 400 and "API_KEY" in str(error.details):
+        kind = Kind.NO_KEY
+    elif error.code == 429 and is_spent(error):
+        kind = Kind.SPENT
+    return CallError(kind, message, retry_delay(error))
 
 
 def _details(error: Any, kind: str) -> list[dict[str, Any]]:

@@ -9,16 +9,6 @@ from typing import Any, NoReturn
 from grpo.stack.problem import UserError
 
 
-def make_parser(module: str, about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `python -m MODULE`; its help begins with `about` as it is written."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=about,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
 def check_counts(options: argparse.Namespace, names: Sequence[str]) -> None:
     """Refuse options, None aside, that are below 1; raises UserError for the first one."""
     for name in names:

@@ -1,12 +1,12 @@
 """Files of the user's own: CSV, prompts with labels, columns of other names, and what is said about unreadable ones."""
 
 import json
+from types import MappingProxyType
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.columns import OwnColumns
 from data.instructions import INSTRUCTIONS
 from data.prepare import Options, Source, main, prepare
 from data.problems import parse_rows
@@ -15,7 +15,7 @@ from grpo.stack.problem import UserError
 from tests.data.conftest import aime_rows, read, write
 
 
-def parse(*rows, own=OwnColumns()):  # noqa: B008
+def parse(*rows, own=MappingProxyType({})):
     return parse_rows([Row(f"f, line {number}", row) for number, row in enumerate(rows, 1)], "f.jsonl", None, own)
 
 
@@ -141,9 +141,9 @@ def test_columns_of_other_names(tmp_path):
 @pytest.mark.parametrize(
     ("row", "own", "message"),
     [
-        ({"aufgabe": "P", "answer": "1"}, OwnColumns(), r"no column with the problem \(columns: aufgabe, answer\)"),
-        ({"problem": "P", "gold": "1"}, OwnColumns(), r"no column with the answer \(columns: problem, gold\)"),
-        ({"problem": "P", "gold": "1"}, OwnColumns(answer="golds"), r"no column 'golds' \(columns: problem, gold\)"),
+        ({"aufgabe": "P", "answer": "1"}, {}, r"no column with the problem \(columns: aufgabe, answer\)"),
+        ({"problem": "P", "gold": "1"}, {}, r"no column with the answer \(columns: problem, gold\)"),
+        ({"problem": "P", "gold": "1"}, {"answer": "golds"}, r"no column 'golds' \(columns: problem, gold\)"),
     ],
 )
 def test_a_file_without_the_columns_names_those_that_it_has(row, own, message):

@@ -1,9 +1,6 @@
 """The evaluation of a model behind an API, in the environments that training uses."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
 
@@ -12,19 +9,17 @@ from eval.compare import compare_evaluations, read_grades
 from grpo.rollout.multi_turn import retrieval
 from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.scripted import call
-from tests.reward.recorder import Recorder, redirector
+from tests.reward.recorder import Answer, Recorder, Seen, redirector
 
 
-class StandInAPI(BaseHTTPRequestHandler):
+class StandInAPI:
     """A stand-in for a model behind the OpenAI protocol: searches, reads what it found, then answers."""
 
-    seen: ClassVar[list] = []
-    thinking: ClassVar[dict] = {}
-    answer = failing = ""
+    def __init__(self):
+        self.seen, self.thinking, self.answer, self.failing, self.url = [], {}, "", "", ""
 
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(asked)
+    def __call__(self, request: Seen) -> Answer:
+        self.seen.append(asked := json.loads(request.body))
         results = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
         message = {"role": "assistant", "content": None, **self.thinking}
         if not results:
@@ -33,29 +28,18 @@ class StandInAPI(BaseHTTPRequestHandler):
             message["content"] = self.answer or ("\\boxed{417}" if "417" in "".join(results) else "unknown")
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if not results else "stop"}
         usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
-        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
-                           "usage": usage}).encode()  # fmt: skip
-        self.send_response(400 if asked["messages"][0]["content"] == self.failing else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Says nothing."""
+        body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        status = 400 if asked["messages"][0]["content"] == self.failing else 200
+        return Answer(status, json.dumps(body).encode(), (("Content-Type", "application/json"),))
 
 
 @pytest.fixture
 def api(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    StandInAPI.seen, StandInAPI.thinking, StandInAPI.answer, StandInAPI.failing = [], {}, "", ""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandInAPI)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    model = StandInAPI()
+    with Recorder(model) as server:
+        model.url = f"{server.url}/v1"
+        yield model
 
 
 def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, monkeypatch, capsys):
@@ -66,10 +50,10 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     monkeypatch.setenv("LIBRARY", str(library))
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
-    command = ["--environment", "retrieval", "--data", str(data), "--base-url", api, "--out", str(out)]
+    command = ["--environment", "retrieval", "--data", str(data), "--base-url", api.url, "--out", str(out)]
     command += ["--n", "3", "--model", "m"]
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert conversations.main(command) == 2 and not StandInAPI.seen
+    assert conversations.main(command) == 2 and not api.seen
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert conversations.main(command) == 0
     result = json.loads((out / "result.json").read_text())
@@ -78,21 +62,19 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     assert "turns                    2" in capsys.readouterr().out
     for record in rows(out / "samples.jsonl"):
         assert record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"]
-    assert {tool["function"]["name"] for tool in StandInAPI.seen[0]["tools"]} == {"search", "read"}
-    assert all("name" not in message for asked in StandInAPI.seen for message in asked["messages"])
-    asked = len(StandInAPI.seen)
-    assert conversations.main(command) == 0 and len(StandInAPI.seen) == asked
+    assert {tool["function"]["name"] for tool in api.seen[0]["tools"]} == {"search", "read"}
+    assert all("name" not in message for asked in api.seen for message in asked["messages"])
+    asked = len(api.seen)
+    assert conversations.main(command) == 0 and len(api.seen) == asked
     assert conversations.main([*command, "--turns", "3"]) == 2
     assert "turns was 8, is 3" in capsys.readouterr().err
 
 
 def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_reasoning(api, tmp_path):
     for name, sent in (("reasoning", ["hm"]), ("reasoning_content", [])):
-        StandInAPI.seen, StandInAPI.thinking = [], {name: "hm"}
+        api.seen, api.thinking = [], {name: "hm"}
         assert conversations.main(asking(api, tmp_path, name)) == 0
-        assert [
-            message.get("reasoning") for message in StandInAPI.seen[1]["messages"] if "reasoning" in message
-        ] == sent
+        assert [message.get("reasoning") for message in api.seen[1]["messages"] if "reasoning" in message] == sent
         (record,) = rows(tmp_path / name / "samples.jsonl")
         thought = [message.get("reasoning_content") for message in record["messages"] if message["role"] == "assistant"]
         assert thought == ["hm", "hm"]
@@ -100,21 +82,21 @@ def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_rea
 
 def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tmp_path, capsys):
     command = asking(api, tmp_path, "out", prompts=("one", "two", "three"))
-    StandInAPI.failing = "two"
+    api.failing = "two"
     assert conversations.main(command) == 1
     said = capsys.readouterr().err
     assert "no answer in conversation 0 of two: BadRequestError" in said and "the same command continues" in said
     assert {row["id"] for row in rows(tmp_path / "out" / "samples.jsonl")} == {"one", "three"}
     assert not (tmp_path / "out" / "result.json").exists()
-    StandInAPI.failing, StandInAPI.seen = "", []
+    api.failing, api.seen = "", []
     assert conversations.main(command) == 0
-    assert {asked["messages"][0]["content"] for asked in StandInAPI.seen} == {"two"}
+    assert {asked["messages"][0]["content"] for asked in api.seen} == {"two"}
     assert [row["id"] for row in rows(tmp_path / "out" / "grades.jsonl")] == ["one", "two", "three"]
 
 
 def test_two_evaluations_of_conversations_are_compared(api, tmp_path):
     for name, answer in (("a", "unknown"), ("b", "\\boxed{417}")):
-        StandInAPI.answer = answer
+        api.answer = answer
         assert conversations.main(asking(api, tmp_path, name, prompts=("one", "two"))) == 0
     result = compare_evaluations(*(read_grades(tmp_path / name) for name in "ab"))
     assert (result["a"], result["b"], result["better"]) == (0.0, 1.0, 2)
@@ -126,7 +108,7 @@ def asking(api, folder, out, prompts=("one",)):
     (data := folder / "data.jsonl").write_text(
         "".join(json.dumps({"id": prompt, "prompt": prompt, "label": "417"}) + "\n" for prompt in prompts)
     )
-    return ["--environment", str(file), "--data", str(data), "--base-url", api, "--model", "m", "--out",
+    return ["--environment", str(file), "--data", str(data), "--base-url", api.url, "--model", "m", "--out",
             str(folder / out)]  # fmt: skip
 
 
@@ -188,7 +170,7 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path):
     (data := tmp_path / "data.jsonl").write_text(
         "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in labels)
     )
-    command = ["--environment", str(file), "--data", str(data), "--base-url", api]
+    command = ["--environment", str(file), "--data", str(data), "--base-url", api.url]
     command += ["--out", str(tmp_path / "out")]
     assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -199,7 +181,7 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path):
         assert record["reward"] == (None if wrong else 0.5) and (record["ending"] == "error") == bool(wrong)
         assert wrong in record["error"] if wrong else "error" not in record
     assert "what no file can hold" in records[1]["messages"][-1]
-    assert len(StandInAPI.seen) == 4, "no turn of what could not begin"
+    assert len(api.seen) == 4, "no turn of what could not begin"
 
 
 @pytest.mark.parametrize(

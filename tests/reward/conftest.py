@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,14 @@ SETTINGS = {
     "JUDGE_TPM": "10000000",
     "JUDGE_CONCURRENCY": "8",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_certificates() -> Iterator[None]:
+    """No server here speaks TLS, and each client would read all certificates three times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *arguments, **options: None)
+        yield
 
 
 @pytest.fixture

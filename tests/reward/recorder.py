@@ -27,12 +27,13 @@ class Seen:
     method: str
     path: str
     text: str  # headers and body
+    body: str
 
 
 class Recorder:
-    """Runs as a context manager. `answer` maps a path to the answer of its requests."""
+    """Runs as a context manager. `answer` maps a request to its answer."""
 
-    def __init__(self, answer: Callable[[str], Answer] = lambda path: Answer()) -> None:
+    def __init__(self, answer: Callable[[Seen], Answer] = lambda seen: Answer()) -> None:
         self.seen: list[Seen] = []
         recorder = self
 
@@ -40,9 +41,9 @@ class Recorder:
             protocol_version = "HTTP/1.1"
 
             def reply(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                recorder.seen.append(Seen(self.command, self.path, f"{self.headers}{body.decode()}"))
-                response = answer(self.path)
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+                recorder.seen.append(seen := Seen(self.command, self.path, f"{self.headers}{body}", body))
+                response = answer(seen)
                 self.send_response(response.status)
                 for name, value in response.headers:
                     self.send_header(name, value)
@@ -75,4 +76,4 @@ class Recorder:
 
 def redirector(status: int, to: str) -> Recorder:
     """Return a server that redirects every request to the same path of another."""
-    return Recorder(lambda path: Answer(status, b"", (("Location", to + path),)))
+    return Recorder(lambda seen: Answer(status, b"", (("Location", to + seen.path),)))

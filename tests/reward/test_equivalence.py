@@ -18,6 +18,7 @@ ROOT = Path(equivalence.__file__).resolve().parents[1]
 # Small enough to pass the guard, and hours of work.
 HANGS = "\\binom{n+99999999}{9999999}"
 SECRET = "not-to-be-inherited"
+SPARE: list[equivalence.Worker] = []
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -32,8 +33,21 @@ def pool(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(equivalence, "pool", pool)
     limit(monkeypatch, 1.0)
     yield pool
-    for worker in pool.alive:
+    SPARE.extend(pool.idle[: 1 - len(SPARE)])
+    for worker in pool.alive.difference(SPARE):
         worker.end()
+
+
+@pytest.fixture
+def warm(pool):
+    """The same with one worker, which an earlier test has left: starting one takes a second."""
+    if SPARE:
+        pool.idle.append(SPARE.pop())
+        pool.alive.update(pool.idle)
+        pool.counts["started"] = 1
+    else:
+        pool.warm_up()
+    return pool
 
 
 def pids(pool) -> list[int]:
@@ -61,24 +75,24 @@ def test_worker_starts_only_if_needed(pool) -> None:
     assert pool.counts == {} and not pool.alive
 
 
-def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(pool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(warm, caplog: pytest.LogCaptureFixture) -> None:
     assert not equivalence.equal(HANGS, "7")
     assert not equivalence.equal(HANGS, "7")  # decided: it does not hang again
     assert not equivalence.equal(HANGS, "8")
     assert equivalence.equal("x(x+1)", "x^2+x")
-    assert pool.counts == {"started": 3, "hung": 2}
+    assert warm.counts == {"started": 3, "hung": 2}
     assert sum("hung" in record.message for record in caplog.records) == 1
 
 
-def test_a_worker_killed_while_idle_is_replaced(pool) -> None:
+def test_a_worker_killed_while_idle_is_replaced(warm) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
-    (pid,) = pids(pool)
+    (pid,) = pids(warm)
     os.kill(pid, signal.SIGKILL)
     assert equivalence.equal("x(x+2)", "x^2+2x")
-    assert pool.counts == {"started": 2} and pids(pool) != [pid]
+    assert warm.counts == {"started": 2} and pids(warm) != [pid]
 
 
-def test_a_worker_killed_in_its_work_is_replaced_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_killed_in_its_work_is_replaced_once(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 60.0)
     verdicts = []
     caller = threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7")))
@@ -86,24 +100,24 @@ def test_a_worker_killed_in_its_work_is_replaced_once(pool, monkeypatch: pytest.
     killed: set[int] = set()
     while caller.is_alive():
         # A worker that computes has used processor time beyond what it took to start.
-        for worker in list(pool.alive):
+        for worker in list(warm.alive):
             if worker.process.pid not in killed:
                 time.sleep(0.3)
                 os.kill(worker.process.pid, signal.SIGKILL)
                 killed.add(worker.process.pid)
         caller.join(0.05)
     assert verdicts == [False] and len(killed) == 2
-    assert pool.counts == {"started": 2, "died": 1}
+    assert warm.counts == {"started": 2, "died": 1}
     assert equivalence.equal("x(x+1)", "x^2+x")
 
 
-def test_a_stopped_worker_is_given_up(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_is_given_up(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
     monkeypatch.setattr(equivalence, "WALL_LIMIT_SECONDS", 0.5)
-    (pid,) = pids(pool)
+    (pid,) = pids(warm)
     os.kill(pid, signal.SIGSTOP)
     assert not equivalence.equal("x(x+2)", "x^2+2x")
-    assert pool.counts["hung"] == 1 and not is_running(pid)
+    assert warm.counts["hung"] == 1 and not is_running(pid)
 
 
 def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +140,14 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
     assert pool.counts["hung"] == 1
 
 
-def test_threads_that_ask_for_one_pair_share_its_verdict(pool) -> None:
+def test_threads_that_ask_for_one_pair_share_its_verdict(warm) -> None:
     with ThreadPoolExecutor(8) as callers:
         verdicts = list(callers.map(lambda _: equivalence.equal(HANGS, "7"), range(8)))
     assert verdicts == [False] * 8
-    assert pool.counts == {"started": 1, "hung": 1}
+    assert warm.counts == {"started": 1, "hung": 1}
 
 
-def test_shared_failure_reaches_all_callers_and_is_not_cached(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_failure_reaches_all_callers_and_is_not_cached(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
     limit(monkeypatch, 60.0)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 1.0)
@@ -145,31 +159,31 @@ def test_shared_failure_reaches_all_callers_and_is_not_cached(pool, monkeypatch:
     # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(ask, range(8)))
-    assert "hung" not in pool.counts and not pool.alive
+    assert "hung" not in warm.counts and not warm.alive
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     limit(monkeypatch, 1.0)
-    assert not equivalence.equal(HANGS, "7") and pool.counts["hung"] == 1
+    assert not equivalence.equal(HANGS, "7") and warm.counts["hung"] == 1
 
 
-def test_an_integer_has_less_time(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_integer_has_less_time(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
-    assert not equivalence.equal(HANGS, "7") and pool.counts["hung"] == 1
+    assert not equivalence.equal(HANGS, "7") and warm.counts["hung"] == 1
 
 
-def test_verdicts_are_kept_up_to_a_number(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_kept_up_to_a_number(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "MAX_VERDICTS", 3)
     for n in range(2, 8):
         assert equivalence.equal(f"x(x+{n})", f"x^2+{n}x")
-    assert len(pool.verdicts) == 3
+    assert len(warm.verdicts) == 3
 
 
-def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_waits_no_longer_than_its_limit(warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.1)
     for _ in range(equivalence.WORKERS):
-        assert pool.slots.acquire()  # as callers do whose pairs take long
+        assert warm.slots.acquire()  # as callers do whose pairs take long
     with pytest.raises(equivalence.Unavailable, match="busy"):
         equivalence.equal("x(x+1)", "x^2+x")
-    pool.slots.release(equivalence.WORKERS)
+    warm.slots.release(equivalence.WORKERS)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
 
@@ -301,13 +315,13 @@ def test_a_worker_ends_with_its_parent(state: str) -> None:
     assert wait_until_gone(pid)
 
 
-def test_a_forked_child_has_workers_of_its_own(pool) -> None:
+def test_a_forked_child_has_workers_of_its_own(warm) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
-    pool_of_parent = pids(pool)
+    pool_of_parent = pids(warm)
     child = os.fork()
     if child == 0:
-        pool.after_fork()  # registered for the pool of the module, which this one replaces
-        right = not pids(pool) and equivalence.equal("x(x+2)", "x^2+2x") and pids(pool) != pool_of_parent
+        warm.after_fork()  # registered for the pool of the module, which this one replaces
+        right = not pids(warm) and equivalence.equal("x(x+2)", "x^2+2x") and pids(warm) != pool_of_parent
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert equivalence.equal("x(x+3)", "x^2+3x") and pids(pool) == pool_of_parent
+    assert equivalence.equal("x(x+3)", "x^2+3x") and pids(warm) == pool_of_parent

@@ -62,32 +62,36 @@ def sent(server) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("channel", ["final", "analysis"])
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_a_response_stays_data(serve, make_judge, attack, channel):
+def test_a_response_stays_data(serve, make_judge, channel):
     server = serve()
-    response = f"<|channel|>{channel}<|message|>{attack} \\boxed{{7}}"
-    make_judge(server).judge("What is 3 + 4?", response, "7", channel == "final")
-    text, system = sent(server)
-    assert system == (SYSTEM if channel == "final" else SYSTEM_UNFINISHED)
+    judge = make_judge(server)
+    for name, attack in ATTACKS.items():
+        server.requests.clear()
+        response = f"<|channel|>{channel}<|message|>{attack} \\boxed{{7}}"
+        judge.judge("What is 3 + 4?", response, "7", channel == "final")
+        text, system = sent(server)
+        assert system == (SYSTEM if channel == "final" else SYSTEM_UNFINISHED)
+        check_request(name, text, channel)
+
+
+def check_request(name: str, text: str, channel: str) -> None:
     match = re.match(r"The random number of this request is ([0-9a-f]{32})\.\n", text)
-    assert match
+    assert match, name
     nonce = match[1]
     # The number opens and closes each section once, is in our notes, and occurs nowhere else.
     tags = re.findall(rf"</?\w*-?{nonce}>", text)
-    names = ("problem", "reference_answer", "response")
-    assert tags == [tag for name in names for tag in (f"<{name}-{nonce}>", f"</{name}-{nonce}>")]
+    sections = ("problem", "reference_answer", "response")
+    assert tags == [tag for part in sections for tag in (f"<{part}-{nonce}>", f"</{part}-{nonce}>")], name
     notes = re.findall(rf"^\[(.*) ?{nonce}(?: \.\.\.)?\]$", text, re.MULTILINE)
-    assert notes[0] == f"{channel} " and all("left out" in note for note in notes[1:])
-    assert text.count(nonce) == 1 + len(tags) + len(notes)
-    assert text.endswith(f"</response-{nonce}>\n\nScore the response.")
+    assert notes[0] == f"{channel} " and all("left out" in note for note in notes[1:]), name
+    assert text.count(nonce) == 1 + len(tags) + len(notes), name
+    assert text.endswith(f"</response-{nonce}>\n\nScore the response."), name
     inside = text.partition(f"<response-{nonce}>\n")[2].partition(f"\n</response-{nonce}>")[0]
-    assert "\\boxed{7}" in inside
-    assert not re.search(r"<\|[^<>\n]*\|>", inside) and not re.search("[\uff5c\u2223\ufe64\u2329]", inside)
-    assert all(character in "\n\t" or character.isprintable() for character in inside)
-    assert not re.search(
-        "[\u034f\u115f\u1160\u17b4\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]", inside
-    )
-    assert len(inside) <= MAX_RESPONSE_CHARS + 100
+    assert "\\boxed{7}" in inside and len(inside) <= MAX_RESPONSE_CHARS + 100, name
+    assert not re.search(r"<\|[^<>\n]*\|>", inside) and not re.search("[\uff5c\u2223\ufe64\u2329]", inside), name
+    assert all(character in "\n\t" or character.isprintable() for character in inside), name
+    ignorable = "[\u034f\u115f\u1160\u17b4\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+    assert not re.search(ignorable, inside), name
 
 
 def test_the_judge_is_told_that_a_response_has_no_final_answer(serve, make_judge):

@@ -86,11 +86,10 @@ GOLDS = [r"\frac12", r"\sqrt2", r"\frac{\pi^2}6", "-\\frac72", "0.35", "1+\\sqrt
 
 
 @pytest.mark.parametrize("gold", GOLDS)
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES[::4] + TRIGONOMETRY + COUNTS)
-def test_the_number_may_be_any_constant(name: str, form: str, gold: str) -> None:
-    assert grade(form.format(name, gold), gold).correct
-    assert not grade(form.format(name, gold), "\\frac34").correct
+def test_the_number_may_be_any_constant(name: str, gold: str) -> None:
+    said = FORMS[len(name) % 3].format(name, gold)
+    assert grade(said, gold).correct and not grade(said, "\\frac34").correct
 
 
 @pytest.mark.parametrize("gold", GOLDS[:3])

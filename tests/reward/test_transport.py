@@ -115,7 +115,7 @@ def test_the_scores_of_another_host_do_not_count(tmp_path, caplog):
     ],
 )
 def test_redirect_error_shows_only_the_host(location, caplog):
-    with Recorder(lambda path: Answer(302, b"", (("Location", location),))) as server:
+    with Recorder(lambda seen: Answer(302, b"", (("Location", location),))) as server:
         with caplog.at_level(logging.INFO):
             error = failure(Client(KEY, server.url), "generate")
         assert error and error.kind is Kind.REDIRECTED
@@ -124,7 +124,7 @@ def test_redirect_error_shows_only_the_host(location, caplog):
 
 
 def test_redirect_without_a_location_is_a_redirect():
-    with Recorder(lambda path: Answer(304, b"")) as server:
+    with Recorder(lambda seen: Answer(304, b"")) as server:
         error = failure(Client(KEY, server.url), "find")
     assert error and error.kind is Kind.REDIRECTED and "does not name" in str(error)
 
@@ -176,7 +176,7 @@ def test_environment_proxies_see_no_request(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
 def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, caplog, name):
-    with Recorder(lambda path: Answer(407, b"")) as proxy, StandIn() as server:
+    with Recorder(lambda seen: Answer(407, b"")) as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
         monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://judge.invalid")
         monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
@@ -209,7 +209,7 @@ def test_a_reply_is_read_up_to_a_size(encoding):
     body = bytes(64 * 2**20)
     headers = (("Content-Encoding", encoding),) if encoding else ()
     answer = Answer(200, gzip.compress(body, 1) if encoding else body, headers)
-    with Recorder(lambda path: answer) as server:
+    with Recorder(lambda seen: answer) as server:
         for ask in ASK:
             error = failure(Client(KEY, server.url), ask)
             assert error and error.kind is Kind.BAD_REPLY and "more than 4194304 bytes" in str(error)
@@ -217,7 +217,7 @@ def test_a_reply_is_read_up_to_a_size(encoding):
 
 def test_a_compressed_reply_is_read():
     answer = Answer(200, gzip.compress(json.dumps(BEST).encode()), (("Content-Encoding", "gzip"),))
-    with Recorder(lambda path: answer) as server:
+    with Recorder(lambda seen: answer) as server:
         assert json.loads(Client(KEY, server.url).generate("first", "prompt", 10.0, 100).text)["honesty"] == 4
 
 
@@ -252,6 +252,6 @@ def test_a_call_to_a_server_that_does_not_end_leaves_no_thread(piece):
 def test_negative_counts_of_tokens_count_as_none():
     usage = {"promptTokenCount": -5, "candidatesTokenCount": -7, "thoughtsTokenCount": 3}
     answer = Answer(body=json.dumps({**BEST, "usageMetadata": usage}).encode())
-    with Recorder(lambda path: answer) as server:
+    with Recorder(lambda seen: answer) as server:
         tokens = Client(KEY, server.url).generate("first", "the prompt", 10.0, 100).tokens
     assert (tokens.prompt, tokens.output) == (0, 3)

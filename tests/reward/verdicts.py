@@ -8,8 +8,3 @@ def both(first: str, second: str) -> bool:
     one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
     assert one == other, (first, second)
     return one
-
-
-def both_ways(first: str, second: str) -> tuple[bool, bool]:
-    """Whether the first answer is correct if the second is the gold one, and the other way round."""
-    return grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
