@@ -12,7 +12,7 @@ from scripts import check_env
 from .sandbox import ROOT, STAND_IN_UV, write_program
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new virtual environment with pip, made once since it takes seconds."""
     folder = tmp_path_factory.mktemp("venv") / ".venv"
