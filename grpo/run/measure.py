@@ -12,7 +12,7 @@ from grpo.stack.checkout import CHECKOUT
 from grpo.stack.upstream.arguments import Arguments
 
 EXACT_MATCH, SCORE = "exact_match", "score"
-NAMES = {EXACT_MATCH: "exact match", SCORE: "score of your reward"}
+NAMES = {EXACT_MATCH: "exact match", SCORE: "score"}
 OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
 USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 

@@ -184,12 +184,12 @@ def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
     a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
     assert compare.main([str(a), str(b)]) == 0
     printed = capsys.readouterr().out
-    assert "A 35.000, B 36.500 score of your reward on 8 problems" in printed and "exact match" not in printed
+    assert "A 35.000, B 36.500 score on 8 problems" in printed and "exact match" not in printed
     assert "B - A = +1.500" in printed and "power" not in printed
     half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
     assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in printed
     assert compare.main([str(a), str(run_with(tmp_path / "c", 0, rows_of(A)))]) == 2
-    assert "A measures the score of your reward and B the exact match" in capsys.readouterr().err
+    assert "A measures the score and B the exact match" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("few", "many", "warned"), [(1, 8, True), (2, 16, True), (1, 4, False), (4, 16, False)])

@@ -242,7 +242,7 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
     for step in (0, 10):
         append(tmp_path / "eval.jsonl", {"step": step, **score})
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
-    assert shown[0] == "eval at step 0: score of your reward 3.500 [3.000, 4.000] (n=18)"
+    assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line for line in shown)
 
 
