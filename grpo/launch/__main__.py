@@ -26,6 +26,7 @@ from grpo.launch import (
     gpu_memory,
     judge,
     kernels,
+    learning_rate,
     micro_batches,
     placement,
     preflight,
@@ -157,7 +158,7 @@ def _main(options: argparse.Namespace) -> int:
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config)]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *learning_rate.warnings(config.args)]
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from grpo.stack.counted import counted
 
+_LOW = 5e-6  # LoRA usually takes ten times the rate of full fine-tuning, and RL of all weights about 1e-6
+
 
 @dataclass(frozen=True)
 class LearningRate:
@@ -76,3 +78,9 @@ class LearningRate:
             f"warm-up {self.warm_up} ({of_steps}{cut})",
             f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
         ]
+
+
+def warnings(args: Namespace) -> list[str]:
+    """Return a line for a learning rate that is low for LoRA."""
+    rate = args.actor_learning_rate
+    return [f"WARNING: LEARNING_RATE={rate:g} is low for LoRA, see docs/tuning.md"] * (0 < rate < _LOW)

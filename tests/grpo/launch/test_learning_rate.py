@@ -5,7 +5,9 @@ import pytest
 import torch
 from transformers import get_scheduler
 
+from grpo.launch import learning_rate
 from grpo.launch.learning_rate import LearningRate
+from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
 
 PEAK, LENGTH = 2e-3, 40
@@ -50,3 +52,9 @@ def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None
 def test_a_run_that_ends_in_its_warm_up_says_so() -> None:
     assert "the run ends before it, after step 2" in LearningRate("constant_with_warmup", 1, 30, 99, 3).describe(2)[0]
     assert "ends before" not in LearningRate("constant_with_warmup", 1, 30, 99, 3).describe(10)[0]
+
+
+def test_the_recipes_rate_is_called_low_for_lora_and_ten_times_it_is_not() -> None:
+    low = learning_rate.warnings(Namespace(actor_learning_rate=float(default("LEARNING_RATE"))))
+    assert ["LEARNING_RATE=1e-06 is low" in line for line in low] == [True]
+    assert learning_rate.warnings(Namespace(actor_learning_rate=1e-5)) == []
