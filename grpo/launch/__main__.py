@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -181,7 +182,8 @@ def _main(options: argparse.Namespace) -> int:
     except UserError as error:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
-    print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
+    watch = f"watch       {_in_a_shell('scripts.watch', folder)}  # in a second terminal"
+    print("\n".join([f"run directory {folder}", *news, *about, *nodes, watch]), flush=True)
     return run(options, folder, config, plan, run_judge, held, cluster.seats)
 
 
@@ -325,12 +327,19 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     adapter = find_adapter(save_path, ckpt_path)
     if adapter:
         lines.append(evaluate_command.describe(config, adapter))
+    if progress.metrics.rows or progress.evals.rows:
+        lines.append(f"report       {_in_a_shell('scripts.report', files.folder)}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:
         lines += [f"{'stopped' if end.code == STOPPED else 'failed':<12} {end.cause.what}"]
         lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
     return lines
+
+
+def _in_a_shell(module: str, folder: Path) -> str:
+    """Return the command that shows a run, as a shell without this checkout's variables reads it."""
+    return f"source scripts/env.sh && python -m {module} {shlex.quote(str(folder))}"
 
 
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:

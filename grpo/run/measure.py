@@ -29,6 +29,11 @@ def of_row(row: Mapping[str, Any]) -> str:
     return SCORE if SCORE in row else EXACT_MATCH
 
 
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return what people call the number that an evaluation measured. An environment itself says what is solved."""
+    return "solved" if of_row(row) == EXACT_MATCH and row.get("in_environment") else NAMES[of_row(row)]
+
+
 def value_of(row: Mapping[str, Any]) -> Any:
     """Return the number that an evaluation measured; None if it graded nothing."""
     return row.get(of_row(row))

@@ -10,7 +10,7 @@ from typing import Any
 from eval.compare import compare_evaluations, read_grades
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run.estimators import score_interval
-from grpo.run.measure import NAMES, is_whole, of_row, value_of
+from grpo.run.measure import is_whole, name_of, value_of
 from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 from scripts.report import scales
@@ -69,7 +69,7 @@ def _held_out(run: Run) -> list[Tile]:
     last = run.graded[-1]
     shown = [
         Tile(
-            f"held-out {NAMES[of_row(last)]}",
+            f"held-out {name_of(last)}",
             f"{value_of(last):.3f}",
             _between(last.get("ci_low"), last.get("ci_high"), ".3f"),
             f"step {last['step']}" + _problems(last),

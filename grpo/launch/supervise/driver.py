@@ -28,7 +28,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT
+from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
@@ -124,6 +124,7 @@ class _Supervisor:
         self.folders |= folders
         self.out_of_memory = cause.out_of_memory_kills()
         self.started = self.last_shown = time.monotonic()
+        self.last_waited_for = ""
 
     def run(self) -> End:
         """Start the keeper, follow it until the end, return how the run ended."""
@@ -241,7 +242,8 @@ class _Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "starting ray":
-            self._show(f"starting Ray ({counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')})")
+            devices = f"{counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')}"
+            self._show(f"starting Ray ({machine.stand_ins(event['gpus']) if on_cpu_stack() else devices})")
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":
@@ -259,7 +261,7 @@ class _Supervisor:
             self.code = event["code"]
             self._find_cause(event["code"])
         elif kind == "stand-in started":
-            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}; its scores mean nothing")
+            self._show(f"the judge's stand-in answers at {event['address']}")
         elif kind == "service failed":
             self.code, self.last_log = FAILED, event["log"]
             self._find_cause(None)
@@ -322,11 +324,13 @@ class _Supervisor:
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
-        """After a quiet minute (a model loads), say what is waited for, and for how long."""
+        """After a quiet minute, say what the run waits for, once for each such thing."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        minutes = (time.monotonic() - self.started) / 60
-        self._show(f"  {minutes:.0f} min: {self.watch.doing()}")
+        waits_for = self.watch.waits_for()
+        if waits_for != self.last_waited_for:
+            self.last_waited_for = waits_for
+            self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {waits_for}")
 
     def _show_tail(self, name: str) -> None:
         log = self.log_dir / name

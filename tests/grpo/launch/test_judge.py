@@ -200,14 +200,14 @@ def test_a_judge_that_is_off_needs_nothing(configure) -> None:
     ):
         config = configure(None, **(VARIABLES | changes))
         assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert f"off, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
+        assert f"correctness alone, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
 
 
 def test_custom_reward_function_needs_no_judge(setting, configure) -> None:
     configure(None)
     run_judge = judge.of_run(setting.config(), True)
     assert run_judge.settings is None and not run_judge.is_stand_in and problems(setting.config()) == []
-    assert "REWARD" in judge.describe(run_judge, setting.config())[0]
+    assert judge.describe(run_judge, setting.config()) == []
 
 
 def test_invalid_settings_are_rejected(configure) -> None:

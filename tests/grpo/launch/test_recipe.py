@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -151,14 +152,16 @@ def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways(checkout: Path
         ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
     ):
-        assert f"judge       off, because {why}" in call(checkout, "--plan", **variables).stdout
+        assert f"reward      correctness alone, because {why}" in call(checkout, "--plan", **variables).stdout
 
 
 def test_a_plan_names_the_stand_in(checkout: Path) -> None:
     keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}
     assert "NO KEY: a local server" in call(checkout, "--tiny", "--plan", **keys).stdout
-    assert "stand-in" not in call(checkout, "--plan", **keys).stdout
-    assert "stand-in" not in call(checkout, "--tiny", "--plan", **keys | {"GEMINI_API_KEY": "k" * 20}).stdout
+    assert "NO KEY" not in call(checkout, "--plan", **keys).stdout
+    keyed = call(checkout, "--tiny", "--plan", **keys | {"GEMINI_API_KEY": "k" * 20}).stdout
+    assert "NO KEY" not in keyed and "GPUs " not in keyed.partition("judge ")[0]
+    assert f"devices     4 stand-ins for GPUs on {len(os.sched_getaffinity(0))} core" in keyed
 
 
 def test_the_users_flags_win(checkout: Path) -> None:

@@ -44,6 +44,12 @@ def test_judged_step_shows_quality_and_unjudged_share(tmp_path: Path) -> None:
     assert "correct 0.500  quality 0.623  unjudged 12%  length 812" in line
 
 
+def test_a_step_in_an_environment_has_turns_and_tool_calls_of_a_rollout(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | {"turns": 2.25, "tool_calls": 0.0})
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
+    assert "length 812  turns 2.2  tool calls 0.0  grad" in line
+
+
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None, "seconds": {"train": None}})
     append(tmp_path / "metrics.jsonl", {"step": 2, "seconds": 3.0})
@@ -243,6 +249,14 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
         append(tmp_path / "eval.jsonl", {"step": step, **score})
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
     assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
+    assert not any("exact match" in line for line in shown)
+
+
+def test_what_an_environment_counts_as_solved_is_not_called_exact_match(tmp_path: Path) -> None:
+    for step in (0, 10):
+        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "in_environment": True})
+    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
+    assert shown[0] == "eval at step 0: solved 0.250 [0.200, 0.310] (n=256)"
     assert not any("exact match" in line for line in shown)
 
 
