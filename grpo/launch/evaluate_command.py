@@ -61,3 +61,8 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
         words += ["--reward", *(str(one.path) for one in rewards)]
         words += ["--reward-weights", *(str(one.weight) for one in rewards)]
     return words
+
+
+def in_a_shell(module: str, *words: str) -> str:
+    """Return the command that starts a module in a new shell in the checkout."""
+    return f"source scripts/env.sh && {shlex.join(['python', '-m', module, *words])}"

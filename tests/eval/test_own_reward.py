@@ -57,13 +57,13 @@ def evaluated(model, data, reward, tmp_path, monkeypatch):
     def evaluated(name: str, *words: object, responses=tuple(RESPONSES), files=(reward,)):
         drawn = iter(tuple(responses) * 12)
 
-        def generate(llm, requests, *_):
-            for request in requests:
-                tokens = tokenizer.encode(next(drawn), add_special_tokens=False)
-                yield request, engine.Sample(tokens, "stop")
+        async def draw(*_):
+            return engine.Sample(tokenizer.encode(next(drawn), add_special_tokens=False), "stop")
 
-        monkeypatch.setattr(engine, "start", lambda *_: None)
-        monkeypatch.setattr(engine, "generate", generate)
+        scheduler = SimpleNamespace(max_num_seqs=8)
+        llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduler)))
+        monkeypatch.setattr(engine, "start", lambda *_, **__: llm)
+        monkeypatch.setattr(engine, "draw", draw)
         given = ["--model", model, "--data", data, "--n", 4, "--date", DATE, "--out", tmp_path / name, *words]
         code = evaluate.main([str(word) for word in [*given, *(["--reward", *files] if files else [])]])
         return code, read_rows(tmp_path / name / "grades.jsonl") if code != 2 else []
