@@ -31,8 +31,7 @@
 # If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
-# Exit code: 0 done, 1 done, but metrics or samples could not be written, 2 refused: nothing was started or restarted,
-# 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the driver.
+# Exit codes: docs/runs.md, section "Exit codes".
 exec "$(dirname "${BASH_SOURCE[0]}")/scripts/launch.sh" "$@" 3<<'RECIPE'
 
 # The recipe: what the author of a run decides. docs/settings.md explains these and has the other settings; a line with

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
 from grpo.run import estimators, run_settings
 from grpo.run.measure import EXACT_MATCH, NAMES
@@ -125,7 +126,8 @@ def differing_settings(a: Path, b: Path) -> list[str]:
     """Return the names of the settings in which two evaluations differ, if both have a config.json."""
     if not all((path / CONFIG).is_file() for path in (a, b)):
         return []
-    old, new = (read_config(path)["identity"] for path in (a, b))
+    configs = [read_config(path) for path in (a, b)]
+    old, new = (config["identity"] | {"reward": own_reward.identify(config)} for config in configs)
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
     command.check_counts(options, ("n", "limit", "concurrency", "max_tokens"))
     harness.limits_of(options)
     kind = harness.load_environment(options.environment)
-    problems = read_problems(options.data, is_graded=False)[: options.limit]
+    problems = read_problems(options.data, "environment")[: options.limit]
     if not os.environ.get("OPENAI_API_KEY"):
         raise UserError("OPENAI_API_KEY is not set", "export it (any text for a local server that needs no key)")
     identity = {

@@ -1,14 +1,15 @@
 """Sample a model, or a model with an adapter, on held-out problems, and grade the samples.
 
-    python -m eval.evaluate --model M [--adapter A] --data F [--n N] --out DIR [--environment E]
+    python -m eval.evaluate --model M [--adapter A] --data F [--n N] --out DIR [--environment E | --reward FILE]
 
 M is a folder, or a hub id in the hub's cache. A is an adapter of a training run (`checkpoints/step_N/adapter`,
 `final`). F is a file from `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
 tokens), grades.jsonl and result.json. With an environment, a sample is a conversation, which the environment scores.
+With a reward of your own, its mean score counts, and not exact match.
 After an interruption, the same command continues. A larger --n, another --k or --limit reuses the existing samples.
 Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
 
-Exit code: 0 done, 2 refused before the model is loaded, 130 Ctrl-C.
+Exit code: 0 done, 1 some samples have no grade or score, 2 refused before the model is loaded, 130 Ctrl-C.
 """
 
 import argparse
@@ -18,16 +19,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval import harness
+from eval import harness, own_reward
 from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
 from eval.identity import about, identity
 from eval.output import CONFIG, Output, read_config, write_result
-from eval.problems import EvalProblem, read_problems, seed_of
+from eval.problems import EvalProblem, Reader, read_problems, seed_of
 from eval.table import result_table
 from grpo.checkpoint import digests
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.response_text import text_of
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
@@ -83,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
         help="how gpt-oss reads tool results (default: served)",
     )
     harness.add_limits(command_line)
+    own_reward.add_options(command_line)
     engine = command_line.add_argument_group("engine")
     engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
     length = "longest prompt + --max-tokens; in an environment, PROMPT_MAX_LEN of train_grpo.sh + --max-tokens"
@@ -108,8 +111,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """
     check_options(options)
     check_environment()
+    reward = own_reward.files_of(options)
     kind = harness.load_environment(options.environment) if options.environment else None
-    problems = read_problems(options.data, is_graded=kind is None)[: options.limit]
+    reader: Reader = "environment" if kind else "reward" if reward else "grader"
+    problems = read_problems(options.data, reader)[: options.limit]
+    own_reward.check(reward, problems[0])
     model = check_model(Path(model_folder(options.model)), options.tensor_parallel)
     adapter = read_adapter(options.adapter, model) if options.adapter else None
     if adapter and not digests.is_sealed(adapter.folder):
@@ -120,7 +126,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.thinking_budget is not None and options.thinking_delimiter is None:
         options.thinking_delimiter = PRESETS[0]
     thinking = check_thinking(options, chat.encode)
-    prompts = {} if kind else {problem.id: chat.prompt(problem) for problem in problems}
+    rendered = [] if kind else [chat.prompt(problem) for problem in problems]
+    if reward:
+        texts = (text_of(chat.tokenizer, tokens) for tokens in rendered)
+        problems = [problem.as_trained(text) for problem, text in zip(problems, texts, strict=True)]
+    prompts = {problem.id: tokens for problem, tokens in zip(problems, rendered, strict=False)}
     options.max_model_len = (
         options.max_model_len or int(default("PROMPT_MAX_LEN")) + options.max_tokens
         if kind
@@ -128,8 +138,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     setting = _setting(options, kind, chat, thinking) if kind else None
     ks = options.k or sorted({1, options.n})
-    settings = identity(options, model, adapter), about(options, model)
-    with Output(options.out, *settings, problems, options.n, ks) as output:
+    further = about(options, model) | ({"reward": own_reward.describe(reward)} if reward else {})
+    with Output(options.out, identity(options, model, adapter), further, problems, options.n, ks) as output:
         if output.missing:
             from eval import engine  # imports torch
 
@@ -214,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"eval.evaluate: interrupted; the same command continues {options.out}", file=sys.stderr)
         return 130
     print("\n".join([*result_table(result), *harness.lines(result)]))
-    return 0
+    return 1 if result["ungraded"] else 0
 
 
 if __name__ == "__main__":

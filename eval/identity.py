@@ -12,6 +12,7 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.multi_turn.retrieval import VARIABLE
+from grpo.run.measure import SCORE
 from grpo.stack.checkout import git_revision, on_cpu_stack
 from grpo.stack.json_files import open_file
 
@@ -38,6 +39,7 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
         **{name: getattr(options, name) for name in _SAMPLING},
         **{name: value for name in _OPTIONAL if (value := getattr(options, name)) is not None},
         **environment,
+        **({"measure": SCORE} if options.reward else {}),
         "date": options.date.isoformat(),
         **{name: importlib.metadata.version(package) for name, package in packages.items()},
     }

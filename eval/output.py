@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from eval import own_reward
 from eval.problems import EvalProblem
 from grpo.run import records
 from grpo.run.records import Record
@@ -184,10 +185,12 @@ def _drop_torn_line(file: Path) -> None:
 
 
 def write_result(folder: Path) -> dict[str, Any]:
-    """Grade all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
+    """Grade or score all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
+
+    If a file of its own reward has changed, config.json gets the new digest.
 
     Raises:
-        UserError: if there is no evaluation, or samples are missing.
+        UserError: if there is no evaluation, or samples or a file of its reward are missing.
     """
     equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
@@ -199,7 +202,12 @@ def write_result(folder: Path) -> dict[str, Any]:
             "continue it with the command that started it",
         )
     keys = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
-    grades = [records.graded(samples[key]) for key in keys]
+    if files := own_reward.files_in(config):
+        reward = own_reward.describe(files)
+        grades = own_reward.score([samples[key] for key in keys], files)
+        _write_json(folder / CONFIG, config | {"reward": reward})
+    else:
+        grades = [records.graded(samples[key]) for key in keys]
     replace_rows(folder / GRADES, grades)
     result = records.summarise_by_source(grades, config["k"])
     if means := records.means_of_conversations(grades):

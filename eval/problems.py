@@ -1,41 +1,53 @@
 """Reads the problems of an evaluation from a file that `python -m data.prepare` has written."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from grpo.launch.data_files import is_chat
+from grpo.run.problem_ids import name_of
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
 from reward.labels import parse_label
 
+Reader = Literal["grader", "environment", "reward"]
+
 
 @dataclass(frozen=True)
 class EvalProblem:
-    """One problem: the prompt and the gold answer."""
+    """One problem: the prompt and the gold answer.
+
+    A reward of the user's own may read labels of any form, and its prompts may be messages.
+    """
 
     id: str
-    prompt: str
-    label: str
+    prompt: Any
+    label: Any
     datasource: str
 
+    def as_trained(self, prompt: str) -> "EvalProblem":
+        """Return the problem as a run has it: with the prompt that the engines get, which names it if nothing does."""
+        return replace(self, prompt=prompt, id=name_of(prompt) if self.id == _name_of(self.prompt) else self.id)
 
-def read_problems(file: Path, is_graded: bool = True) -> list[EvalProblem]:
+
+def read_problems(file: Path, reader: Reader = "grader") -> list[EvalProblem]:
     """Return the problems of a prepared `.jsonl` file, in file order.
 
     Args:
-        is_graded: whether the grader reads the labels. Otherwise an environment gets them as they are, and a problem
-            without an id is named by the hash of its prompt.
+        reader: who reads the labels. An environment gets texts as they are, a reward of the user's own values of any
+            form. For both, a problem without an id is named by the hash of its prompt.
 
     Raises:
         UserError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
     """
-    remedy = "write it with python -m data.prepare" if is_graded else "give prompt and label in every line"
+    remedy = "write it with python -m data.prepare" if reader == "grader" else "give prompt and label in every line"
     problems: dict[str, EvalProblem] = {}
     try:
         for number, row in numbered_rows(file):
             try:
-                problem = _parse(row, is_graded)
+                problem = _parse(row, reader)
                 if problem.id in problems:
                     raise ValueError(f"an earlier line has the same id {problem.id}")
             except ValueError as error:
@@ -48,20 +60,27 @@ def read_problems(file: Path, is_graded: bool = True) -> list[EvalProblem]:
     return list(problems.values())
 
 
-def _parse(row: Any, is_graded: bool) -> EvalProblem:
+def _parse(row: Any, reader: Reader) -> EvalProblem:
     if isinstance(row, UnicodeDecodeError):
         raise ValueError(f"not UTF-8 ({row.reason})")
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
-    if not is_graded and isinstance(row.get("prompt"), str):
-        row = {"id": f"prompt-{hashlib.sha256(row['prompt'].encode()).hexdigest()[:16]}", **row}
-    for key in ("prompt", "id"):
-        if not isinstance(row.get(key), str) or not row[key].strip():
-            raise ValueError(f"{key!r} is missing or empty")
-    if not is_graded and not isinstance(row.get("label"), str):
+    prompt, label = row.get("prompt"), row.get("label")
+    if not (isinstance(prompt, str) and prompt.strip()) and not (reader == "reward" and prompt and is_chat(prompt)):
+        raise ValueError("'prompt' is missing or empty")
+    id = row.get("id") or (None if reader == "grader" else _name_of(prompt))
+    if not isinstance(id, str) or not id.strip():
+        raise ValueError("'id' is missing or empty")
+    if reader == "environment" and not isinstance(label, str):
         raise ValueError("'label' is missing, or no text")
-    answer = parse_label(row.get("label")).answer if is_graded else row["label"]
-    return EvalProblem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
+    if reader == "reward" and label in (None, "", []):
+        raise ValueError("'label' is missing or empty")
+    label = parse_label(label).answer if reader == "grader" else label
+    return EvalProblem(id, prompt, label, str(row.get("datasource", "default")))
+
+
+def _name_of(prompt: Any) -> str:
+    return name_of(prompt if isinstance(prompt, str) else json.dumps(prompt))
 
 
 def seed_of(seed: int, problem: str, number: int) -> int:

@@ -1,13 +1,18 @@
-"""Grade the samples of an evaluation again, without an engine, after the grader has changed.
+"""Grade the samples of an evaluation again, without an engine, after the grader or the evaluation's own reward changed.
 
-python -m eval.regrade DIR
+    python -m eval.regrade DIR
+
+An evaluation with --reward is scored by the same files again, which config.json names. If one is gone, nothing changes.
+
+Exit code: 0 done, 1 some samples have no grade or score, 2 refused: nothing was written.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from eval.output import write_result
+from eval import own_reward
+from eval.output import read_config, write_result
 from eval.table import result_table
 from grpo.stack.problem import UserError
 
@@ -15,16 +20,23 @@ from grpo.stack.problem import UserError
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0]
+        allow_abbrev=False,
+        prog="python -m eval.regrade",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
-        result = write_result(parser.parse_args(argv).folder)
+        folder = parser.parse_args(argv).folder
+        scored_by = own_reward.identify(read_config(folder))
+        result = write_result(folder)
+        if own_reward.identify(read_config(folder)) != scored_by:
+            print("eval.regrade: the reward has changed since the samples were scored", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"eval.regrade: {error}", file=sys.stderr)
         return 2
     print("\n".join(result_table(result)))
-    return 0
+    return 1 if result["ungraded"] else 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _is_foreign(signature: inspect.Signature) -> bool:
 
 def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> dict[str, Any]:
     """Return the reward of the right answer, and of the wrong one if there is one; or an error."""
-    called = "the first line of TRAIN_DATA"
+    called = "the first line of the data"
     result = _call(function, path, sample, sample["query"], f"on {called}")
     if "error" in result:
         return result

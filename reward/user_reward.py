@@ -14,28 +14,44 @@ from typing import Any
 
 from reward import user_files
 from reward.returned import Returned, read
+from reward.user_files import RewardFile
 
 logger = logging.getLogger(__name__)
 
-# An engine loads this file when it starts, so a file that cannot be loaded ends the run there.
-_REWARDS = [(one.name, one.weight, user_files.load(one.path)) for one in user_files.from_environment()]
+Reward = tuple[str, float, Callable[..., Any]]  # a file's name, its weight, and its function
 _logged_kinds: set[tuple[str, str]] = set()
 
 
+def load(files: Sequence[RewardFile]) -> list[Reward]:
+    """Return the functions of files, to call them with :func:`combine`."""
+    return [(one.name, one.weight, user_files.load(one.path)) for one in files]
+
+
+# An engine loads this file when it starts, so a file that cannot be loaded ends the run there.
+_REWARDS = load(user_files.from_environment())
+
+
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
-    """Reward n samples: `queries` are prompt + response with special tokens, `prompts` the prompts as sent.
+    """Reward n samples: `queries` are prompt + response with special tokens, `prompts` the prompts as sent."""
+    return combine(_REWARDS, queries, prompts, labels)
+
+
+def combine(
+    functions: Sequence[Reward], queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the rewards of n samples by several functions.
 
     Returns `rewards` and `scores`, each the weighted sum over the functions, and `extra_logs`: `reward_error`,
     `reward_seconds`, and what the functions log. Of several functions, each has `reward.NAME`, its reward before its
     weight, and its logs begin with NAME. Each value is a float for one sample, and a list of n floats for any other n.
     """
     started, count = time.monotonic(), len(queries)
-    returned = [_call(name, function, (queries, prompts, labels)) for name, _, function in _REWARDS]
-    weights = [weight for _, weight, _ in _REWARDS]
+    returned = [_call(name, function, (queries, prompts, labels)) for name, _, function in functions]
+    weights = [weight for _, weight, _ in functions]
     rewards = _weighted([one.rewards for one in returned], weights)
     logs: dict[str, list[float]] = {}
-    for (name, _, _), one in zip(_REWARDS, returned, strict=True):
-        prefix = f"{name}." if len(_REWARDS) > 1 else ""
+    for (name, _, _), one in zip(functions, returned, strict=True):
+        prefix = f"{name}." if len(functions) > 1 else ""
         if prefix:
             logs[f"reward.{name}"] = one.rewards
         for key in one.logs[0] if one.logs else ():

@@ -20,6 +20,7 @@ from typing import TextIO
 
 from grpo.launch import (
     cost,
+    evaluate_command,
     fitting,
     gpu_memory,
     judge,
@@ -165,7 +166,8 @@ def _main(options: argparse.Namespace) -> int:
     except UserError as error:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
-    print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
+    watch = f"watch       {evaluate_command.in_a_shell('scripts.watch', str(folder))}  # in a second terminal"
+    print("\n".join([f"run directory {folder}", *news, *about, *nodes, watch]), flush=True)
     return part.run(options, folder, config, plan, run_judge, held, cluster.seats)
 
 

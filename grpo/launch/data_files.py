@@ -76,12 +76,13 @@ def _checked(value: Any, where: str, input_key: str, label_key: str | None) -> d
         if key and value.get(key) in (None, "", []):
             what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value)[:_SHOWN] or 'none'})"
             raise UserError(what, _FIX)
-    if not (isinstance(prompt := value[input_key], str) or _is_chat(prompt)):
+    if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
     return value
 
 
-def _is_chat(prompt: Any) -> bool:
+def is_chat(prompt: Any) -> bool:
+    """Tell whether a prompt is messages, each with a role and text content."""
     return isinstance(prompt, list) and all(
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in prompt

@@ -4,9 +4,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.settings import has_environment, variables
 from grpo.run.measure import EXACT_MATCH, of_run
+from reward import user_files
 
 
 def describe(config: Config, adapter: Path | None) -> str:
@@ -14,8 +16,8 @@ def describe(config: Config, adapter: Path | None) -> str:
     args, given = config.args, variables() if has_environment(config.args) else {}
     if not args.eval_dataset:
         why = "there are no held-out problems; set EVAL_DATA"
-    elif of_run(args) != EXACT_MATCH:
-        why = "eval.evaluate does not call your own reward; its held-out scores are in eval.jsonl"
+    elif of_run(args) != EXACT_MATCH and not is_users(config):
+        why = "eval.evaluate does not ask a server for rewards; the run's held-out scores are in eval.jsonl"
     elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
         why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
     else:
@@ -53,4 +55,14 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
             "score-seconds": given["SCORE_SECONDS"],
             "max-model-len": args.max_len or args.prompt_max_len + args.generate_max_len,
         }
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    if is_users(config) and not given:
+        rewards = user_files.from_environment()
+        words += ["--reward", *(str(one.path) for one in rewards)]
+        words += ["--reward-weights", *(str(one.weight) for one in rewards)]
+    return words
+
+
+def in_a_shell(module: str, *words: str) -> str:
+    """Return the command that starts a module in a new shell in the checkout."""
+    return f"source scripts/env.sh && {shlex.join(['python', '-m', module, *words])}"

@@ -57,21 +57,27 @@ class HangWatch(Watch):
         self.look()
         if not self._floor or time.monotonic() - self._since <= self.limit():
             return None
-        return Problem(f"no progress: {self.doing()}", "")
+        minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
+        often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
+        return Problem(f"no progress: {self._doing()} for {minutes:.1f} min{often}", "")
 
     def limit(self) -> float:
         """Return the seconds that the current phase may take."""
         usual = self._usual()
         return FIRST_TIMES * self._floor if usual is None else max(self._floor, TIMES_USUAL * usual)
 
-    def doing(self) -> str:
-        """Return what the run is doing, since when, and how long that usually takes."""
+    def waits_for(self) -> str:
+        """Return what the run is doing, and how long that usually takes."""
         self.look()
-        minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
+        usual = self._usual()
         if self._phase == START:
-            return f"engines and actor are starting, for {minutes:.1f} min"
-        often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
-        return f"step {self._step}: {self._phase} for {minutes:.1f} min{often}"
+            takes = "usually 1 to 3 min with the tiny model; a large one takes longer to load"
+        else:
+            takes = "the first of this run" if usual is None else f"usually {usual / 60:.1f} min"
+        return f"waiting: {self._doing()} ({takes})"
+
+    def _doing(self) -> str:
+        return "engines and actor are starting" if self._phase == START else f"step {self._step}: {self._phase}"
 
     def survived(self) -> list[str]:
         """Return a line for each engine that died and was replaced since the last call."""

@@ -128,9 +128,10 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
 
 
 def describe(judge: RunJudge, config: Config) -> list[str]:
-    """Describe the judge in lines for people."""
+    """Describe the judge in lines for people; without one, why our reward is correctness alone."""
     if judge.settings is None:
-        return [f"judge       off, because {judge.why_off}; no model is called"]
+        is_ours = has_own_reward(config) and not has_environment(config.args)
+        return [f"reward      correctness alone, because {judge.why_off}"] if is_ours else []
     reward, chain = judge.settings, judge.settings.chain
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"
     if judge.is_stand_in:

@@ -124,6 +124,8 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     adapter = find_adapter(save_path, ckpt_path)
     if adapter:
         lines.append(evaluate_command.describe(config, adapter))
+    if progress.metrics.rows or progress.evals.rows:
+        lines.append(f"report       {evaluate_command.in_a_shell('scripts.report', str(files.folder))}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:

@@ -17,7 +17,7 @@ from grpo.rollout import greedy
 from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
-from grpo.stack.machine import GB
+from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
@@ -183,7 +183,6 @@ def describe(plan: Plan, config: Config) -> list[str]:
     """Describe the plan in lines for people."""
     args = config.args
     is_simulated = on_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
-    device = "GPUs (none)" if is_simulated else "GPUs"
     lines = [
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
@@ -204,7 +203,11 @@ def describe(plan: Plan, config: Config) -> list[str]:
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
         shares = f"{config.gpus} for {engines}, and the same for the actor"
-    lines.append(f"{device:<12}{shares}; Ray gets {counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}")
+    if is_simulated:
+        lines.append(f"devices     {stand_ins(config.gpus)}: {shares}")
+    else:
+        ray = f"Ray gets {counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}"
+        lines.append(f"GPUs        {shares}; {ray}")
     if plan.host_bytes is not None:
         lines += _describe_sizes(plan, config)
     if plan.download_bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.metrics.parity import PolicyMismatch
-from grpo.run.measure import value_of
+from grpo.run.measure import name_of, value_of
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine
 from grpo.stack.problem import Problem
@@ -67,5 +67,6 @@ def _fall(amount: float, progress: Progress) -> Problem | None:
     if not progress.evals.of_this_part() or not values or max(values)[0] - values[-1][0] < amount:
         return None
     (best, at), (now, step) = max(values), values[-1]
-    what = f"held-out exact match fell from {best:.3f} at step {at} to {now:.3f} at step {step}"
+    name = name_of(progress.evals.rows[-1])
+    what = f"held-out {name} fell from {best:.3f} at step {at} to {now:.3f} at step {step}"
     return Problem(what, f"the best checkpoint is kept: --from-step {at}" if at else "see docs/tuning.md")

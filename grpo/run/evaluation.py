@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from grpo.rollout import greedy
-from grpo.rollout.multi_turn.settings import environments_by_prompt
+from grpo.rollout.multi_turn.settings import environments_by_prompt, has_environment
 from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.response_text import generated
 from grpo.rollout.rows import Sample
@@ -90,6 +90,8 @@ class Evaluation:
             likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.seed_of, is_score)
             self._log.write_samples(f"greedy_{step}", likeliest)
             result["greedy"] = summarise(likeliest)
+        if has_environment(self._args):
+            result["in_environment"] = True
         result["seconds"] = time.monotonic() - started
 
         self._log.write_samples(f"eval_{step}", records)  # first: the eval line marks the evaluation as done

@@ -12,7 +12,7 @@ from grpo.stack.checkout import CHECKOUT
 from grpo.stack.upstream.arguments import Arguments
 
 EXACT_MATCH, SCORE = "exact_match", "score"
-NAMES = {EXACT_MATCH: "exact match", SCORE: "score of your reward"}
+NAMES = {EXACT_MATCH: "exact match", SCORE: "score"}
 OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
 USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 
@@ -27,6 +27,11 @@ def of_run(args: Arguments) -> str:
 def of_row(row: Mapping[str, Any]) -> str:
     """Return the measure of a line of eval.jsonl, or of an evaluation's result."""
     return SCORE if SCORE in row else EXACT_MATCH
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return what people call the number that an evaluation measured. An environment itself says what is solved."""
+    return "solved" if of_row(row) == EXACT_MATCH and row.get("in_environment") else NAMES[of_row(row)]
 
 
 def value_of(row: Mapping[str, Any]) -> Any:

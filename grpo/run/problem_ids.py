@@ -23,6 +23,11 @@ def by_prompt(
     ids = [row.get("id") for _, row in numbered_rows(file)]
     problems = {}
     for (source, prompt), id in zip(rows, ids, strict=False):  # --max_samples may leave out the last ones
-        id = id or f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
+        id = id or name_of(prompt)
         problems[prompt] = {"id": id, "datasource": source, **named.get(prompt, {})}
     return problems
+
+
+def name_of(prompt: str) -> str:
+    """Return the id of a problem whose line of the data file has none."""
+    return f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}"

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import NAMES, is_whole, of_row, value_of
+from grpo.run.measure import is_whole, name_of, of_row, value_of
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.counted import counted
@@ -26,6 +26,8 @@ STEP_COLUMNS = (
     ("judge_failed", "unjudged", ".0%"),
     ("reward_missing", "no reward", ".0%"),
     ("response_length", "length", ".0f"),
+    ("turns", "turns", ".1f"),
+    ("tool_calls", "tool calls", ".1f"),
     ("grad_norm", "grad", ".3g"),
     ("ppo_kl", "ppo_kl", ".2g"),
 )
@@ -173,7 +175,7 @@ class Progress:
             lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
             ends = [self.evals.rows[0], self.evals.rows[-1]]
-            lines += _change(NAMES[of_row(ends[0])], ends)
+            lines += _change(name_of(ends[0]), ends)
             lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
@@ -232,7 +234,7 @@ def eval_line(row: dict[str, Any]) -> str:
     shown = [f", pass@{k} {part['value']:.3f}" for k, part in several if is_number(part.get("value"))]
     if isinstance(greedy := row.get("greedy"), dict) and is_number(value := value_of(greedy)):
         shown.append(f", greedy {value:.3f}")
-    return f"eval at step {row['step']}: {NAMES[of_row(row)]} {interval(row)}{''.join(shown)}"
+    return f"eval at step {row['step']}: {name_of(row)} {interval(row)}{''.join(shown)}"
 
 
 def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:

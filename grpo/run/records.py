@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo.rollout.multi_turn.mixture import FIELD
-from grpo.run.estimators import interval, mean_interval, pass_at_k
+from grpo.run.estimators import interval, pass_at_k, score_interval
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
 from reward.judge import problem_of
@@ -99,7 +99,7 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         is_score = measure == SCORE
         rates = [statistics.fmean(g) for g in by_problem.values()] if is_score else [right / n for n, right in counts]
         draws = len(rates) / sum(1 / n for n, _ in counts)
-        low, high = mean_interval(rates) if is_score else interval(rates, draws)
+        low, high = score_interval(list(by_problem.values())) if is_score else interval(rates, draws)
         result = {measure: statistics.fmean(rates), "ci_low": low, "ci_high": high}
     lengths = [record for record in records if record.get("answer_length") is not None]
     cut = _mean(record.get("thinking_truncated") for record in records)

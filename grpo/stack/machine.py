@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.counted import counted
 from grpo.stack.problem import UserError
 
 SHM = Path("/dev/shm")
@@ -103,6 +104,12 @@ def _named(present: list[Gpu], name: str) -> Gpu | None:
     """Return the only GPU with this index, or with a UUID that begins so; None if there is none or several."""
     found = [gpu for gpu in present if name == str(gpu.index) or (name[:4] == "GPU-" and gpu.uuid.startswith(name))]
     return found[0] if len(found) == 1 else None
+
+
+def stand_ins(count: int) -> str:
+    """Return what a run on the CPU stack has in place of GPUs, for people."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{counted(count, 'stand-in')} for GPUs on {counted(cores, 'core')}"
 
 
 def memory_total() -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from eval.compare import compare_evaluations, read_grades
 from grpo.metrics.metric_schema import SCHEMA
-from grpo.run.estimators import t_quantile
-from grpo.run.measure import NAMES, is_whole, of_row, value_of
+from grpo.run.estimators import score_interval
+from grpo.run.measure import is_whole, name_of, value_of
 from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 from scripts.report import scales
@@ -69,7 +69,7 @@ def _held_out(run: Run) -> list[Tile]:
     last = run.graded[-1]
     shown = [
         Tile(
-            f"held-out {NAMES[of_row(last)]}",
+            f"held-out {name_of(last)}",
             f"{value_of(last):.3f}",
             _between(last.get("ci_low"), last.get("ci_high"), ".3f"),
             f"step {last['step']}" + _problems(last),
@@ -117,8 +117,8 @@ def _trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
     last = [value for _, value in points[-size:]]
     mean = statistics.fmean(last)
     is_enough = len(last) >= 4  # with fewer, the interval is wider than any range
-    half = t_quantile(0.975, len(last) - 1) * statistics.stdev(last) / math.sqrt(len(last)) if is_enough else None
-    interval = "" if half is None else f"{scales.text(mean - half)} to {scales.text(mean + half)}"
+    low, high = score_interval([[value] for value in last]) if is_enough else (None, None)
+    interval = "" if low is None or high is None else f"{scales.text(low)} to {scales.text(high)}"
     steps = f"last {len(last)} steps" if len(last) > 1 else f"step {points[-1][0]}"
     if len(points) >= 2 * size:
         steps += f"; first {size}: {scales.text(statistics.fmean(value for _, value in points[:size]))}"

@@ -196,7 +196,7 @@ def _healthy(metric: Metric) -> str:
     return f"healthy from {scales.text(low)}" + ("" if high is None else f" to {scales.text(high)}")
 
 
-_LEFT_OUT = ("step", "time", "by_source", "pass_at_k", "exact_match", "score", "ci_low", "ci_high")
+_LEFT_OUT = ("step", "time", "by_source", "in_environment", "exact_match", "score", "ci_low", "ci_high")
 
 
 def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:

@@ -128,5 +128,7 @@ def _number(value: object) -> float | None:
 def missing(run: Run) -> list[str]:
     """Return the numbers that every run has but this one lacks."""
     have = {*series(run.metrics), *evaluations(run.evals)}
+    if any(of_row(row) == SCORE for row in run.graded):
+        have.add(EXACT_MATCH)  # the score is there instead
     models = {name.partition(".")[0] + ".*" for name in have}
     return [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run.measure import EXACT_MATCH, of_row
+from grpo.run.measure import EXACT_MATCH, SCORE, of_row
 from grpo.run.progress import interval, is_number, way_on
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
@@ -260,6 +260,8 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     if not rows:
         return []
     written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
+    if any(of_row(row) == SCORE for row in run.graded):
+        written.add(EXACT_MATCH)  # the score is there instead
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
     lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [

@@ -1,6 +1,19 @@
+from pathlib import Path
+
 import pytest
 
 from eval.problems import EvalProblem
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+from tests.conftest import write_tokenizer_with_stops
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint, tmp_path_factory) -> Path:
+    """A bf16 copy of the random checkpoint, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("model") / "bf16"
+    dequantize_checkpoint(checkpoint, folder)
+    write_tokenizer_with_stops(folder)
+    return folder
 
 
 @pytest.fixture

@@ -161,12 +161,12 @@ def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
     higher = [row | {"score": row["score"] + 1 + n % 2} for n, row in enumerate(scores)]
     a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
     text = printed(capsys, a, b).out
-    assert "A 35.000, B 36.500 score of your reward on 8 problems" in text and "exact match" not in text
+    assert "A 35.000, B 36.500 score on 8 problems" in text and "exact match" not in text
     assert "B - A = +1.500" in text and "power" not in text
     half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
     assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in text
     said = printed(capsys, a, run_with(tmp_path / "c", 0, rows_of(A)), code=2).err
-    assert "A measures the score of your reward and B the exact match" in said
+    assert "A measures the score and B the exact match" in said
 
 
 @pytest.mark.parametrize(("few", "many", "warned"), [(1, 8, True), (2, 16, True), (1, 4, False), (4, 16, False)])

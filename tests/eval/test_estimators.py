@@ -108,6 +108,51 @@ def test_interval_that_assumes_independent_samples_covers_less_often():
     assert np.mean([low <= 0.5 <= high for low, high in limits]) < 0.6
 
 
+groups_of_scores = st.lists(
+    st.lists(st.integers(0, 40).map(lambda n: n / 20), min_size=1, max_size=4), min_size=2, max_size=9
+)
+
+
+@given(groups_of_scores, st.sampled_from([-1.0, 0.0]))
+def test_interval_of_scores_contains_the_mean_and_stays_within_what_was_observed(groups, shift):
+    groups = [[score + shift for score in group] for group in groups]
+    low, high = estimators.score_interval(groups)
+    mean, every = statistics.fmean(map(statistics.fmean, groups)), [0.0, 1.0, *itertools.chain(*groups)]
+    assert min(every) <= low <= mean + 1e-9 and mean - 1e-9 <= high <= max(every) + 1e-9
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8), min_size=2, max_size=20))
+def test_scores_of_0_and_1_have_the_interval_of_exact_match(groups):
+    rates = [statistics.fmean(group) for group in groups]
+    draws = len(groups) / sum(1 / len(group) for group in groups)
+    assert estimators.score_interval(groups) == pytest.approx(estimators.interval(rates, draws), abs=1e-9)
+
+
+def test_one_score_a_problem_counts_for_as_many_draws_of_0_or_1_as_it_varies_less():
+    scores = [-1.0, 0.5, 2.0, 3.0, 3.0, 0.0]
+    share, variance = (np.mean(scores) + 1) / 4, np.var(scores) / 16
+    size = 6 * share * (1 - share) / variance
+    expected = [-1 + 4 * end for end in wilson(share * size, size, 2.570582)]
+    assert estimators.score_interval([[score] for score in scores]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("problems", [18, 90])
+@pytest.mark.parametrize("samples", [1, 8])
+@pytest.mark.parametrize("kind", ["rare", "partial", "signed", "large"])
+def test_interval_of_scores_covers_the_truth(problems, samples, kind):
+    rng = np.random.default_rng(6)
+    shape = (250, problems, samples)
+    skill = rng.beta(1, 9, shape[:2])[..., None]
+    draws, truth = {
+        "rare": lambda: (rng.random(shape) < skill, 0.1),
+        "partial": lambda: (skill * rng.beta(2, 1, shape), 0.1 * 2 / 3),
+        "signed": lambda: (rng.choice([-1, 0, 1], shape, p=[0.1, 0.3, 0.6]), 0.5),
+        "large": lambda: (50 + 7 * rng.normal(size=(*shape[:2], 1)) + 7 * rng.normal(size=shape), 50),
+    }[kind]()
+    limits = [estimators.score_interval(groups) for groups in draws.astype(float).tolist()]
+    assert 0.9 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.995
+
+
 def test_interval_without_problems_is_an_error():
     with pytest.raises(ValueError, match="at least one problem"):
         estimators.interval([])

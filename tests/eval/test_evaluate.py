@@ -18,20 +18,9 @@ from grpo.lora import adapter
 from grpo.model import model_files
 from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
-from scripts.dequantize_checkpoint import dequantize_checkpoint
-from tests.conftest import write_tokenizer_with_stops
 from tests.scripts.conftest import save_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint, tmp_path_factory) -> Path:
-    """A bf16 copy of the random checkpoint, with a tokenizer."""
-    folder = tmp_path_factory.mktemp("model") / "bf16"
-    dequantize_checkpoint(checkpoint, folder)
-    write_tokenizer_with_stops(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -47,11 +47,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
         yield Problem("REWARD names no file", "set REWARD to a .py file with reward_func")
     sample = first_sample(config)
     for file in files:
-        if not file.path.is_file() or file.path.suffix != ".py":
-            is_file = "is no .py file" if file.path.exists() else "does not exist"
-            yield Problem(f"REWARD: {file.path} {is_file}", "set REWARD to a .py file with reward_func")
-        else:
-            yield from _check(file, sample)
+        yield from check_file(file, sample, "REWARD")
 
 
 def is_users(config: Config) -> bool:
@@ -87,10 +83,7 @@ def describe(config: Config) -> list[str]:
 
 
 def first_sample(config: Config) -> dict[str, Any] | None:
-    """Return the first line of TRAIN_DATA as a reward function sees it; None if it cannot be read.
-
-    The prompt is in harmony's markup without the template's system message.
-    """
+    """Return :func:`sample_of` of the first line of TRAIN_DATA; None if it cannot be read."""
     args = config.args
     try:
         row = next((row for _, row in numbered_rows(Path(args.prompt_data or "")) if isinstance(row, dict)), {})
@@ -98,7 +91,18 @@ def first_sample(config: Config) -> dict[str, Any] | None:
         return None
     if not row.get(args.input_key):
         return None
-    chat, label = row[args.input_key], row.get(args.label_key)
+    return sample_of(row[args.input_key], row.get(args.label_key))
+
+
+def sample_of(chat: Any, label: Any) -> dict[str, Any]:
+    """Return a problem with a right answer and a wrong one, as a reward function sees them.
+
+    The prompt is in harmony's markup without the template's system message.
+
+    Args:
+        chat: the prompt: text, or messages.
+        label: of any form; a label that only the user's function reads has an answer that may be wrong, and no other.
+    """
     messages = chat if isinstance(chat, list) else [{"role": "user", "content": chat}]
     prompt = "".join(_MARKUP.format_map({"role": "user", "content": "", **message}) for message in messages)
     prompt += "<|start|>assistant"
@@ -111,15 +115,25 @@ def first_sample(config: Config) -> dict[str, Any] | None:
     return {**{name: prompt + _RESPONSE.format(answer=said) for name, said in responses.items()}, **sample}
 
 
-def _check(file: RewardFile, sample: dict[str, Any] | None) -> Iterator[Problem]:
+def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) -> Iterator[Problem]:
+    """Call a function once, in a process of its own.
+
+    Args:
+        sample: of :func:`sample_of`; None to load the file and no more.
+        setting: what names the file.
+    """
+    if not file.path.is_file() or file.path.suffix != ".py":
+        is_file = "is no .py file" if file.path.exists() else "does not exist"
+        yield Problem(f"{setting}: {file.path} {is_file}", f"set {setting} to a .py file with reward_func")
+        return
     result = try_once(file.path, sample)
     if "error" in result:
-        yield Problem(f"REWARD: {file.path} {result['error']}", result["remedy"])
+        yield Problem(f"{setting}: {file.path} {result['error']}", result["remedy"])
         return
     taken = [name for name in result["logs"] if name in BY_NAME and BY_NAME[name].source != "reward"]
     if taken:
         yield Problem(
-            f"REWARD: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"
+            f"{setting}: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"
         )
 
 

@@ -27,7 +27,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT
+from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
@@ -107,6 +107,7 @@ class _Supervisor:
     last_log: str = ""  # of the service that failed
     started: float = field(default_factory=time.monotonic)
     last_shown: float = field(default_factory=time.monotonic)
+    last_waited_for: str = ""
 
     def run(self) -> End:
         """Start the keeper, follow it until the end, return how the run ended."""
@@ -217,7 +218,8 @@ class _Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "starting ray":
-            self._show(f"starting Ray ({counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')})")
+            devices = f"{counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')}"
+            self._show(f"starting Ray ({machine.stand_ins(event['gpus']) if on_cpu_stack() else devices})")
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":
@@ -237,7 +239,7 @@ class _Supervisor:
             self.code = event["code"]
             self._find_cause(event["code"])
         elif kind == "stand-in started":
-            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}; its scores mean nothing")
+            self._show(f"the judge's stand-in answers at {event['address']}")
         elif kind == "service failed":
             self.code, self.last_log = FAILED, event["log"]
             self._find_cause(None)
@@ -294,7 +296,10 @@ class _Supervisor:
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
-        """After a quiet minute (a model loads), say what is waited for, and for how long."""
+        """After a quiet minute, say what the run waits for, once for each such thing."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {self.watch.doing()}")
+        waits_for = self.watch.waits_for()
+        if waits_for != self.last_waited_for:
+            self.last_waited_for = waits_for
+            self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {waits_for}")

@@ -17,9 +17,9 @@ class Stop:
 class Watch:
     """Looks at a run from outside; this one sees nothing. See :class:`grpo.launch.hang.HangWatch`."""
 
-    def doing(self) -> str:
-        """Return what the run is doing, for the line that follows a quiet minute."""
-        return "running"
+    def waits_for(self) -> str:
+        """Return what the run waits for, for the line that follows a quiet minute."""
+        return "waiting for the driver"
 
     def hang(self) -> Problem | None:
         """Return what hangs; None if nothing does."""

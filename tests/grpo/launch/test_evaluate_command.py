@@ -1,14 +1,16 @@
 """The last line of a run: how to evaluate what it trained."""
 
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from eval import evaluate
+from eval import evaluate, own_reward
 from grpo.launch.evaluate_command import describe
 from grpo.rollout.multi_turn.settings import AGENT
-from grpo.run.measure import OUR_REWARD
+from grpo.run.measure import OUR_REWARD, USER_REWARD
+from reward import user_files
 
 
 def options(setting, adapter, **changes):
@@ -30,6 +32,15 @@ def test_it_has_the_budgets_of_the_run_and_no_adapter_that_was_not_saved(setting
     read = options(setting, None, thinking_budget=10, answer_budget=8, enable_prefix_caching=True)
     assert (read.thinking_budget, read.answer_budget, read.thinking_delimiter) == (10, 8, "harmony")
     assert read.adapter is None
+
+
+def test_it_scores_with_the_rewards_of_the_run(setting, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [str(tmp_path / "my reward.py"), str(tmp_path / "short.py")]
+    monkeypatch.setenv("GRPO_REWARD_FILES", os.pathsep.join(paths))
+    monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1 -0.125")
+    read = options(setting, None, remote_rm_url=USER_REWARD)
+    assert own_reward.files_of(read) == user_files.from_environment()
+    assert [str(path) for path in read.reward] == paths and read.reward_weights == ["1.0", "-0.125"]
 
 
 @pytest.fixture
@@ -54,7 +65,8 @@ def test_an_environment_is_played_under_the_limits_of_the_run(setting, in_enviro
 
 def test_where_there_is_none_the_line_says_why(setting, in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"remote_rm_url": OUR_REWARD}
-    assert "no command: eval.evaluate does not call your own reward" in describe(setting.config(), None)
+    server = setting.config(remote_rm_url="http://127.0.0.1:1/reward")
+    assert "no command: eval.evaluate does not ask a server for rewards" in describe(server, None)
     assert "set EVAL_DATA" in describe(setting.config(**ours, eval_dataset=None), None)
     monkeypatch.setenv("GRPO_ENVIRONMENT", "python single")
     assert "plays one environment" in describe(setting.config(**ours, **in_environment), None)

@@ -176,11 +176,11 @@ def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
     ):
         config = configure("AIza\x07-not-a-key", **(VARIABLES | changes))
         assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert f"off, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
+        assert f"correctness alone, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
     configure(None)
     of_own_reward = judge.of_run(setting.config(), True)
     assert of_own_reward.settings is None and not of_own_reward.is_stand_in and problems(setting.config()) == []
-    assert "REWARD" in judge.describe(of_own_reward, setting.config())[0]
+    assert judge.describe(of_own_reward, setting.config()) == []
 
 
 def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:

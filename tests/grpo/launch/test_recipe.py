@@ -150,13 +150,15 @@ def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways() -> None:
         ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
     ):
-        assert f"judge       off, because {why}" in launch("--plan", **variables).stdout
+        assert f"reward      correctness alone, because {why}" in launch("--plan", **variables).stdout
 
 
 def test_a_plan_names_the_stand_in() -> None:
     assert "NO KEY: a local server" in launch("--tiny", "--plan", **NO_KEY).stdout
-    assert "stand-in" not in launch("--plan", **NO_KEY).stdout
-    assert "stand-in" not in launch("--tiny", "--plan", **NO_KEY | {"GEMINI_API_KEY": "k" * 20}).stdout
+    assert "NO KEY" not in launch("--plan", **NO_KEY).stdout
+    keyed = launch("--tiny", "--plan", **NO_KEY | {"GEMINI_API_KEY": "k" * 20}).stdout
+    assert "NO KEY" not in keyed and "GPUs " not in keyed.partition("judge ")[0]
+    assert f"devices     4 stand-ins for GPUs on {len(os.sched_getaffinity(0))} core" in keyed
 
 
 def test_the_users_flags_win() -> None:

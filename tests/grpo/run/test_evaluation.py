@@ -1,9 +1,9 @@
 import asyncio
 import json
 import math
-import statistics
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -271,15 +271,19 @@ def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):
     described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
     result = records.summarise(described, [1])
     assert result["score"] == 0.5 and "exact_match" not in result and result["pass_at_k"] == {}
-    low, high = t_interval([2.0, -1.0])
-    assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high))
+    assert (result["ci_low"], result["ci_high"]) == pytest.approx(wilson_of_scores(), abs=1e-6)
     assert (result["n"], result["problems"], result["ungraded"]) == (2, 2, 0)
 
 
-def t_interval(values: list[float]) -> tuple[float, float]:
-    """By the formula in float64: mean +- t * s / sqrt(n), with the quantile of t with one degree of freedom."""
-    mean, spread = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-    return mean - math.tan(math.pi * 0.475) * spread, mean + math.tan(math.pi * 0.475) * spread
+def wilson_of_scores() -> tuple[float, float]:
+    """By the formula in float64: the means m at which (0.5 - m)^2 = t^2 (m + 1) (3 - m) / size, between -1 and 3.
+
+    The size is 2 problems times p (1 - p) over the variance of a score; t has one degree of freedom.
+    """
+    variance = ((3 - 0.5) ** 2 + (1 - 0.5) ** 2) / 4 + (-1 - 0.5) ** 2 / 2
+    ratio = math.tan(math.pi * 0.475) ** 2 / (2 * (0.5 + 1) * (3 - 0.5) / variance)
+    low, high = sorted(np.roots([1 + ratio, -1 - 2 * ratio, 0.25 - 3 * ratio]))
+    return low, high
 
 
 def test_problems_that_a_users_reward_failed_on_are_counted(sample, tokenizer):

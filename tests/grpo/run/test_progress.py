@@ -41,6 +41,7 @@ WHOLE = (
         ({}, WHOLE),
         ({"reward_missing": 0.0}, WHOLE),
         ({"reward_missing": 0.125}, "no reward 12%"),
+        ({"turns": 2.25, "tool_calls": 0.0}, "length 812  turns 2.2  tool calls 0.0  grad"),
         ({"judge_quality": 0.6234, "judge_failed": 0.125}, "correct 0.500  quality 0.623  unjudged 12%  length 812"),
         (
             {"reward.right": 0.25, "reward.short": -0.125},
@@ -227,10 +228,18 @@ def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> Non
     assert any("not comparable: not every problem was graded" in line for line in lines_of(tmp_path))
 
 
+def test_what_an_environment_counts_as_solved_is_not_called_exact_match(tmp_path: Path) -> None:
+    for step in (0, 10):
+        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "in_environment": True})
+    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
+    assert shown[0] == "eval at step 0: solved 0.250 [0.200, 0.310] (n=256)"
+    assert not any("exact match" in line for line in shown)
+
+
 def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -> None:
     score = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
     for step in (0, 10):
         append(tmp_path / "eval.jsonl", {"step": step, **score})
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
-    assert shown[0] == "eval at step 0: score of your reward 3.500 [3.000, 4.000] (n=18)"
+    assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line or "not comparable" in line for line in shown)

@@ -121,7 +121,7 @@ def test_a_label_that_only_the_function_reads_says_no_right_answer(setting, prob
 
 def test_a_function_that_fails_on_a_wrong_answer_is_refused(problems):
     [problem] = problems(function("return 1.0 if '-8675309' not in queries[0] else {}['reward']"))
-    assert "fails on a wrong answer to the first line of TRAIN_DATA: KeyError" in problem
+    assert "fails on a wrong answer to the first line of the data: KeyError" in problem
 
 
 def test_the_place_in_the_file_is_named(problems, tmp_path):

@@ -188,7 +188,7 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
     finally:
         launcher.terminate()
     wait_until(lambda: not is_served(address), "the stand-in still serves")
-    assert "no key: a local stand-in for Gemini answers at http://127.0.0.1:" in output
+    assert "the judge's stand-in answers at http://127.0.0.1:" in output
     if how == "end":
         assert launcher.returncode == 0
     if how == "kill the stand-in":

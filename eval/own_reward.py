@@ -1,0 +1,120 @@
+"""Scores an evaluation's samples with reward functions of the user's own, by the code of training.
+
+A sample then has the prompt that the engines got, and its label as it is in the data. config.json has `reward`: path,
+SHA-256 and weight of each file.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval.identity import file_digest
+from eval.problems import EvalProblem
+from grpo.run.measure import SCORE
+from grpo.run.records import TEXTS, Record, read_answer
+from grpo.stack.problem import UserError
+from reward import user_files
+from reward.settings import SettingsError
+from reward.user_files import RewardFile
+
+
+def add_options(command_line: argparse.ArgumentParser) -> None:
+    """Add the options that name the reward."""
+    group = command_line.add_argument_group(
+        "your own reward", "like REWARD and REWARD_WEIGHTS in train_grpo.sh: the samples are scored, and not graded"
+    )
+    group.add_argument("--reward", type=Path, nargs="+", metavar="FILE", help=".py files with reward_func")
+    group.add_argument("--reward-weights", nargs="+", metavar="W", help="a weight for each file (default: 1)")
+
+
+def files_of(options: argparse.Namespace) -> list[RewardFile]:
+    """Return the files that the options name; [] without any.
+
+    Raises:
+        UserError: for invalid options.
+    """
+    if not options.reward:
+        if options.reward_weights:
+            raise UserError("--reward-weights has no effect without a reward", "add --reward")
+        return []
+    if options.environment:
+        raise UserError("--reward has no effect: the environment gives the score", "leave out one of the two")
+    paths = os.pathsep.join(str(path.resolve()) for path in options.reward)
+    try:
+        return user_files.from_environment(
+            {"GRPO_REWARD_FILES": paths, "GRPO_REWARD_WEIGHTS": " ".join(options.reward_weights or ())}
+        )
+    except SettingsError as error:
+        raise UserError(error.what.replace("REWARD_WEIGHTS", "--reward-weights"), error.remedy) from None
+
+
+def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
+    """Call each function once on an answer to a problem, in a process of its own.
+
+    Raises:
+        UserError: for a function that cannot work.
+    """
+    from grpo.launch.checks.reward import check_file, sample_of
+
+    for file in files:
+        for fault in check_file(file, sample_of(problem.prompt, problem.label), "--reward"):
+            raise UserError(fault.what, fault.remedy)
+
+
+def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:
+    """Return what config.json says of the files.
+
+    Raises:
+        UserError: if one is gone.
+    """
+    for file in files:
+        if not file.path.is_file():
+            raise UserError(
+                f"{file.path} does not exist, which scored these samples",
+                "restore it, or repeat the command of the evaluation with another --reward; it keeps the samples",
+            )
+    return [{"path": str(file.path), "sha256": file_digest(file.path), "weight": file.weight} for file in files]
+
+
+def files_in(config: dict[str, Any]) -> list[RewardFile]:
+    """Return the files with which an evaluation is scored; [] if it is graded."""
+    return [RewardFile(Path(one["path"]), float(one["weight"])) for one in config.get("reward") or ()]
+
+
+def identify(config: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return content and weight of each file, by which two evaluations are scored alike or not."""
+    return [(one["sha256"], one["weight"]) for one in config.get("reward") or ()]
+
+
+def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record]:
+    """Return the record of each sample with its score, without its text. As in a run, threads call the functions.
+
+    Raises:
+        UserError: if a file cannot be loaded.
+    """
+    from reward import user_reward
+
+    try:
+        functions = user_reward.load(files)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"the reward cannot be loaded: {error!r}", "correct the file") from error
+
+    def one(sample: Record) -> Record:
+        query = sample["prompt"] + sample["response"]
+        rewarded = user_reward.combine(functions, [query], [sample["prompt"]], [sample["label"]])
+        numbers = {**rewarded["extra_logs"], "reward": rewarded["rewards"], "score": rewarded["scores"]}
+        return {
+            **{key: value for key, value in sample.items() if key not in TEXTS},
+            **read_answer(sample),
+            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+            "measure": SCORE,
+        }
+
+    with ThreadPoolExecutor() as threads:
+        return list(tqdm(threads.map(one, samples), total=len(samples), desc="reward", unit="sample", leave=False))
