@@ -3,7 +3,7 @@
 #
 #   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 minutes on 2 cores, 12 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
-#   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
+#   LEARNING_RATE=1e-5 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
 #   ./train_grpo.sh --config my.env                             settings in a file of your own
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
@@ -11,14 +11,14 @@
 #
 # Options:
 #   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
-#   --config FILE   settings in a file with lines like those below; they win over this file and --gpus, and a variable wins
-#                   over them; the run keeps them, so --resume does not need the file again
+#   --config FILE   read settings from a file with lines like those below; they win over this file and --gpus, and a
+#                   variable wins over them; the run keeps them, so --resume does not need the file again
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
-#   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
-#                   makes the tiny model first if needed
-#   --plan          print what the configuration means (batches, lengths, steps, nodes, memory, disk), then exit; with
-#                   code 2 if a GPU cannot hold it, or nodes, settings, data, reward or environment are wrong; it does
-#                   not look at this machine's GPUs, memory or folders, and data that is missing is only named
+#   --check         check machine, patches, model, data, and settings, then exit; installs missing packages and makes
+#                   the tiny model first if needed
+#   --plan          print what the settings mean (batches, lengths, steps, nodes, memory, disk, hours), then exit; needs
+#                   neither GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if nodes, settings, data,
+#                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
@@ -74,8 +74,9 @@ JUDGE_FALLBACK=correctness  # if all fail: correctness, mean_quality, or group
 # --- GRPO -------------------------------------------------------------------------------------------------------------
 
 ADVANTAGE_ESTIMATOR=dr_grpo
-LOSS_AGGREGATION=token_mean # sequence_mean favours long wrong rollouts; constant is Dr. GRPO's
+LOSS_AGGREGATION=token_mean # sequence_mean favors long wrong rollouts; constant is Dr. GRPO's
 EPS_CLIP=0.2
+# 0: saves a forward pass, and a graded answer needs no KL. Start with 0.001 if the reward can be gamed: docs/tuning.md
 KL_COEF=0                   # above 0: KL from the policy that the run starts from, subtracted from the reward
 PIPELINE=0                  # 1: sample the next batch while this one is trained on; the samples are a step old
 # Rollouts of an optimizer step: 64 in batches of 8 are 8 steps per batch of rollouts; all but the first are off-policy
@@ -85,7 +86,7 @@ STEPS=                      # global steps (empty: all episodes)
 
 # --- Optimizer and adapter: LoRA on the attention only, so the engines keep their MXFP4 kernels -----------------------
 
-LEARNING_RATE=1e-6
+LEARNING_RATE=1e-6          # low for LoRA: 10 times the rate of full fine-tuning is usual, see docs/tuning.md
 LR_WARMUP_RATIO=0.03        # of the optimizer steps of all episodes
 LR_SCHEDULER=cosine_with_min_lr
 LORA_RANK=64

@@ -2,6 +2,6 @@
 
 A benchmark is a module of this package, with:
 - a docstring, whose first line is the summary;
-- a function `add_arguments(parser)` for its own options;
+- `SIZES`, the defaults of its options, by their names in `harness.SIZES`;
 - a function `run(options, copy) -> Result`, see `harness` and `machine`.
 """

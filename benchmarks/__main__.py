@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 import benchmarks
-from benchmarks.harness import Result
+from benchmarks.harness import Result, add_sizes
 from benchmarks.machine import Copy, facts
+from grpo.stack import command
 from grpo.stack.problem import UserError
 
 HELPERS = {"__main__", "harness", "machine"}
@@ -52,22 +53,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
         first.exit(0 if arguments else 2)
     name = first.parse_args(arguments[:1]).name
     benchmark = importlib.import_module(f"benchmarks.{name}")
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog=f"python -m benchmarks {name}",
-        description=benchmark.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser(f"benchmarks {name}", benchmark.__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     if hasattr(benchmark, "ON_ANY_DEVICE"):
         parser.add_argument("--device", help="a PyTorch device, such as cuda (default: cpu)")
-    parser.add_argument(
-        "--copy-megabytes", type=int, default=256, help="size of the copy that measures memory (default: 256)"
-    )
-    benchmark.add_arguments(parser)
+    add_sizes(parser, {"copy_megabytes": 256} | benchmark.SIZES)
     options = parser.parse_args(arguments[1:], argparse.Namespace(name=name, device="cpu"))
-    if options.copy_megabytes < 1:
-        parser.error("--copy-megabytes is at least 1")
     try:
         torch.empty(1, device=options.device)
     except (RuntimeError, AssertionError) as error:

@@ -13,30 +13,20 @@ import torch
 from benchmarks.harness import Result, Timing, time_in_turn
 from benchmarks.machine import Copy
 from grpo.model import mxfp4
-from grpo.stack.problem import UserError
 
 ON_ANY_DEVICE = True
 LAYERS = 36
 EXPERTS = 128
 # Output features, and groups of 32 input features, of an expert's two tensors.
 SHAPES = {"gate_up_proj": (5760, 90), "down_proj": (2880, 90)}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--experts", type=int, default=2, help="experts of each of the two tensors (default: 2)")
-    parser.add_argument("--repeat", type=int, default=7, help="timed rounds; the best counts (default: 7)")
-    parser.add_argument("--shrink", type=int, default=1, help="divides both sides of an expert, for tests (default: 1)")
+SIZES = {"experts": 2, "repeat": 7, "shrink": 1}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    if min(options.experts, options.repeat, options.shrink) < 1 or options.shrink > 90:
-        raise UserError(
-            "an option is out of range", "--experts and --repeat must be at least 1, and --shrink must be from 1 to 90"
-        )
     packed = [
-        _packed(options.experts, rows // options.shrink, groups // options.shrink, copy.device)
+        _packed(options.experts, rows // options.shrink, max(1, groups // options.shrink), copy.device)
         for rows, groups in SHAPES.values()
     ]
 

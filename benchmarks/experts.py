@@ -15,10 +15,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from grpo.model import mxfp4
+from benchmarks.parts.random_values import expert_values
 from grpo.model.experts import Experts
 from grpo.model.routing import WEIGHS_CHOSEN, as_returned
-from grpo.stack.problem import UserError
 
 ON_ANY_DEVICE = True
 CHOSEN = 4
@@ -26,21 +25,10 @@ CHOSEN = 4
 TOLERANCE = 0.02
 GROUPED = "aten::_grouped_mm"
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--experts", type=int, default=16, help="experts of the layer; gpt-oss-120b has 128")
-    parser.add_argument("--hidden", type=int, default=2880, help="hidden and intermediate size (default: 2880)")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of the pass (default: 128)")
-    parser.add_argument("--repeat", type=int, default=3, help="timed rounds, of which the best counts (default: 3)")
+SIZES = {"experts": 16, "hidden": 2880, "tokens": 128, "repeat": 3}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
-    if min(options.tokens, options.repeat) < 1 or options.experts < CHOSEN or options.hidden % mxfp4.GROUP:
-        raise UserError(
-            "an option is out of range",
-            f"--tokens and --repeat must be at least 1, --experts {CHOSEN}, and --hidden a multiple of 32",
-        )
     layers = _layers(options, copy.device)
     passes = {name: _pass_of(layer, options, copy.device) for name, layer in layers.items()}
     expected = passes["stock"]()
@@ -48,7 +36,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         for value, wanted in zip(run_pass(), expected, strict=True):
             if (value - wanted).norm() > TOLERANCE * wanted.norm():
                 raise RuntimeError(f"{name} and stock do not agree: run pytest tests/grpo/model/test_experts.py")
-    counts = {name: _count(run_pass, copy.device) for name, run_pass in passes.items()}
+    counts = {name: launches_and_waits(run_pass, copy.device) for name, run_pass in passes.items()}
     timings = time_in_turn(passes, options.repeat, copy.device)
     sizes = {name: sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9 for name, layer in layers.items()}
     return Result(
@@ -57,7 +45,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="launches",
         stock=counts["stock"][0],
         ours=counts["packed"][0],
-        higher_is_better=False,
         details={
             **{f"waits_{name}": waits for name, (_, waits) in counts.items()},
             **{f"seconds_{name}": timing.seconds for name, timing in timings.items()},
@@ -75,22 +62,12 @@ def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torc
         hidden_size=options.hidden,
         intermediate_size=options.hidden,
     )
-    torch.manual_seed(0)
     with torch.device("meta"):
         layers = {"stock": GptOssExperts(config), "bf16": Experts(config, False), "packed": Experts(config, True)}
-    for name, outputs in (("gate_up_proj", 2 * options.hidden), ("down_proj", options.hidden)):
-        shape = (options.experts, outputs, options.hidden // mxfp4.GROUP)
-        blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, device=device)
-        scales = torch.randint(118, 122, shape, dtype=torch.uint8, device=device)
-        values = {
-            name: mxfp4.dequantize(blocks, scales),
-            f"{name}_bias": torch.randn(options.experts, outputs, dtype=torch.bfloat16, device=device),
-            f"{name}_blocks": blocks,
-            f"{name}_scales": scales,
-        }
+    for name, value in expert_values(options.experts, options.hidden, torch.Generator(device)):
         for layer in layers.values():
-            for parameter in values.keys() & dict(layer.named_parameters()).keys():
-                layer.register_parameter(parameter, torch.nn.Parameter(values[parameter], requires_grad=False))
+            if hasattr(layer, name):
+                layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     return {name: layer.train() for name, layer in layers.items()}
 
 
@@ -100,7 +77,7 @@ def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.
     batch = (2, options.tokens) if WEIGHS_CHOSEN else (2, 1, options.tokens)
     states, upstream = torch.randn(*batch, options.hidden, device=device).bfloat16().unbind()
     logits = torch.randn(options.tokens, options.experts, device=device)
-    top, choices = logits.topk(CHOSEN)
+    top, choices = logits.topk(min(CHOSEN, options.experts))
     weights = as_returned(top.softmax(-1), choices, options.experts).bfloat16()
 
     def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +88,7 @@ def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.
     return run_pass
 
 
-def _count(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+def launches_and_waits(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     """Return how many kernels or operations a pass has, and how many waits."""
     activities = (
         torch.profiler.supported_activities() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}

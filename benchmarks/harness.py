@@ -1,5 +1,7 @@
-"""Shared by the benchmarks: timing several ways in turn, and the result they return."""
+"""Shared by the benchmarks: their sizes as options, timing several ways in turn, and the result they return."""
 
+import argparse
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -7,6 +9,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+# The sizes that benchmarks take: what they mean, the least that measures something, and what divides them.
+SIZES = {
+    "copy_megabytes": ("size of the copy that measures memory", 1, 1),
+    "ranks": ("processes", 1, 1),
+    "engines": ("vLLM engines", 1, 1),
+    "tensor_parallel": ("workers of each engine", 1, 1),
+    "layers": ("layers of the model", 1, 1),
+    "experts": ("experts of a layer, or of a tensor; gpt-oss-120b has 128", 1, 1),
+    "hidden": ("hidden and inner size", 32, 32),
+    "intermediate": ("inner size of an expert", 32, 32),
+    "shrink": ("divides both sides of an expert, for tests", 1, 1),
+    "vocabulary": ("rows of the vocabulary; gpt-oss has 201,088", 64, 1),
+    "lora_rank": ("rank of the adapter", 1, 1),
+    "tokens": ("tokens of a sequence", 8, 1),
+    "stock_tokens": ("longest sequence for stock", 8, 1),
+    "repeat": ("timed rounds; the best counts", 1, 1),
+}
+
+
+def add_sizes(parser: argparse.ArgumentParser, defaults: Mapping[str, int | list[int]]) -> None:
+    """Add an option for each of these sizes; one whose default is a list takes several values."""
+    for name, default in defaults.items():
+        meaning, least, divisor = SIZES[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=functools.partial(_size, least, divisor),
+            default=default,
+            nargs="+" if isinstance(default, list) else None,
+            metavar="N",
+            help=f"{meaning} (default: %(default)s)",
+        )
+
+
+def _size(least: int, divisor: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least or int(text) % divisor:
+        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {divisor}, and at least {least}")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -25,9 +65,9 @@ class Result:
     unit: str
     stock: float
     ours: float
-    higher_is_better: bool
     details: Mapping[str, Any] = field(default_factory=dict)
     extrapolation: tuple[str, ...] = ()
+    higher_is_better: bool = False
 
     @property
     def ratio(self) -> float:

@@ -18,29 +18,16 @@ from benchmarks.parts.random_model import BF16_BYTES, FULL, write_random_model
 from benchmarks.parts.ranks import run_ranks
 from benchmarks.parts.stock import pristine
 from grpo.model import model_files
-from grpo.stack.problem import UserError
 
 GB = 1e9
 EXTRAPOLATED_RANKS = 4
+SIZES = {"ranks": 2, "layers": 2, "experts": 16, "intermediate": 2880}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="processes that load (default: 2)")
-    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--experts", type=int, default=16, help="experts of each layer (default: 16)")
-    parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
-
-
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
-    if min(options.ranks, options.layers, options.experts) < 1 or options.intermediate % 32:
-        raise UserError(
-            "an option is out of range",
-            "--ranks, --layers and --experts must be at least 1, and --intermediate a multiple of 32",
-        )
+def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-load-") as scratch:
         folder, bf16 = Path(scratch, "model"), Path(scratch, "bf16")
-        write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
+        write_random_model(folder, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         model = model_files.read_whole(folder)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
         (converted,) = run_ranks("load_worker", 1, {"model": str(folder), "target": str(bf16)})
@@ -69,7 +56,6 @@ def _result(
         unit="GB",
         stock=peak["stock"] / GB,
         ours=peak["ours"] / GB,
-        higher_is_better=False,
         details={
             **{f"{name}_peak_over_bf16_model": count / bf16 for name, count in peak.items()},
             **{f"{name}_held_over_bf16_model": count / bf16 for name, count in held.items()},

@@ -23,35 +23,18 @@ from benchmarks.parts.stock import pristine
 from grpo.launch import host_memory, plan
 from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED, ZERO3
-from grpo.stack.problem import UserError
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 GB = 1e9
 EXTRAPOLATED_RANKS = 4
 MOMENTS = ("begin", "ready", "ready_peak", "after_step", "peak")
+SIZES = {"ranks": 2, "layers": 2, "experts": 16, "intermediate": 2880, "lora_rank": 64, "tokens": 16}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="processes that train (default: 2)")
-    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--experts", type=int, default=16, help="experts of each layer (default: 16)")
-    parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
-    parser.add_argument("--lora-rank", type=int, default=64, help="rank of the adapter (default: 64)")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens of a rank's sequence (default: 16)")
-
-
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
-    if min(options.ranks, options.layers, options.experts, options.lora_rank) < 1 or options.intermediate % 32:
-        raise UserError(
-            "an option is out of range",
-            "--ranks, --layers, --experts and --lora-rank must be at least 1, and --intermediate a multiple of 32",
-        )
-    if not 2 <= options.tokens <= 1000:
-        raise UserError("an option is out of range", "--tokens must be from 2 to 1000")
+def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-offload-") as scratch:
         folder = Path(scratch, "model")
-        write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
+        write_random_model(folder, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         dequantize_checkpoint(folder, Path(scratch, "bf16"))
         bf16 = model_files.read_whole(folder).bf16_bytes
         parts = predicted(folder, options.ranks, options.lora_rank)
@@ -98,7 +81,6 @@ def _result(options: argparse.Namespace, bf16: int, parts: dict[str, int], held:
         unit="GB",
         stock=stock_load / GB,
         ours=ours_load / GB,
-        higher_is_better=False,
         details={
             **{f"{name}_{moment}_gb": count / GB for name in held for moment, count in held[name].items()},
             "stock_over_bf16_model": stock_load / bf16,

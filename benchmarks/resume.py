@@ -16,29 +16,18 @@ from benchmarks.parts.random_model import BF16_BYTES, write_random_model
 from benchmarks.parts.ranks import run_ranks
 from benchmarks.save import ADAPTER_120B
 from grpo.model import model_files
-from grpo.stack.problem import UserError
 
 GB, MB = 1e9, 1e6
 WAYS = ("stock", "ours")
+SIZES = {"ranks": 2, "layers": 8, "lora_rank": 64}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="processes that train (default: 2)")
-    parser.add_argument("--layers", type=int, default=8, help="layers of the model (default: 8)")
-    parser.add_argument("--lora-rank", type=int, default=64, help="rank of the adapter (default: 64)")
-
-
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
-    if min(options.ranks, options.layers, options.lora_rank) < 1:
-        raise UserError("an option is out of range", "--ranks, --layers and --lora-rank must be at least 1")
+def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-resume-") as scratch:
         model = Path(scratch, "model")
-        write_random_model(model, options.layers, experts=2, intermediate=32)
-        for name in WAYS:
-            Path(scratch, name).mkdir()
+        write_random_model(model, layers=options.layers, experts=2, intermediate=32)
         job = {"model": str(model), "scratch": scratch, "lora_rank": options.lora_rank}
-        saved = run_ranks("resume_worker", options.ranks, {**job, "way": "save"})
+        saved = run_ranks("save_worker", options.ranks, job)
         reports = {name: run_ranks("resume_worker", options.ranks, {**job, "way": name}) for name in WAYS}
         bf16 = model_files.read_whole(model).bf16_bytes
     for name in WAYS:
@@ -55,7 +44,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="MB",
         stock=read["stock"] / MB,
         ours=read["ours"] / MB,
-        higher_is_better=False,
         details={
             "ours_read_bytes_a_parameter": read["ours"] / trained,
             "stock_weights_read_times": times,

@@ -12,25 +12,16 @@ from benchmarks.harness import Result
 from benchmarks.machine import Copy
 from benchmarks.parts.random_model import BF16_BYTES, FULL, write_random_model
 from benchmarks.parts.ranks import run_ranks
-from grpo.stack.problem import UserError
 
 GB, MB = 1e9, 1e6
 ADAPTER_120B = 47_775_744  # parameters at rank 64 on q, k, v and o
+SIZES = {"ranks": 2, "layers": 8, "lora_rank": 64}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="processes that train (default: 2)")
-    parser.add_argument("--layers", type=int, default=8, help="layers of the model (default: 8)")
-    parser.add_argument("--lora-rank", type=int, default=64, help="rank of the adapter (default: 64)")
-
-
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
-    if min(options.ranks, options.layers, options.lora_rank) < 1:
-        raise UserError("an option is out of range", "--ranks, --layers and --lora-rank must be at least 1")
+def run(options: argparse.Namespace, _: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-save-") as scratch:
         folder = Path(scratch, "model")
-        write_random_model(folder, options.layers, experts=2, intermediate=32)
+        write_random_model(folder, layers=options.layers, experts=2, intermediate=32)
         job = {"model": str(folder), "scratch": scratch, "lora_rank": options.lora_rank}
         ranks = run_ranks("save_worker", options.ranks, job)
     adapter = 2 * ranks[0]["adapter_parameters"]
@@ -42,7 +33,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="MB",
         stock=written["stock"] / MB,
         ours=written["ours"] / MB,
-        higher_is_better=False,
         details={
             "adapter_files_over_adapter": ours["written"]["adapter"] / adapter,
             "trainer_bytes_a_parameter": ours["written"]["trainer"] / (adapter / 2),

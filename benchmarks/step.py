@@ -27,36 +27,21 @@ TOKENS_120B = 4096
 # Two implementations of a sum in bf16 differ by a few units in the last of its 8 bits.
 TOLERANCE = 0.02
 Reports = dict[str, dict[str, Any]]  # of each way
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--experts", type=int, default=4, help="experts of each layer (default: 4)")
-    parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
-    parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
-    parser.add_argument("--repeat", type=int, default=2, help="timed steps; the best counts (default: 2)")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256], help="lengths of the sequence (default: 256)")
-    parser.add_argument("--stock-tokens", type=int, default=4096, help="longest length for stock (default: 4096)")
+SIZES = dict(layers=2, experts=4, intermediate=2880, vocabulary=32768, repeat=2, tokens=[256], stock_tokens=4096)
 
 
 def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Write a model of these sizes in MXFP4, and in bf16 for stock, which cannot train from MXFP4."""
-    if min(options.layers, options.experts, options.repeat) < 1 or options.intermediate % 32:
-        raise UserError(
-            "an option is out of range",
-            "--layers, --experts and --repeat must be at least 1, and --intermediate a multiple of 32",
-        )
     models = {"ours": folder / "mxfp4", "stock": folder / "bf16"}
     sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-    write_random_model(models["ours"], options.layers, options.experts, **sizes)
+    write_random_model(models["ours"], layers=options.layers, experts=options.experts, **sizes)
     dequantize_checkpoint(models["ours"], models["stock"])
     return models
 
 
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
-    if not 8 <= min(options.tokens) <= options.stock_tokens:
-        raise UserError("an option is out of range", "one of --tokens must be from 8 to --stock-tokens, none below")
+def run(options: argparse.Namespace, _: Copy) -> Result:
+    if min(options.tokens) > options.stock_tokens:
+        raise UserError("all --tokens are longer than --stock-tokens", "give one that stock computes, too")
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
         models = write_models(options, Path(scratch))
         stock = str(pristine(Path(scratch, "openrlhf")))
@@ -85,7 +70,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="s",
         stock=last["stock"]["seconds"],
         ours=last["ours"]["seconds"],
-        higher_is_better=False,
         details=details | {"fp32_logits_gb": logits / GB} | last["ours"]["differences"],
         extrapolation=(
             f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "

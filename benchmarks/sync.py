@@ -8,6 +8,7 @@ import argparse
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,31 +17,18 @@ import torch
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from benchmarks.parts.random_model import FULL, write_random_config
+from benchmarks.parts.random_model import FULL, write_config_of
 from grpo.launch.supervise import ray_head
 from grpo.lora.adapter import TensorSpec, is_split, layout
 from grpo.model.architecture import ATTENTION_PROJECTIONS
-from grpo.model.model_files import read_json
 from grpo.stack import rendezvous
-from grpo.stack.problem import UserError
 from scripts import local_ray
-from scripts.tiny_model.checkpoint import write_json
 
 RANK = 64
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engines", type=int, default=2, help="vLLM engines (default: 2)")
-    parser.add_argument("--tensor-parallel", type=int, default=2, help="workers of each engine (default: 2)")
-    parser.add_argument("--layers", type=int, default=FULL.layers, help=f"layers of the model (default: {FULL.layers})")
-    parser.add_argument("--repeat", type=int, default=3, help="timed rounds; the best counts (default: 3)")
+SIZES = {"engines": 2, "tensor_parallel": 2, "layers": FULL.layers, "repeat": 3}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
-    if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
-        raise UserError(
-            "an option is out of range", "--engines, --tensor-parallel, --layers and --repeat must be at least 1"
-        )
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     from grpo.lora import sync
@@ -48,7 +36,10 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     try:
         workers = options.engines * options.tensor_parallel
         with local_ray.started(scratch / "ray", workers + 4, workers):
-            _write_config(scratch / "model", options)
+            small = {"experts": 2, "experts_per_token": 2, "intermediate": 32 * options.tensor_parallel}
+            # vLLM on a CPU does not support MXFP4.
+            shape = replace(FULL, layers=options.layers, vocabulary=1024, mxfp4=False, **small)
+            write_config_of(scratch / "model", shape)
             engines = _engines(options, scratch / "model")
             flat, specs = _adapter(options.layers)
             target = torch.empty_like(flat)
@@ -70,7 +61,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         unit="s",
         stock=seconds["stock"],
         ours=seconds["ours"],
-        higher_is_better=False,
         details={
             "stock_calls_of_an_engine": stock_calls,
             "our_calls_of_an_engine": our_calls,
@@ -173,13 +163,6 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
         engines.append(engine)
     ray.get([engine.get_num_unfinished_requests.remote() for engine in engines])
     return engines
-
-
-def _write_config(model: Path, options: argparse.Namespace) -> None:
-    write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
-    config = read_json(model / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU does not support MXFP4
-    write_json(model / "config.json", config)
 
 
 def _tensor_by_tensor(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:

@@ -93,7 +93,10 @@ def find(texts: Sequence[str], answers: Sequence[str]) -> tuple[list[Pair], list
     same = list(range(len(texts)))
     for pair in pairs:
         _join(same, [pair.first, pair.second])
-    variants = [group for group in _groups(root) if len({_top(same, index) for index in group}) > 1]
+    by_top: dict[int, list[int]] = defaultdict(list)
+    for index in range(len(texts)):
+        by_top[_top(root, index)].append(index)
+    variants = [group for group in by_top.values() if len({_top(same, index) for index in group}) > 1]
     return sorted(pairs, key=lambda pair: (pair.first, pair.second)), variants
 
 
@@ -212,10 +215,3 @@ def _top(root: list[int], index: int) -> int:
     while root[index] != index:
         root[index] = index = root[root[index]]
     return index
-
-
-def _groups(root: list[int]) -> Iterator[list[int]]:
-    groups: dict[int, list[int]] = defaultdict(list)
-    for index in range(len(root)):
-        groups[_top(root, index)].append(index)
-    yield from groups.values()

@@ -29,6 +29,7 @@ from data.checks import check_lengths, check_overlap
 from data.columns import DEFAULT_COLUMNS, OwnColumns
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
+from grpo.stack.command import make_parser
 from grpo.stack.problem import UserError
 
 
@@ -189,31 +190,27 @@ def _count(text: str) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m data.prepare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Return the parser. It leaves out options that are not given: :class:`Options` has their defaults."""
+    parser = make_parser("data.prepare", __doc__)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
     parser.add_argument("--source", **several, help="split into train and eval by the rules")
     parser.add_argument("--train", **several, help="use all of it for training")
     parser.add_argument("--eval", **several, help="use all of it for evaluation")
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
+    parser.argument_default = argparse.SUPPRESS
     parser.add_argument("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
     parser.add_argument(
         "--math-count",
         type=_count,
-        default=splits.DEFAULT_MATH_COUNT,
         metavar="N|all",
-        help="number of problems with a level to take from each of --source, --train, --eval (default %(default)s)",
+        help="number of problems with a level to take from each of --source, --train, --eval "
+        f"(default {Options.math_count})",
     )
     parser.add_argument(
         "--levels",
         type=int,
         nargs="+",
         choices=range(1, 6),
-        default=splits.MATH_LEVELS,
         metavar="LEVEL",
         help="levels to take problems from, if they have one (default: 4 5)",
     )
@@ -236,9 +233,9 @@ def _parser() -> argparse.ArgumentParser:
         "--prompt-max-len", type=int, help="limit in tokens, the run's PROMPT_MAX_LEN (with --tokenizer)"
     )
     parser.add_argument("--drop-long", action="store_true", help="skip longer prompts instead of refusing them")
-    parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default %(default)s)")
-    parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="synthetic only (default %(default)s)")
+    parser.add_argument("--train-count", type=int, help=f"synthetic only (default {Options.train_count})")
+    parser.add_argument("--eval-count", type=int, help=f"synthetic only (default {Options.eval_count})")
+    parser.add_argument("--seed", type=int, help=f"synthetic only (default {Options.seed})")
     return parser
 
 
@@ -247,17 +244,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = vars(parser.parse_args(argv))
     out = arguments.pop("out")
-    named = {None: arguments.pop("source"), "train": arguments.pop("train"), "eval": arguments.pop("eval")}
-    sources = [Source(name, split) for split, names in named.items() for name in names]
+    sources = [Source(name) for name in arguments.pop("source")]
+    sources += [Source(name, split) for split in ("train", "eval") for name in arguments.pop(split)]
     if not sources:
         parser.error("give --source, or --train and --eval")
-    if (arguments["prompt_max_len"] or arguments["drop_long"]) and not arguments["tokenizer"]:
+    options = Options(**arguments)
+    if (options.prompt_max_len or options.drop_long) and not options.tokenizer:
         parser.error("--prompt-max-len and --drop-long need --tokenizer")
-    if arguments["between"] and not arguments["solve_rates"]:
+    if "between" in arguments and not options.solve_rates:
         parser.error("--between needs --solve-rates")
-    arguments = {name: value for name, value in arguments.items() if name != "between" or value}
     try:
-        written = prepare(sources, out, Options(**arguments))
+        written = prepare(sources, out, options)
     except (UserError, OSError) as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 2

@@ -91,9 +91,9 @@ def parse_rows(
         UserError: if no row has a problem, or none an answer.
     """
     renamed = named(rows, source, own)
-    places = [contest_place for _, value in renamed if (contest_place := _place(value))]
-    from_zero = {_paper_key(contest_place) for contest_place in places if _is_zero(contest_place.get("number"))}
-    is_contest = any(len(contest_place) == len(_PLACE) for contest_place in places)
+    places = [place for _, value in renamed if (place := _place(value))]
+    from_zero = {_paper_key(place) for place in places if str(place.get("number")).strip() == "0"}
+    is_contest = any(len(place) == len(_PLACE) for place in places)
     problems, bad = [], []
     for location, value in renamed:
         try:
@@ -276,7 +276,3 @@ def _paper(contest_place: dict[str, Any], from_zero: set[tuple[str, str]]) -> tu
 
 def _paper_key(contest_place: dict[str, Any]) -> tuple[str, str]:
     return str(contest_place.get("year")).strip(), str(contest_place.get("contest")).strip()
-
-
-def _is_zero(number: Any) -> bool:
-    return str(number).strip() == "0"

@@ -8,7 +8,6 @@ is the row as the package has it. An environment without rows of its own for eva
 Exit code: 0 done, 2 refused.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -63,22 +62,14 @@ def _line(split: str, number: int, row: Row) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m data.verifiers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.make_parser("data.verifiers", __doc__)
     parser.add_argument("--environment", required=True, help="verifiers:NAME, or a .py file")
     parser.add_argument("--out", required=True, type=Path, help="folder of both files")
     parser.add_argument("--train", type=int, help="lines to train on, at most (default: all)")
     parser.add_argument("--eval", type=int, default=100, help="lines to evaluate on, at most (default: 100)")
     options = parser.parse_args(argv)
     try:
-        for name in ("train", "eval"):
-            if getattr(options, name) is not None and getattr(options, name) < 1:
-                raise UserError(f"--{name} is {getattr(options, name)}", "give 1 or more")
+        command.check_counts(options, ("train", "eval"))
         counts = write(options.environment, options.out, options.train, options.eval)
     except UserError as error:
         print(f"data.verifiers: {error}", file=sys.stderr)

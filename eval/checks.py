@@ -14,17 +14,13 @@ from grpo.rollout import stop_tokens
 from grpo.rollout.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.command import check_counts
 from grpo.stack.problem import UserError
-
-_COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
 
 
 def check_options(options: Namespace) -> None:
     """Refuse impossible numbers; raises UserError for the first one."""
-    for name in _COUNTS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}", "give 1 or more")
+    check_counts(options, ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch"))
     if not 0 <= options.temperature < math.inf:
         raise UserError(f"--temperature is {options.temperature:g}", "give 0 or more")
     for name in ("top_p", "gpu_memory_utilization"):

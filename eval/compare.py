@@ -11,7 +11,6 @@ runs it also prints the settings that differ. Scores of a reward of your own are
 Exit code: 0 done, 2 the two cannot be compared.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -43,7 +42,15 @@ class Graded:
 
 
 def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
-    """Return :func:`compare` of two evaluations, with their ``measure``, and what each ``graded`` of its problems.
+    """Return the comparison of two evaluations.
+
+    - ``measure``; ``graded_a``, ``graded_b``: graded problems, and all.
+    - ``a``, ``b``: what was measured on the shared problems; ``n``: their number; ``only_a``, ``only_b``: number of the
+      others.
+    - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
+    - ``better``, ``worse``: problems that b solves more often than a, or less often.
+    - ``samples_a``, ``samples_b``: graded samples per problem, at most.
+    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a, and of scores.
 
     Raises:
         UserError: if they measure different things, or share no problem that both graded.
@@ -53,42 +60,24 @@ def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
         raise UserError(
             f"A measures the {names}", "compare evaluations with one reward; eval.evaluate grades both alike"
         )
-    graded = {f"graded_{name}": [len(one.grades), len(one.problems)] for name, one in (("a", a), ("b", b))}
-    return {"measure": a.measure, **compare(a.grades, b.grades, a.measure), **graded}
-
-
-def compare(a: dict[str, list[float]], b: dict[str, list[float]], measure: str = EXACT_MATCH) -> dict[str, Any]:
-    """Return the comparison of two evaluations.
-
-    - ``a``, ``b``: what was measured on the shared problems; ``n``: their number; ``only_a``, ``only_b``: number of the
-      others.
-    - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
-    - ``better``, ``worse``: problems that b solves more often than a, or less often.
-    - ``samples_a``, ``samples_b``: graded samples per problem, at most.
-    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a, and of scores.
-
-    Args:
-        a, b: grades of each problem's samples by its id: 1.0 or 0.0, or scores of any size.
-
-    Raises:
-        UserError: if they share no problem.
-    """
-    shared = [problem for problem in a if problem in b]
+    sides = (a.grades, b.grades)
+    shared = [problem for problem in a.grades if problem in b.grades]
     if not shared:
         raise UserError("A and B have no problem in common", "evaluate both on one data set")
-    rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in (a, b))
+    rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in sides)
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
-    draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in (a, b))
+    draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in sides)
     mean_a = statistics.fmean(rates_a)
     low: float | None
     high: float | None
     detectable = None
-    if measure == EXACT_MATCH:
+    if a.measure == EXACT_MATCH:
         low, high = estimators.difference_interval(rates_a, rates_b, draws)
         detectable = estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a)
     else:
         low, high = estimators.mean_interval(differences)
     return {
+        "measure": a.measure,
         "a": mean_a,
         "b": statistics.fmean(rates_b),
         "difference": statistics.fmean(differences),
@@ -97,12 +86,14 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]], measure: str =
         "p_value": estimators.sign_flip_p_value(differences),
         "detectable": detectable,
         "n": len(shared),
-        "samples_a": max(len(a[problem]) for problem in shared),
-        "samples_b": max(len(b[problem]) for problem in shared),
+        "samples_a": max(len(a.grades[problem]) for problem in shared),
+        "samples_b": max(len(b.grades[problem]) for problem in shared),
         "better": sum(difference > 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
-        "only_a": len(a.keys() - b.keys()),
-        "only_b": len(b.keys() - a.keys()),
+        "only_a": len(a.grades.keys() - b.grades.keys()),
+        "only_b": len(b.grades.keys() - a.grades.keys()),
+        "graded_a": [len(a.grades), len(a.problems)],
+        "graded_b": [len(b.grades), len(b.problems)],
     }
 
 
@@ -181,13 +172,7 @@ def warnings(result: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m eval.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.make_parser("eval.compare", __doc__)
     parser.add_argument("a", type=Path, metavar="A")
     parser.add_argument("b", type=Path, metavar="B")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

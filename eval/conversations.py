@@ -18,8 +18,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from eval import harness
 from eval.identity import file_digest, of_environment
 from eval.output import Output, write_result
@@ -29,6 +27,7 @@ from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.stack.checkout import git_revision
+from grpo.stack.command import check_counts, make_parser
 from grpo.stack.problem import UserError
 
 Failures = list[tuple[EvalProblem, int, str]]
@@ -36,13 +35,7 @@ Failures = list[tuple[EvalProblem, int, str]]
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    assert __doc__
-    command_line = argparse.ArgumentParser(
-        prog="python -m eval.conversations",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command_line = make_parser("eval.conversations", __doc__)
     command_line.add_argument(
         "--environment", required=True, help="like ENVIRONMENT in train_grpo.sh: a name or a .py file"
     )
@@ -66,10 +59,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
     Raises:
         UserError: before a request is sent.
     """
-    for name in ("n", "limit", "concurrency", "max_tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}", "give 1 or more")
+    check_counts(options, ("n", "limit", "concurrency", "max_tokens"))
     harness.limits_of(options)
     kind = harness.load_environment(options.environment)
     problems = read_problems(options.data, is_graded=False)[: options.limit]
@@ -92,26 +82,21 @@ async def _ask(options: argparse.Namespace, kind: type[Environment], output: Out
 
     # A redirect would send the key and the messages to an unknown host.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
-    free, failures = asyncio.Semaphore(options.concurrency), []
-    existing, missing = len(output.samples), output.missing
-    with tqdm(total=existing + len(missing), initial=existing, desc=options.out.name, unit="conversation") as bar:
+    failures: Failures = []
 
-        async def one(problem: EvalProblem, number: int) -> None:
-            settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
-            policy = OpenAIPolicy(client, options.model, **settings)
-            async with free:
-                make = functools.partial(kind, problem.prompt, problem.label)
-                try:
-                    outcome, score = await play(make, policy, harness.limits_of(options))
-                except OpenAIError as error:
-                    failures.append((problem, number, _why(error, client.api_key)))
-                else:
-                    output.append(problem, number, harness.record_of(outcome, score, policy.tokens))
-            bar.update()
+    async def one(problem: EvalProblem, number: int) -> dict[str, Any] | None:
+        settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
+        policy = OpenAIPolicy(client, options.model, **settings)
+        make = functools.partial(kind, problem.prompt, problem.label)
+        try:
+            outcome, score = await play(make, policy, harness.limits_of(options))
+        except OpenAIError as error:
+            failures.append((problem, number, _why(error, client.api_key)))
+            return None
+        return harness.record_of(outcome, score, policy.tokens)
 
-        async with client, asyncio.TaskGroup() as conversations:
-            for problem, number in missing:
-                conversations.create_task(one(problem, number))
+    async with client:
+        await output.draw(one, options.concurrency, "conversation")
     return failures
 
 

@@ -3,15 +3,14 @@
 import atexit
 import os
 import shutil
-import uuid
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eval.stepped import Stepped, run
+from eval.looped import LoopedEngine
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
@@ -24,28 +23,12 @@ from grpo.rollout.trajectory import Origin
 from grpo.stack import rendezvous
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine runs; it does not affect the samples, except through bf16 rounding.
-
-    Attributes:
-        max_model_len: tokens of the longest prompt with its response.
-        gpu_memory_utilization: the share of each GPU's memory that the engine takes.
-        batch: the number of samples computed at a time; None for vLLM's default.
-        eager: no CUDA graphs and no torch.compile, as in training.
-        prefix_caching: cache the prefix for the second call of a sample whose thinking was cut.
-    """
-
-    tensor_parallel: int
-    max_model_len: int
-    gpu_memory_utilization: float
-    batch: int | None
-    eager: bool
-    prefix_caching: bool = False
-
-
-def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
+def start(model: Path, adapter: Adapter | None, options: Namespace, has_calls: bool) -> Any:
     """Return vLLM's ``LLM`` with the adapter loaded, as in a training run's engines.
+
+    Args:
+        options: of the command line. How the engine runs affects no sample, except through bf16 rounding.
+        has_calls: whether a sample takes several calls, whose prompts have the same beginning.
 
     Raises:
         grpo.lora.engine_actor.SyncError: if a worker did not receive or apply the whole adapter.
@@ -66,8 +49,8 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
         enforce_eager=options.eager,
         max_num_seqs=options.batch,
         # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
-        # `generate`.
-        enable_prefix_caching=options.prefix_caching,
+        # `draw`.
+        enable_prefix_caching=has_calls,
         worker_extension_cls="grpo.lora.side_path.AdapterWorker",
         additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
         **arguments(),
@@ -101,15 +84,6 @@ def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One sample to draw: a prompt's tokens, a seed, and the caller's key for it."""
-
-    key: Any
-    prompt: list[int]
-    seed: int
-
-
-@dataclass(frozen=True)
 class Sample:
     """One response.
 
@@ -130,47 +104,34 @@ class Sample:
         return cls(rollout.response, "length" if rollout.is_truncated else "stop", logs)
 
 
-def generate(
-    llm: Any,
-    requests: Sequence[Request],
+async def draw(
+    engine: LoopedEngine,
+    prompt: list[int],
+    seed: int,
     sampling: dict[str, Any],
     thinking: tuple[Delimiter, Budget] | None = None,
-) -> Iterator[tuple[Request, Sample]]:
-    """Yield each sample when it is finished.
-
-    The engine gets all requests at once and starts the next one whenever one finishes. Under a thinking budget it gets
-    only as many as it computes at a time. Otherwise a second call would wait behind others while its thought leaves the
-    cache.
+) -> Sample:
+    """Draw one response.
 
     Args:
+        prompt: its tokens.
         sampling: temperature, top_p and max_tokens.
         thinking: what ends the thinking, and the budget; None for one limit.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    engine = Stepped(llm.llm_engine)
-
-    async def draw(request: Request) -> Sample:
-        # No log-probs: if a thought has left the cache, the delimiter's would require those of all of its tokens.
-        params = SamplingParams(
-            **sampling,
-            min_tokens=1,
-            seed=request.seed,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_reading_prefix_cache=True,  # only second calls read it, so the thinking equals that without a budget
-        )
-        if thinking is None:
-            return await _whole(engine, request, params)
-        room = len(request.prompt) + sampling["max_tokens"]
-        return Sample.of(await budgeted_response(engine, request.prompt, params, *thinking, room))
-
-    most = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs if thinking else None
-    yield from run(llm.llm_engine, ((request, draw(request)) for request in requests), most)
-
-
-async def _whole(engine: Stepped, request: Request, params: Any) -> Sample:
-    stream = engine.generate({"prompt_token_ids": request.prompt}, params, uuid.uuid4().hex)
-    [sample] = [output.outputs[0] async for output in stream]
+    # No log-probs: if a thought has left the cache, the delimiter's would require those of all of its tokens.
+    params = SamplingParams(
+        **sampling,
+        min_tokens=1,
+        seed=seed,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_reading_prefix_cache=True,  # only second calls read it, so the thinking equals that without a budget
+    )
+    if thinking:
+        room = len(prompt) + sampling["max_tokens"]
+        return Sample.of(await budgeted_response(engine.llm, prompt, params, *thinking, room))
+    [sample] = (await engine.generate(prompt, params)).outputs
     return Sample(list(sample.token_ids), sample.finish_reason)

@@ -12,12 +12,11 @@ Exit code: 0 done, 2 refused before the model is loaded, 130 Ctrl-C.
 """
 
 import argparse
+import asyncio
 import datetime
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from eval import harness
 from eval.chat import Chat
@@ -27,13 +26,12 @@ from eval.output import CONFIG, Output, read_config, write_result
 from eval.problems import EvalProblem, read_problems, seed_of
 from eval.table import result_table
 from grpo.checkpoint import digests
-from grpo.checkpoint.adapter_files import Adapter
-from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
+from grpo.stack.command import make_parser
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 
@@ -43,13 +41,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    assert __doc__
-    command_line = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m eval.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command_line = make_parser("eval.evaluate", __doc__)
     command_line.add_argument(
         "--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports"
     )
@@ -139,11 +131,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     settings = identity(options, model, adapter), about(options, model)
     with Output(options.out, *settings, problems, options.n, ks) as output:
         if output.missing:
-            llm = _engine(options, model, adapter, has_calls=bool(thinking or setting))
-            if setting:
-                _converse(llm, setting, output)
-            else:
-                _draw(llm, options, chat, prompts, thinking, output)
+            from eval import engine  # imports torch
+
+            llm = engine.start(model.folder, adapter, options, has_calls=bool(thinking or setting))
+            _draw(llm, options, chat, prompts, thinking, setting, output)
         return write_result(options.out)
 
 
@@ -162,35 +153,31 @@ def _draw(
     chat: Chat,
     prompts: dict[str, list[int]],
     thinking: tuple[Delimiter, Budget] | None,
+    setting: "Setting | None",
     output: Output,
 ) -> None:
-    """Draw the missing samples."""
-    from eval import engine  # imports torch
+    """Draw the missing samples; in an environment, hold the missing conversations.
 
-    requests = [
-        engine.Request((problem, number), prompts[problem.id], seed_of(options.seed, problem.id, number))
-        for problem, number in output.missing
-    ]
-    existing, wanted = len(output.samples), len(output.samples) + len(requests)
-    with tqdm(total=wanted, initial=existing, desc=options.out.name, unit="sample") as bar:
-        for request, sample in engine.generate(llm, requests, _sampling(options), thinking):
-            problem, number = request.key
-            record = chat.record(sample.tokens, sample.finish_reason, sample.logs)
-            output.append(problem, number, {"seed": request.seed, **record})
-            bar.update()
-
-
-def _engine(options: argparse.Namespace, model: Model, adapter: Adapter | None, has_calls: bool) -> Any:
-    """Return vLLM's engine.
-
-    Args:
-        has_calls: whether a sample takes several calls, whose prompts have the same beginning.
+    The engine gets all samples at once and starts the next one whenever one finishes. If a sample takes several calls,
+    it gets only as many as it computes at a time: a later call would wait behind others while its prefix leaves the
+    cache.
     """
-    from eval import engine  # imports torch
+    from eval import engine, in_environment  # import torch
+    from eval.looped import LoopedEngine
 
-    names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
-    settings = {name: getattr(options, name) for name in names}
-    return engine.start(model.folder, adapter, engine.EngineOptions(**settings, prefix_caching=has_calls))
+    looped: Any = LoopedEngine(llm.llm_engine)
+
+    async def one(problem: EvalProblem, number: int) -> dict[str, Any]:
+        if setting:
+            return await in_environment.converse(looped, setting, problem, number)
+        seed = seed_of(options.seed, problem.id, number)
+        sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
+        return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
+
+    at_once = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+    if not (setting or thinking):
+        at_once = len(output.missing)
+    asyncio.run(output.draw(one, at_once, "conversation" if setting else "sample"))
 
 
 def _setting(
@@ -214,20 +201,6 @@ def _setting(
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
-
-
-def _converse(llm: Any, setting: "Setting", output: Output) -> None:
-    """Hold the missing conversations."""
-    from eval import in_environment
-
-    missing, existing = output.missing, len(output.samples)
-    with tqdm(total=existing + len(missing), initial=existing, desc=output.folder.name, unit="conversation") as bar:
-
-        def write(problem: EvalProblem, number: int, record: dict[str, Any]) -> None:
-            output.append(problem, number, record)
-            bar.update()
-
-        in_environment.draw(llm.llm_engine, setting, missing, write)
 
 
 def main(argv: list[str] | None = None) -> int:

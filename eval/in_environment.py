@@ -1,12 +1,9 @@
 """Samples a model in an engine in conversations with an environment: on tokens, by the code of training."""
 
-import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from eval import harness
-from eval.looped import LoopedEngine
 from eval.problems import EvalProblem, seed_of
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
@@ -18,8 +15,6 @@ from grpo.rollout.response_text import text_of
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
-
-Write = Callable[[EvalProblem, int, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -43,29 +38,6 @@ class Setting:
     max_length: int
     thinking: tuple[Delimiter, Budget] | None
     seed: int
-
-
-def draw(llm_engine: Any, setting: Setting, missing: Sequence[tuple[EvalProblem, int]], write: Write) -> None:
-    """Hold the conversations, as many at a time as the engine computes; write each when it ends.
-
-    Args:
-        llm_engine: vLLM's ``LLMEngine``.
-        missing: problem and number of each.
-    """
-    asyncio.run(_draw(llm_engine, setting, missing, write))
-
-
-async def _draw(llm_engine: Any, setting: Setting, missing: Sequence[tuple[EvalProblem, int]], write: Write) -> None:
-    engine = LoopedEngine(llm_engine)
-    free = asyncio.Semaphore(llm_engine.vllm_config.scheduler_config.max_num_seqs)
-
-    async def one(problem: EvalProblem, number: int) -> None:
-        async with free:
-            write(problem, number, await converse(cast(Engine, engine), setting, problem, number))
-
-    async with asyncio.TaskGroup() as conversations:
-        for problem, number in missing:
-            conversations.create_task(one(problem, number))
 
 
 async def converse(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:

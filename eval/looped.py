@@ -1,11 +1,11 @@
-"""Drives vLLM's offline engine from an event loop, for conversations: tools and time limits need one.
+"""Drives vLLM's offline engine from an event loop: samples and conversations are drawn by the code of training.
 
 The engine stays in this process. A step of it holds up the loop, as long as a token takes.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -22,7 +22,7 @@ class LoopedLLM:
         self._waiting: dict[str, asyncio.Queue[Any]] = {}
         self._steps: asyncio.Task[None] | None = None
 
-    async def generate(self, prompt: Any, params: Any, /, request_id: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, params: Any, /, request_id: str) -> AsyncGenerator[Any, None]:
         """Yield the outputs of one request, as they come; closing them early aborts it."""
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._engine.add_request(request_id, prompt, params)

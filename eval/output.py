@@ -4,12 +4,15 @@ samples.jsonl grows by one line per finished sample. An interrupted evaluation c
 Everything else is derived from it and can be rebuilt (`python -m eval.regrade`).
 """
 
+import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from eval.problems import EvalProblem
 from grpo.run import records
@@ -95,6 +98,29 @@ class Output:
         self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         self.samples[problem.id, number] = record
+
+    async def draw(
+        self, one: Callable[[EvalProblem, int], Awaitable[dict[str, Any] | None]], at_once: int, unit: str = "sample"
+    ) -> None:
+        """Draw the missing samples concurrently, `at_once` at a time; write each when it is finished.
+
+        Args:
+            one: returns what a sample adds to its record (see :meth:`append`), or None if it stays missing.
+        """
+        free, existing = asyncio.Semaphore(at_once), len(self.samples)
+        total = existing + len(self.missing)
+        with tqdm(total=total, initial=existing, desc=self.folder.name, unit=unit) as bar:
+
+            async def draw_one(problem: EvalProblem, number: int) -> None:
+                async with free:
+                    generated = await one(problem, number)
+                if generated is not None:
+                    self.append(problem, number, generated)
+                bar.update()
+
+            async with asyncio.TaskGroup() as samples:
+                for problem, number in self.missing:
+                    samples.create_task(draw_one(problem, number))
 
 
 def wanted_samples(folder: Path) -> dict[tuple[str, int], Record]:
@@ -196,10 +222,7 @@ def read_records(file: Path) -> list[Record]:
         rows = [row for _, row in numbered_rows(file)]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})", "name a file of graded samples") from None
-    if not all(isinstance(row, dict) and isinstance(row.get("id"), str | int) and _is_graded(row) for row in rows):
+    objects = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str | int)]
+    if len(objects) < len(rows) or not all(row.keys() & {"correct", "measure"} for row in objects):
         raise UserError(f"{file} is not a file of graded samples", "name another, or grade it with eval.regrade")
     return rows
-
-
-def _is_graded(row: Record) -> bool:
-    return "correct" in row or "measure" in row

@@ -8,7 +8,6 @@ config.json. The samples behind a run's row are in RUN_DIR/samples/eval_STEP.jso
 two such files.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,13 +124,7 @@ def problems_of(folder: Path) -> set[str] | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m eval.table",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.make_parser("eval.table", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     folders = parser.parse_args(argv).folders
     try:

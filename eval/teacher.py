@@ -12,35 +12,29 @@ Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything 
 """
 
 import argparse
+import asyncio
 import importlib.metadata
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from eval.identity import file_digest
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
 from grpo.stack.checkout import git_revision
+from grpo.stack.command import check_counts, make_parser
 from grpo.stack.problem import UserError
 from reward import endpoint, models, settings
-from reward.chain import Answer, Chain, ChainError, connect
+from reward.chain import Chain, ChainError, connect
 from reward.endpoint import Endpoint
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    assert __doc__
-    command_line = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m eval.teacher",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command_line = make_parser("eval.teacher", __doc__)
     command_line.add_argument("--model", required=True, help="a Gemini model")
     command_line.add_argument(
         "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
@@ -106,9 +100,11 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
-            _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", where)
+            asking = settings.STAND_IN_KEY if stand_in else key or ""
+            for wrong in models.find_retired([options.model]) or models.find_missing([options.model], asking, where):
+                raise UserError(f"--model: {wrong.what}", wrong.remedy)
             chain = connect(chain_settings, key, stand_in, where)
-            unanswered = _ask(chain, output, options.concurrency, options.out.name)
+            unanswered = asyncio.run(_ask(chain, output, options.concurrency))
             for (problem, number), why in unanswered.items():
                 print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
                 if options.count_unanswered:
@@ -118,16 +114,9 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         return write_result(options.out)
 
 
-def _check_model(model: str, key: str, where: Endpoint) -> None:
-    for problem in models.find_retired([model]) or models.find_missing([model], key, where):
-        raise UserError(f"--model: {problem.what}", problem.remedy)
-
-
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
-    counts = ("n", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute", "concurrency")
-    for name in counts if options.limit is None else (*counts, "limit"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give at least 1")
+    counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute")
+    check_counts(options, (*counts, "concurrency"))
     if options.temperature is not None and not 0 <= options.temperature <= 2:
         raise UserError(f"--temperature is {options.temperature:g}", "give a number from 0 to 2")
     return settings.ChainSettings(
@@ -143,30 +132,25 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     )
 
 
-def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[EvalProblem, int], str]:
+async def _ask(chain: Chain, output: Output, threads: int) -> dict[tuple[EvalProblem, int], str]:
     """Request the missing samples; return those without an answer, and why."""
     unanswered = {}
-    missing, existing = output.missing, len(output.samples)
     pool = ThreadPoolExecutor(threads)
+
+    async def one(problem: EvalProblem, number: int) -> dict[str, Any] | None:
+        try:
+            reply = (await asyncio.get_running_loop().run_in_executor(pool, chain.ask, problem.prompt)).reply
+        except ChainError as error:
+            unanswered[problem, number] = str(error)
+            return None
+        # The length includes thoughts.
+        return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
+
     try:
-        asked = {pool.submit(chain.ask, problem.prompt): (problem, number) for problem, number in missing}
-        with tqdm(total=existing + len(missing), initial=existing, desc=name, unit="sample") as bar:
-            for future in as_completed(asked):
-                problem, number = asked[future]
-                try:
-                    output.append(problem, number, _record(future.result()))
-                except ChainError as error:
-                    unanswered[problem, number] = str(error)
-                bar.update()
+        await output.draw(one, threads)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for replies
     return unanswered
-
-
-def _record(answer: Answer) -> dict[str, Any]:
-    """Return what an answer adds to a record, see :mod:`grpo.run.records`; its length includes thoughts."""
-    reply = answer.reply
-    return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
 
 
 def main(argv: list[str] | None = None) -> int:

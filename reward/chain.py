@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind, Reply, Tokens
-from reward.limits import CallOutcome, Limits, NoSlot, Slot
+from reward.limits import Limits, NoSlot, Slot
 from reward.settings import STAND_IN_KEY, ChainSettings
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
@@ -39,18 +39,6 @@ FULL_SHARE = 0.9
 # LaTeX has fewer characters a token than prose. An estimate that is too high costs throughput, until the reply corrects
 # it; one that is too low costs a 429.
 BYTES_PER_TOKEN = 2.5
-
-_OUTCOMES = {
-    Kind.THROTTLED: CallOutcome.THROTTLED,
-    Kind.SPENT: CallOutcome.SPENT,
-    Kind.FAILED: CallOutcome.FAILED,
-    Kind.NO_ANSWER: CallOutcome.FAILED,
-    Kind.BAD_REPLY: CallOutcome.ANSWERED,
-    Kind.NEXT_MODEL: CallOutcome.ANSWERED,
-    Kind.NO_MODEL: CallOutcome.REFUSED,
-    Kind.NO_KEY: CallOutcome.ALL_REFUSED,
-    Kind.REDIRECTED: CallOutcome.ALL_REFUSED,
-}
 
 
 class ChainError(Exception):
@@ -181,7 +169,8 @@ class _Question:
 
     def _call(self, slot: Slot, position: int, end: float) -> Answer:
         seconds = min(self.chain.settings.call_timeout, end - time.monotonic())
-        outcome, why, tokens, retry_after = CallOutcome.FAILED, "", Tokens(), None
+        failure: Kind | None = Kind.FAILED
+        why, tokens, retry_after = "", Tokens(), None
         self.spent.calls[slot.model] += 1
         try:
             reply = self.chain.client.generate(
@@ -194,19 +183,18 @@ class _Question:
                 self.chain.settings.temperature,
                 functools.partial(self.chain.limits.mark_sent, slot),
             )
-            outcome, tokens = CallOutcome.ANSWERED, reply.tokens
+            failure, tokens = None, reply.tokens
         except CallError as error:
-            outcome, why = _OUTCOMES[error.kind], str(error)
             self.spent.failures[slot.model] += 1
-            if error.kind is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
-                outcome = CallOutcome.CUT
-            retry_after, tokens = error.retry_after, error.tokens or Tokens()
+            failure, why, retry_after, tokens = error.kind, str(error), error.retry_after, error.tokens or Tokens()
+            if failure is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
+                failure = Kind.CUT
             raise
         finally:
             self.spent.prompt_tokens += tokens.prompt
             self.spent.output_tokens += tokens.output
             self.spent.seconds = time.monotonic() - self.started
-            self.chain.limits.give_back(slot, outcome, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
+            self.chain.limits.give_back(slot, failure, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
         return Answer(reply, slot.model, position, self.spent)
 
     def _sleep(self, error: CallError, model: str, give_up: float) -> bool:

@@ -34,6 +34,8 @@ from reward.structure import Node, name_of, read, solved
 EQUAL, MULTIPLE, POSITIVE_MULTIPLE = "equal", "multiple", "positive multiple"
 Decide = Callable[[str, str, str], bool]
 
+# Of two kinds that can be equal, the one that decides how they are compared.
+_FIRST = {"relation": 0, "collection": 1, "words": 2}
 _NAME_OF_CAPITALS = re.compile(r"[A-Z]{2,}\Z")
 
 
@@ -51,31 +53,27 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
-    a, b = _by_solutions(a), _by_solutions(b)
+    a, b = sorted((_by_solutions(a), _by_solutions(b)), key=lambda node: _FIRST.get(node.kind, len(_FIRST)))
     named_a, named_b = _named_values(a), _named_values(b)
     if named_a and named_b:
         return named_a.keys() == named_b.keys() and all(_same(named_a[name], named_b[name], decide) for name in named_a)
     if named_a or named_b:
         return _are_values(named_a, b, decide) if named_a else _are_values(named_b, a, decide)
-    if a.kind == "relation" and b.kind == "relation":
+    if a.kind == b.kind == "relation":
         return _same_relation(a, b, decide)
-    if a.kind == "relation" or b.kind == "relation":
-        relation, other = (a, b) if a.kind == "relation" else (b, a)
-        named = solved(relation)
-        return named is not None and _same(named[1], other, decide)
-    if {a.kind, b.kind} == {"collection", "union"}:
-        either, union = (a, b) if a.kind == "collection" else (b, a)
-        named_parts = [solved(part) if part.kind == "relation" else None for part in either.parts]
+    if a.kind == "relation":
+        named = solved(a)
+        return named is not None and _same(named[1], b, decide)
+    if (a.kind, b.kind) == ("collection", "union"):
+        named_parts = [solved(part) if part.kind == "relation" else None for part in a.parts]
         if None in named_parts or len({named[0] for named in named_parts if named}) != 1:
             return False
-        return _matched([named[1] for named in named_parts if named], union.parts, decide)
-    if "collection" in (a.kind, b.kind) and a.kind != b.kind:
-        listed, value = (a, b) if a.kind == "collection" else (b, a)
-        is_one = len(set(listed.parts)) == len(listed.parts) > 0 and not listed.mark  # two alike are meant: 1, 1
-        return is_one and all(_same(part, value, decide) for part in listed.parts)
-    if {a.kind, b.kind} == {"words", "expression"}:
-        said, expression = (a, b) if a.kind == "words" else (b, a)
-        return said.text == (expression.text if len(expression.text) == 1 else expression.text.lower())
+        return _matched([named[1] for named in named_parts if named], b.parts, decide)
+    if a.kind == "collection" and b.kind != "collection":
+        is_one = len(set(a.parts)) == len(a.parts) > 0 and not a.mark  # two alike are meant: 1, 1
+        return is_one and all(_same(part, b, decide) for part in a.parts)
+    if (a.kind, b.kind) == ("words", "expression"):
+        return a.text == (b.text if len(b.text) == 1 else b.text.lower())
     if a.kind != b.kind:
         return False
     if a.kind == "expression":

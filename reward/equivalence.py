@@ -82,11 +82,6 @@ def warm_up() -> None:
     threading.Thread(target=pool.warm_up, name="equivalence-warm-up", daemon=True).start()
 
 
-def counts() -> dict[str, int]:
-    """How often, in this process: workers `started`, pairs that `hung`, pairs that `died` with two workers."""
-    return dict(pool.counts)
-
-
 def _decide_or_raise(first: str, second: str, question: str) -> bool:
     verdict = decide_cheaply(first, second, question)
     if verdict is None:
@@ -172,6 +167,7 @@ class Pool:
         self.is_settled = threading.Event()  # cleared while `warm_up` starts a worker
         self.is_settled.set()
         self.verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
+        # How often: workers `started`, pairs that `hung`, pairs that `died` with two workers.
         self.counts: Counter[str] = Counter()
 
     def equal(self, first: str, second: str, limit: float) -> bool:

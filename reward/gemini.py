@@ -25,15 +25,16 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """A kind of failure, by its remedy; see :mod:`reward.chain`."""
+    """How a call failed, by the remedy; see :mod:`reward.chain`."""
 
-    THROTTLED = "throttled"
-    SPENT = "quota is spent"
-    FAILED = "failed"
+    THROTTLED = "429"
+    SPENT = "429, and a pause does not help"
+    FAILED = "5xx, or no connection"
     NO_ANSWER = "no answer in time"
+    CUT = "the deadline came before the call's own limit"
     BAD_REPLY = "bad reply"
     NEXT_MODEL = "next model"
-    NO_MODEL = "no such model"
+    NO_MODEL = "no such model, or no rights"
     NO_KEY = "no valid key"
     REDIRECTED = "redirected"
 

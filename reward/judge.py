@@ -143,7 +143,9 @@ class Judge:
                 return Verdict(quality=quality, cached=1.0, seconds=time.monotonic() - started)
             return self._ask(key, request(problem, response, gold), system, started)
         except (ChainError, TimeoutError, sqlite3.Error) as error:
-            self._log_failure(error)
+            if not self._logged:  # the rest are counted by `judge_failed`
+                self._logged = True
+                logger.error("a sample could not be judged and counts in judge_failed: %s", error)
             spent = error.spent if isinstance(error, ChainError) else Spent()
             return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
 
@@ -198,12 +200,6 @@ class Judge:
         judge = [system, CRITERIA, self.chain.client.origin, self.chain.settings.models]
         parts = [judge, problem, response, gold]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _log_failure(self, error: Exception) -> None:
-        """Log the first failure of this process; the rest are counted by `judge_failed`."""
-        if not self._logged:
-            self._logged = True
-            logger.error("a sample could not be judged and counts in judge_failed: %s", error)
 
 
 def _costs(spent: Spent) -> dict[str, Any]:

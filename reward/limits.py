@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
+from reward.gemini import Kind
 from reward.settings import ChainSettings
 
 logger = logging.getLogger(__name__)
@@ -33,18 +33,6 @@ WINDOWS_TO_GROW = 5
 SLACK, FIRST_OPEN, LONGEST_OPEN, SHUT, PAUSE = 0.03, 1 / 12, 1.0, 5.0, 1 / 6
 _POLL_SECONDS = 0.05
 _LOOK_AGAIN_SECONDS = 0.5
-
-
-class CallOutcome(Enum):
-    """The outcome of a call, as evidence about its model."""
-
-    ANSWERED = "answered"  # whatever the answer is worth
-    THROTTLED = "throttled"  # 429
-    SPENT = "spent"  # 429, and a pause does not help: the breaker opens
-    FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
-    CUT = "cut"  # the deadline came before the call's own limit: no evidence
-    REFUSED = "refused"  # no such model, or no rights: no call for `SHUT` windows
-    ALL_REFUSED = "all refused"  # the same, for all models: no valid key, or no server at the address
 
 
 @dataclass(eq=False)
@@ -189,15 +177,16 @@ class Limits:
     def give_back(
         self,
         slot: Slot,
-        outcome: CallOutcome,
+        failure: Kind | None = None,
         *,
         why: str = "",
         tokens: int | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """Take note of how a call went.
+        """Take note of how a call went, as evidence about its model.
 
         Args:
+            failure: None if it was answered. A call that the deadline has cut is no evidence.
             why: the call's error, for the log.
             tokens: of the prompt, as the server counted them.
             retry_after: seconds that the server asks to wait.
@@ -207,25 +196,25 @@ class Limits:
             if not slot.is_sent:
                 slot.is_sent, slot.started = True, now
             slot.is_running, slot.tokens = False, slot.tokens if tokens is None else tokens
-            if outcome in (CallOutcome.THROTTLED, CallOutcome.SPENT):
+            if failure in (Kind.THROTTLED, Kind.SPENT):
                 state.calls = [call for call in state.calls if call is not slot]  # it used nothing of the quota
-                if outcome is CallOutcome.THROTTLED and self._is_spent(state, now):
-                    outcome = CallOutcome.SPENT
-            if outcome in (CallOutcome.ANSWERED, CallOutcome.THROTTLED):
+                if failure is Kind.THROTTLED and self._is_spent(state, now):
+                    failure = Kind.SPENT
+            if failure in (None, Kind.BAD_REPLY, Kind.NEXT_MODEL):  # the model is there, whatever the answer is worth
                 state.close()
-            if outcome is CallOutcome.ANSWERED:
                 state.refused_since = None
-            elif outcome is CallOutcome.THROTTLED:
+            elif failure is Kind.THROTTLED:
+                state.close()
                 self._pause(state, now, retry_after)
-            elif outcome is CallOutcome.SPENT:
+            elif failure is Kind.SPENT:
                 self._open(state, slot, now, why, retry_after or 0.0)
-            elif outcome is CallOutcome.FAILED:
+            elif failure in (Kind.FAILED, Kind.NO_ANSWER):
                 self._count_failure(state, slot, now, why)
-            elif outcome is CallOutcome.CUT and slot.is_probe:
+            elif failure is Kind.CUT and slot.is_probe:
                 state.is_probed = False
-            elif outcome is CallOutcome.REFUSED:
+            elif failure is Kind.NO_MODEL:
                 self._shut([slot.model], now, why)
-            elif outcome is CallOutcome.ALL_REFUSED:
+            elif failure in (Kind.NO_KEY, Kind.REDIRECTED):
                 self._shut(self._settings.models, now, why)
 
     def _is_spent(self, state: ModelState, now: float) -> bool:

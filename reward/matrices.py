@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from reward.literals import rational
 from reward.notation import squeeze
+from reward.splitting import split
 
 # Cells of larger results are longer than any answer.
 _MAX_CHARS = 10_000
@@ -21,7 +22,6 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _COLUMNS = re.compile(r" ?\{[^{}]*\}")
-_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 # The placeholder of a matrix while the sum is read.
 _PLACE = "\0"
 _POWER = re.compile(r" ?\^ ?\{ ?(-?[0-9]{1,4}) ?\}")
@@ -65,18 +65,10 @@ def rows(body: str) -> Rows:
 
 
 def _terms(text: str) -> list[tuple[bool, str]]:
-    """(whether it is subtracted, term) for the terms of a sum."""
-    terms: list[tuple[bool, str]] = []
-    is_negative, depth, term = False, 0, ""
-    for token in _TOKEN.findall(text):
-        depth += (token in "([{") - (token in ")]}")
-        if depth == 0 and token in "+-":
-            if term.strip() or terms:
-                terms.append((is_negative, term))
-            is_negative, term = token == "-", ""
-        else:
-            term += token
-    return [*terms, (is_negative, term)]
+    """(whether it is subtracted, term) for the terms of a sum, which may begin with a sign. Raises Unreadable."""
+    pieces, signs = split(text, lambda token: token in ("+", "-"))
+    terms = list(zip([False, *(sign == "-" for sign in signs)], pieces, strict=True))
+    return terms if pieces[0].strip() else terms[1:]
 
 
 def _term(term: str, matrices: list[Rows]) -> Rows | None:

@@ -61,7 +61,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {
         "rewards": column("reward"),
         "scores": column("correct"),
-        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(_unjudged() if _is_judged() else ()))},
+        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(() if _models() is None else _unjudged()))},
     }
 
 
@@ -82,7 +82,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_unjudged()}
     correct = float(result.correct)
     reward, verdict = correct, Verdict()
-    if label.split == "train" and _is_judged():
+    if label.split == "train" and _models() is not None:
         reward, verdict = _judge_one(prompts[i], response, label.answer, correct, result.answer is not None)
     return {
         "reward": reward,
@@ -90,7 +90,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         "answered": float(result.answer is not None),
         "has_final": float(result.reason != NO_FINAL),
         "reward_error": 0.0,
-        **verdict.logs(_models()),
+        **verdict.logs(_models() or ()),
     }
 
 
@@ -106,40 +106,27 @@ def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answere
 
 def _unjudged() -> dict[str, float]:
     """The logs of a sample that no judge was asked for."""
-    return Verdict().logs(_models())
+    return Verdict().logs(_models() or ())
 
 
 @functools.cache
-def _is_judged() -> bool:
-    """Whether a judge is configured. Invalid settings, which the preflight refuses, count as a judge that fails."""
-    try:
-        return settings.from_environment() is not None
-    except settings.SettingsError:
-        return True
-
-
-@functools.cache
-def _models() -> tuple[str, ...]:
-    """The judge's models; empty without a judge, and if the settings are invalid."""
+def _models() -> tuple[str, ...] | None:
+    """The judge's models, None without one. Invalid settings, which the preflight refuses, count as one that fails."""
     try:
         configured = settings.from_environment()
     except settings.SettingsError:
         return ()
-    return tuple(configured.chain.models) if configured else ()
+    return configured.chain.models if configured else None
 
 
 _judge_lock = threading.Lock()
+_made_judge = functools.cache(judge_place.of_process)
 
 
 def _judge() -> Judge | DistantJudge:
     """The judge that this process asks, which is made once."""
     with _judge_lock:
-        return _make_judge()
-
-
-@functools.cache
-def _make_judge() -> Judge | DistantJudge:
-    return judge_place.of_process()
+        return _made_judge()
 
 
 def response_of(query: str, prompt: str) -> str:

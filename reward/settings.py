@@ -110,13 +110,12 @@ class JudgeSettings:
     price: tuple[float, float] | None = None
 
 
-def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that make the settings, without their prefix, as they are in the environment."""
-    environ = os.environ if environ is None else environ
     return {name: environ[f"GRPO_{name}"] for name in VARIABLES if f"GRPO_{name}" in environ}
 
 
-def why_off(environ: Mapping[str, str] | None = None) -> str | None:
+def why_off(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the setting that turns the judge off, None if the judge is on.
 
     Raises:
@@ -132,7 +131,7 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
     return None
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
+def from_environment(environ: Mapping[str, str] = os.environ) -> JudgeSettings | None:
     """Return the settings, None if the judge is off, see :func:`why_off`. The launcher has checked their ranges.
 
     Raises:
@@ -194,19 +193,17 @@ def _number(values: Mapping[str, str], name: str) -> float:
         raise SettingsError(f"{name} is {values.get(name)!r}", "give a number") from None
 
 
-def key_variable(environ: Mapping[str, str] | None = None) -> str | None:
+def key_variable(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the variable that holds the key of the Gemini API, None if no variable does."""
-    environ = os.environ if environ is None else environ
     return next((name for name in KEY_VARIABLES if environ.get(name, "").strip()), None)
 
 
-def api_key(environ: Mapping[str, str] | None = None) -> str | None:
+def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of the Gemini API, None if it is missing.
 
     Raises:
         SettingsError: for a key that cannot be sent; the message does not hold it.
     """
-    environ = os.environ if environ is None else environ
     name = key_variable(environ)
     if name is None:
         return None
@@ -216,13 +213,12 @@ def api_key(environ: Mapping[str, str] | None = None) -> str | None:
     return key
 
 
-def state_file(environ: Mapping[str, str] | None = None) -> Path:
+def state_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of judgements in the run directory.
 
     Raises:
         SettingsError: without a run directory.
     """
-    environ = os.environ if environ is None else environ
     if not environ.get("GRPO_RUN_DIR"):
         raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judgements are kept")
     return Path(environ["GRPO_RUN_DIR"]) / "judge.sqlite"

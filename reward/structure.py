@@ -105,7 +105,8 @@ def _read_one(text: str, depth: int) -> Node:
         return _cases(matrices.rows(cases["body"]), depth)
     rows = matrices.evaluate(text) if "\\begin" in text else None
     if rows is not None:
-        return Node("matrix", parts=tuple(_row(row, depth) for row in rows))
+        cells = [tuple(read(cell, depth + 1) for cell in row) for row in rows]
+        return Node("matrix", parts=tuple(Node("row", parts=row) for row in cells))
     inner = enclosed(text)
     if inner is not None:
         opening, closing, content = inner
@@ -114,7 +115,9 @@ def _read_one(text: str, depth: int) -> Node:
         if opening == "\\{":
             such_that = _SUCH_THAT.match(content)
             if such_that:
-                return _interval_of(read(such_that[1], depth + 1))
+                condition = read(such_that[1], depth + 1)
+                named = solved(condition) if condition.kind == "relation" else None
+                return named[1] if named else condition
             members = _collection(_elements(elements, depth))
             is_set = members.kind == "collection" and not members.mark
             return members._replace(text="{}") if is_set else members
@@ -132,12 +135,9 @@ def _read_one(text: str, depth: int) -> Node:
             return _collection([read(plus, depth + 1), read(minus, depth + 1)])
     value, unit = split_unit(scaled(text))
     if unit and value != text:
-        return _with_unit(read(value, depth + 1), unit)
+        node = read(value, depth + 1)
+        return node._replace(mark=unit) if node.kind == "expression" and not node.mark else node
     return _expression(without_divisors(squeeze(value)))
-
-
-def _row(cells: Sequence[str], depth: int) -> Node:
-    return Node("row", parts=tuple(read(cell, depth + 1) for cell in cells))
 
 
 def _cases(rows: matrices.Rows, depth: int) -> Node:
@@ -173,10 +173,6 @@ def _difference(whole: Node, removed: Node) -> Node:
     return Node("union", parts=tuple(Node("bracket", "()", pair) for pair in pairwise(ends)))
 
 
-def _with_unit(node: Node, unit: str) -> Node:
-    return node._replace(mark=unit) if node.kind == "expression" and not node.mark else node
-
-
 def _expression(text: str) -> Node:
     if based := in_base(text):
         digits, base = based
@@ -193,11 +189,6 @@ def _elements(texts: Sequence[str], depth: int) -> list[Node]:
             node = Node("collection", "{}", node.parts if node.kind == "collection" and not node.mark else (node,))
         nodes.append(node)
     return nodes
-
-
-def _interval_of(relation: Node) -> Node:
-    named = solved(relation) if relation.kind == "relation" else None
-    return named[1] if named else relation
 
 
 def _collection(parts: Sequence[Node]) -> Node:

@@ -35,13 +35,12 @@ class RewardFile:
         return self.path.stem
 
 
-def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that make the settings, without their prefix, as they are in the environment."""
-    environ = os.environ if environ is None else environ
     return {name: environ[f"GRPO_{name}"] for name in VARIABLES if environ.get(f"GRPO_{name}")}
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> list[RewardFile]:
+def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:
     """Return the files with their weights, [] if the reward is this project's.
 
     Raises:

@@ -14,7 +14,6 @@ publish it: prompts or paths in a log may be private, too, and no pattern knows 
 Exit code: 0 done; 1 a file could not be read (the archive names it); 2 RUN_DIR is not a run, or FILE exists.
 """
 
-import argparse
 import io
 import json
 import os
@@ -27,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.run_state import Run
+from grpo.stack import command
 from grpo.stack.checkout import GPU_REPORT, git_revision
-from grpo.stack.command import print_plainly
 from grpo.stack.json_files import open_file, read_rest
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret, redact, secrets
@@ -54,25 +53,10 @@ _KEYS = re.compile(
     r"|eyJ[\w-]{8,}={0,2}(?:\.[\w=+/-]+){1,4})"  # JSON web tokens
 )
 _IN_KEYS = (
-    *("aiza", "aq.", "ya29.", "hf_", "npm_", "gsk_", "r8_", "sk-", "nvapi-", "k_live_", "k_test_", "ghp_", "gho_"),
-    *("ghu_", "ghs_", "ghr_", "github_pat_", "pypi-", "dop_v1_", "gl", "gr1348941", "xox", "hooks.slack", "sg.", "akc"),
-    *(
-        "ntn_",
-        "lin_api_",
-        "xai-",
-        "hvs.",
-        "dapi",
-        "webhooks",
-        "a3t",
-        "abia",
-        "acca",
-        "akia",
-        "asia",
-        ":aa",
-        "-us",
-        "eyj",
-    ),
-)
+    "aiza", "aq.", "ya29.", "hf_", "npm_", "gsk_", "r8_", "sk-", "nvapi-", "k_live_", "k_test_", "ghp_", "gho_", "ghu_",
+    "ghs_", "ghr_", "github_pat_", "pypi-", "dop_v1_", "gl", "gr1348941", "xox", "hooks.slack", "sg.", "akc", "ntn_",
+    "lin_api_", "xai-", "hvs.", "dapi", "webhooks", "a3t", "abia", "acca", "akia", "asia", ":aa", "-us", "eyj",
+)  # fmt: skip
 _SCHEME = r"(?:(?:bearer|basic|token|digest)\s+)?"
 # The end of a name and the value. Some names mean nothing else; of others the value must look like a secret.
 _NAMED = re.compile(
@@ -167,9 +151,8 @@ def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tup
     for folder in (files.logs, files.samples):
         if folder.is_symlink():
             raise UserError(f"{folder} is a link, and may lead to private files", "put the folder itself in its place")
-    for file in (files.config, files.environment, files.patches, files.command, files.resumes, files.ends):
-        yield file.name, file, False
-    for file in (files.metrics, files.evals, files.parity):
+    whole = (files.config, files.environment, files.patches, files.command, files.resumes, files.ends)
+    for file in (*whole, files.metrics, files.evals, files.parity):
         yield file.name, file, False
     for file in sorted(path for path in files.logs.rglob("*") if not path.is_dir()):
         yield f"logs/{file.relative_to(files.logs)}", file, True
@@ -228,13 +211,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.bundle",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.bundle", __doc__)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the archive (default: NAME.tar.gz in this folder)")
     parser.add_argument("--samples", action="store_true", help="pack the rollouts and evaluations, too")
@@ -248,15 +225,13 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"bundle: {error}", file=sys.stderr)
         return REFUSED
-    size = out.stat().st_size / 1e6
-    print(
-        f"{out}: {size:.1f} MB{'' if options.samples else ', without samples'}; look through it before you publish it"
-    )
+    size = f"{out.stat().st_size / 1e6:.1f} MB" + ("" if options.samples else ", without samples")
+    print(f"{out}: {size}; look through it before you publish it")
     for name, reason in about["unreadable"].items():
         print(f"bundle: {name} could not be read ({reason})", file=sys.stderr)
     return INCOMPLETE if about["unreadable"] else DONE
 
 
 if __name__ == "__main__":
-    print_plainly()
+    command.print_plainly()
     sys.exit(main())

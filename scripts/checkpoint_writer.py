@@ -15,14 +15,7 @@ import torch
 
 from grpo.launch.plan import size
 from grpo.model.architecture import Architecture, check, is_expert
-from grpo.model.model_files import (
-    INDEX,
-    ITEM_BYTES,
-    FileFault,
-    Model,
-    Tensor,
-    read,
-)
+from grpo.model.model_files import INDEX, ITEM_BYTES, FileFault, Model, Tensor, read
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.machine import disk_free
 from grpo.stack.problem import UserError
@@ -138,7 +131,7 @@ def write_checkpoint(
         if dequantised:
             config = {key: value for key, value in config.items() if key not in ("quantization_config", "torch_dtype")}
             config["dtype"] = "bfloat16"
-        _write_json(folder / "config.json", config)
+        write_json(folder / "config.json", config)
         for name in COPIED:
             if (model.folder / name).is_file():
                 shutil.copyfile(model.folder / name, folder / name)
@@ -191,7 +184,7 @@ def write_shards(outputs: list[TensorOutput], folder: Path, shard_bytes: int) ->
         _write_shard(shard, folder / file)
         weight_map.update({output.name: file for output in shard})
     total = sum(output.nbytes for output in outputs)
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
 
 
 def _write_shard(outputs: list[TensorOutput], path: Path) -> None:
@@ -218,5 +211,6 @@ def _write_shard(outputs: list[TensorOutput], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write indented JSON with a final line feed."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

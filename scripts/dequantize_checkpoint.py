@@ -6,10 +6,10 @@ For engines without an MXFP4 kernel, such as vLLM on a CPU. The tokenizer files 
 quantization_config. Host memory: one expert.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from grpo.stack import command
 from grpo.stack.problem import UserError
 from scripts.checkpoint_writer import unchanged, whole_model, write_checkpoint
 
@@ -28,8 +28,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reason on stderr, if it refuses."""
-    assert __doc__
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = command.parser("scripts.dequantize_checkpoint", __doc__)
     parser.add_argument("source", type=Path, metavar="MXFP4_DIR")
     parser.add_argument("target", type=Path, metavar="BF16_DIR")
     arguments = parser.parse_args(argv)

@@ -9,7 +9,6 @@ because in GRPO it does not. The rules are in grpo/diagnosis/rules/.
 Exit code: 0 with or without findings; 2 if RUN_DIR is not a run or cannot be read.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,13 +21,7 @@ from grpo.stack.problem import UserError
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.diagnose",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.diagnose", __doc__)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)

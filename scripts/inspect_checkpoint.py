@@ -10,7 +10,6 @@ reported.
 Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or an unreadable config.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, field
@@ -277,10 +276,7 @@ _LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "s
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("scripts.inspect_checkpoint", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

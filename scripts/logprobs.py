@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.run_files import RunFiles
+from grpo.stack import command
 from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError
 
@@ -59,9 +60,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="scripts.logprobs", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
-    )
+    parser = command.parser("scripts.logprobs", __doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--step", type=int, help="only this step (default: all steps)")
     parser.add_argument("--count", type=int, default=20, help="number of tokens to show (default: 20)")

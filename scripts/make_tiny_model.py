@@ -10,7 +10,6 @@ they depend on, the model is trained: two to four minutes on one core. `--keep` 
 A second call with the same arguments and code checks the files and returns.
 """
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -122,6 +121,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
     # Heavy imports are here so that a cached call returns at once.
     say("loading libraries (about 10 seconds)")
     import torch
+    from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
 
     from scripts.tiny_model import checkpoint, weights
@@ -141,7 +141,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
         tensors = dict(checkpoint.packed_tensors(warm_start(tokenizer, vocab_size, steps, seed)))
     stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
     checkpoint.write_config(directory, tiny_config(vocab_size), stop_ids, tokenizer.pad_token_id)
-    checkpoint.write_shards(directory, iter(sorted(tensors.items())), SHARD_BYTES)
+    save_torch_state_dict(dict(sorted(tensors.items())), directory, max_shard_size=SHARD_BYTES)
     return kept or {
         "seed": seed,
         "steps": steps,
@@ -195,7 +195,7 @@ def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS)
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reason on stderr, if it refuses."""
     started = time.monotonic()
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = command.parser("scripts.make_tiny_model", __doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
     parser.add_argument("--dequantized-out", type=Path, help="directory of the bf16 copy")
     parser.add_argument("--seed", type=int, default=0)

@@ -6,7 +6,6 @@ The base is the tiny model in bf16. The output folder gets mxfp4, bf16, train.js
 library.jsonl. It takes about a minute on one core; a second call with the same code checks the files and returns.
 """
 
-import argparse
 import hashlib
 import shutil
 import sys
@@ -54,6 +53,7 @@ def write_model(environment: str, base: Path, folder: Path) -> dict:
     """Write the MXFP4 checkpoint of the model that was taught."""
     say("loading libraries (about 10 seconds)")
     import torch
+    from huggingface_hub import save_torch_state_dict
     from tqdm import tqdm
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -68,13 +68,13 @@ def write_model(environment: str, base: Path, folder: Path) -> dict:
     leave = shutil.ignore_patterns("*.safetensors", "*.index.json", "build.json", "config.json")
     shutil.copytree(base, folder, ignore=leave, dirs_exist_ok=True)
     shutil.copy(base.parent / "mxfp4" / "config.json", folder)
-    checkpoint.write_shards(folder, checkpoint.packed_tensors(model), SHARD_BYTES)
+    save_torch_state_dict(dict(checkpoint.packed_tensors(model)), folder, max_shard_size=SHARD_BYTES)
     return {"loss": losses[-1]}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = command.parser("scripts.make_tiny_tools", __doc__)
     parser.add_argument("--environment", required=True, choices=["python", "retrieval"])
     parser.add_argument("--base", type=Path, required=True, help="the tiny model in bf16, with mxfp4 beside it")
     parser.add_argument("--out", type=Path, required=True, help="directory of models and data")

@@ -5,8 +5,6 @@
 Exit code: 0.
 """
 
-import argparse
-
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.stack import command
 
@@ -15,8 +13,8 @@ SOURCES = {
     "eval": "the held-out evaluation",
     "actor": "the training ranks",
     "experience": "the rollout, after log-probs and advantages",
-    "reward": "the reward function, as a mean over the samples",
-    "rollout": "the executor of a thinking budget or an environment, as a mean over the samples",
+    "reward": "the reward function, as a mean over the rollouts",
+    "rollout": "the executor of a thinking budget or an environment, as a mean over the rollouts",
     "launcher": "the run log",
 }
 _HEAD = """\
@@ -69,13 +67,7 @@ def _range(metric: Metric) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.metrics",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.metrics", __doc__)
     parser.parse_args(argv)
     print(markdown(), end="")
     return 0

@@ -12,7 +12,6 @@ before they could record it; unreadable.
 Exit code: 0 done; 1 a run could not be read (stderr says why); 2 no such folder.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -121,13 +120,7 @@ def _held_out(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.runs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.runs", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)

@@ -109,9 +109,10 @@ def write_tokenizer_with_stops(folder: Path) -> None:
 def write_gpt_oss(directory: Path, shape: dict[str, int], vocabulary: int = 97, stop: int = 1, pad: int = 0) -> Path:
     """Write a gpt-oss checkpoint with random weights in the real file format: MXFP4 experts, shards, index."""
     import torch  # here, since some tests need no torch
+    from huggingface_hub import save_torch_state_dict
     from transformers import GptOssForCausalLM
 
-    from scripts.tiny_model.checkpoint import packed_tensors, write_config, write_shards
+    from scripts.tiny_model.checkpoint import packed_tensors, write_config
     from scripts.tiny_model.warm_start import tiny_config
 
     torch.manual_seed(0)
@@ -122,7 +123,7 @@ def write_gpt_oss(directory: Path, shape: dict[str, int], vocabulary: int = 97, 
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     directory.mkdir(parents=True, exist_ok=True)
-    write_shards(directory, packed_tensors(model), shard_bytes=300_000)
+    save_torch_state_dict(dict(packed_tensors(model)), directory, max_shard_size=300_000)
     write_config(directory, config, stop_ids=[stop], pad_id=pad)
     return directory
 

@@ -13,7 +13,7 @@ from benchmarks.parts.ranks import job_of_this_rank, report
 from scripts.export_model import export_model
 
 
-def merge_stock(base: str, adapter: str, target: str) -> None:
+def merge_stock(base: Path, adapter: Path, target: Path) -> None:
     """Merge as transformers and PEFT document: load the whole model in bf16, merge in place, write."""
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
@@ -23,14 +23,14 @@ def merge_stock(base: str, adapter: str, target: str) -> None:
     merged.save_pretrained(target, save_original_format=False)
 
 
-def merge_ours(base: str, adapter: str, target: str) -> None:
-    export_model(Path(base), Path(adapter), Path(target), experts="bf16")
-
-
 def main() -> None:
     job = job_of_this_rank()
     peak, begin = memory.Peak(), time.perf_counter()
-    (merge_ours if job["ours"] else merge_stock)(job["base"], job["adapter"], job["target"])
+    base, adapter, target = (Path(job[name]) for name in ("base", "adapter", "target"))
+    if job["ours"]:
+        export_model(base, adapter, target, experts="bf16")
+    else:
+        merge_stock(base, adapter, target)
     report(seconds=time.perf_counter() - begin, peak_bytes=peak.growth())
 
 

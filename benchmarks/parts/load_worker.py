@@ -1,5 +1,6 @@
 """Loads a checkpoint the stock way or ours, and measures it. Each rank of the benchmark `load` runs this."""
 
+import functools
 import gc
 import os
 import time
@@ -11,45 +12,35 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
-from benchmarks.parts import memory
-from benchmarks.parts.offload_worker import openrlhf_module
+from benchmarks.parts import memory, stock
 from benchmarks.parts.ranks import job_of_this_rank, report
 from benchmarks.parts.zero3 import offloaded
 from grpo.model import deepspeed_start, zero
 
 
-def conversion(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
-    """Return what writes a copy in bf16 with transformers. Stock needs it, since it does not load MXFP4."""
-
-    def convert() -> torch.nn.Module:
-        whole = AutoModelForCausalLM.from_pretrained(
-            job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
-        )
-        # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
-        whole.save_pretrained(job["target"], save_original_format=False)
-        return whole
-
-    return convert
-
-
-def checksum(part: torch.Tensor) -> int:
-    """Return the sum of the bits of a bf16 tensor."""
-    return int(part.view(torch.int16).sum(dtype=torch.int64))
+def convert(job: dict[str, Any]) -> torch.nn.Module:
+    """Write a copy in bf16 with transformers. Stock needs it, since it does not load MXFP4."""
+    whole = AutoModelForCausalLM.from_pretrained(
+        job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
+    whole.save_pretrained(job["target"], save_original_format=False)
+    return whole
 
 
 def sums_of_this_rank(model: torch.nn.Module) -> dict[str, int]:
-    """Return the checksum of this rank's partition of each parameter."""
+    """Return the sum of the bits of this rank's partition of each parameter, which is in bf16."""
     partitioner, sums = zero.ZeroPartitioner(offloaded()), {}
     for name, parameter in dict[str, Any](model.named_parameters()).items():
         start, stop = partitioner.local_range(zero.whole_shape(parameter))
-        sums[name] = checksum(parameter.ds_tensor[: stop - start])
+        sums[name] = int(parameter.ds_tensor[: stop - start].view(torch.int16).sum(dtype=torch.int64))
     return sums
 
 
 def loading(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
     """Return what loads the partition of this rank, as OpenRLHF's Actor does."""
     deepspeed.init_distributed("gloo")
-    actor = openrlhf_module(job["package"], "models.actor").Actor
+    actor = stock.load(job["package"], "models.actor").Actor
     # With `offloaded`, gathers are exact for both ways: with gloo, DeepSpeed's own may bring other numbers.
     return lambda: actor(job["model"], attn_implementation="eager", ds_config=offloaded(), **job["settings"]).model
 
@@ -57,7 +48,7 @@ def loading(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
 def main() -> None:
     job = job_of_this_rank()
     deepspeed_start.shorten()
-    way = conversion(job) if "target" in job else loading(job)
+    way = functools.partial(convert, job) if "target" in job else loading(job)
     peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
     model = way()
     seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read

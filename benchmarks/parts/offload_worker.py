@@ -3,9 +3,7 @@
 import functools
 import gc
 import os
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -16,13 +14,6 @@ from benchmarks.parts import memory, stock
 from benchmarks.parts.ranks import job_of_this_rank, report
 from grpo.model import cpu_matmul, deepspeed_start
 from grpo.model.architecture import ATTENTION_PROJECTIONS
-
-
-def openrlhf_module(package: str | None, name: str) -> ModuleType:
-    """Return a module from the folder `package`, or the installed, patched one."""
-    module = stock.module_from(Path(package) if package else stock.installed(), name)
-    sys.modules[module.__name__] = module
-    return stock.execute(module)
 
 
 def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -> Any:
@@ -53,13 +44,13 @@ def main() -> None:
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     cpu_matmul.install()  # for both: it is not under comparison
-    modules = [openrlhf_module(job["package"], name) for name in ("models.actor", "utils.deepspeed.deepspeed")]
+    modules = [stock.load(job["package"], name) for name in ("models.actor", "utils.deepspeed.deepspeed")]
     begin, peak = memory.resident(), memory.Peak()
     engine = build_engine(job, *modules)
     dist.barrier()
     gc.collect()
     ready, ready_peak = memory.resident(), begin + peak.growth()
-    ids = torch.arange(2, 2 + job["tokens"])[None]
+    ids = torch.arange(job["tokens"])[None] % 1000 + 2
     engine.train()
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     engine.step()

@@ -39,21 +39,12 @@ def write_config_of(folder: Path, shape: Architecture, stop_ids: Sequence[int] =
         write_json(folder / "config.json", written)
 
 
-def write_random_config(
-    folder: Path, layers: int, experts: int, vocabulary: int = 1024, intermediate: int = FULL.intermediate
-) -> Architecture:
-    """Write the config.json of an MXFP4 checkpoint with the 120b's attention; return its architecture."""
-    chosen = min(FULL.experts_per_token, experts)
-    shape = replace(
-        FULL, layers=layers, experts=experts, experts_per_token=chosen, vocabulary=vocabulary, intermediate=intermediate
-    )
+def write_random_model(folder: Path, vocabulary: int = 1024, **sizes: Any) -> None:
+    """Write a whole MXFP4 checkpoint of the 120b's sizes, but for those that are given, such as its layers."""
+    shape = replace(FULL, vocabulary=vocabulary, **sizes)
+    shape = replace(shape, experts_per_token=min(FULL.experts_per_token, shape.experts))
     write_config_of(folder, shape)
-    return shape
-
-
-def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) -> None:
-    """Write the whole checkpoint; arguments as for `write_random_config`."""
-    write_random_weights(folder, write_random_config(folder, layers, experts, **sizes))
+    write_random_weights(folder, shape)
 
 
 def write_random_weights(folder: Path, shape: Architecture) -> None:

@@ -1,10 +1,8 @@
 """A rollout of one optimizer step through OpenRLHF's own classes or ours. The benchmark `step` runs this."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,16 +16,6 @@ from grpo.update.loss import PolicyLoss
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MODULES = ("models.actor", "trainer.ray.ppo_actor")
-
-
-def openrlhf_modules(package: str | None) -> list[ModuleType]:
-    """Return the modules of a training step: from the folder `package`, or the installed, patched ones."""
-    modules = []
-    for name in MODULES:
-        module = stock.module_from(Path(package) if package else stock.installed(), name)
-        sys.modules[module.__name__] = module
-        modules.append(stock.execute(module))
-    return modules
 
 
 def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: Namespace) -> Any:
@@ -129,7 +117,7 @@ def main() -> None:
     job = job_of_this_rank()
     cpu_matmul.install()  # for both: it is not under comparison
     args = arguments(job)
-    actor_module, trainer_module = openrlhf_modules(job["package"])
+    actor_module, trainer_module = (stock.load(job["package"], name) for name in MODULES)
     actor = build_actor(job, actor_module.Actor, args)
 
     batch = SimpleNamespace(**rollout(job), base_action_log_probs=None, rollout_log_probs=None, replay=None)

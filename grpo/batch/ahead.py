@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.batch.saved_samples import filled, plain
 from grpo.batch.step import Step, StepGroups
-from grpo.rollout.rows import Sample
+from grpo.rollout.rows import Sample, filled, plain
 from grpo.stack.upstream.arguments import Arguments
 from reward import judge_place
 

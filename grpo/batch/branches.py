@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from grpo.batch import recorded_routing
 from grpo.rollout.rows import Batch, Sample, join, part
 
 
@@ -33,7 +32,6 @@ def _with_rows(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
             row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
             rows.append(row)
     joined = join([*rollouts, *rows], pad_token_id)
-    recorded_routing.join(joined, [*rollouts, *rows])
     if rows:
         joined.branch_counts = [len(of_sample(rollout)) for rollout in rollouts]
     return joined
@@ -146,8 +144,6 @@ def joined(rollouts: Sequence[Batch]) -> Batch:
     Its ``info`` holds only the rollouts, so that a mean over it counts each rollout once. Only ``sample`` keeps every
     row, to find the row's rollout.
     """
-    rows = [*rollouts, *(row for rollout in rollouts for row in of_batch(rollout)[0])]
-    batch = join(rows, 0)
-    recorded_routing.join(batch, rows)
+    batch = join([*rollouts, *(row for rollout in rollouts for row in of_batch(rollout)[0])], 0)
     batch.info = {key: values if key == "sample" else values[: len(rollouts)] for key, values in batch.info.items()}
     return batch

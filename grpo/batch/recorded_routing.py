@@ -5,7 +5,6 @@ padding. Rows of a run without ROUTING_REPLAY lack it; while the parity gate is 
 ``engine_routing``, which no pass of training replays.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,17 +38,3 @@ def attach(row: Sample, response: dict[str, Any], is_replayed: bool) -> str | No
     if len(missing) and not response.get("is_empty"):
         return f"the engine recorded no routing for the token at position {int(missing[0])}"
     return None
-
-
-def join(target: Any, rows: Sequence[Any]) -> None:
-    """Give rows that were joined the routings of their parts."""
-    parts = [of(row) for row in rows]
-    if all(part is not None for part in parts):
-        target.routing = [routing for part in parts if part is not None for routing in part]
-
-
-def part(target: Any, batch: Rows, start: int, end: int) -> None:
-    """Give some rows of a batch their routings."""
-    routing = of(batch)
-    if routing is not None:
-        target.routing = routing[start:end]

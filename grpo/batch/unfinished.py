@@ -14,10 +14,9 @@ from typing import Any
 import ray
 import torch
 
-from grpo.batch import saved_samples
 from grpo.rollout import continued
 from grpo.rollout.replacement import EngineCalls
-from grpo.rollout.rows import Sample
+from grpo.rollout.rows import Sample, filled, plain
 from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.unfinished")
@@ -160,7 +159,7 @@ class Unfinished:
             }
             for group in self.groups.values()
         ]
-        spare = [saved_samples.plain(sample) for sample in self.spare]
+        spare = [plain(sample) for sample in self.spare]
         return {"policy": policy, "begun": self.begun, "groups": groups, "spare": spare}
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -168,7 +167,7 @@ class Unfinished:
         from vllm import SamplingParams
 
         self.begun = saved["begun"]
-        self.spare = [saved_samples.filled(sample) for sample in saved["spare"]]
+        self.spare = [filled(sample) for sample in saved["spare"]]
         for group in saved["groups"]:
             params = SamplingParams(**group["call"]["sampling_params"])
             call = group["call"] | {"sampling_params": params}

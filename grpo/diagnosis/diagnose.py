@@ -1,17 +1,10 @@
 """Diagnoses a run, finished or in progress."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from grpo.diagnosis.finding import (
-    CRITICAL,
-    WARNING,
-    WATCH,
-    Diagnosis,
-    Finding,
-    NotJudged,
-)
+from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Diagnosis, Finding, NotJudged
 from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
@@ -24,13 +17,10 @@ def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
     """Apply rules to a run, by default all of them."""
     result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
     findings = []
-    for name, rule in rules.items():
-        try:
-            verdict = rule(run)
-        except NotJudged as reason:
-            result.not_judged[name] = str(reason)
-            continue
-        if isinstance(verdict, str):
+    for name, verdict in verdicts(run, rules):
+        if isinstance(verdict, NotJudged):
+            result.not_judged[name] = str(verdict)
+        elif isinstance(verdict, str):
             result.fine[name] = verdict
         else:
             findings += verdict
@@ -41,6 +31,17 @@ def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
         _without_consequences(certain, end), key=lambda finding: (finding.severity != CRITICAL, finding.onset)
     )
     return result
+
+
+def verdicts(
+    run: RunHistory, rules: Mapping[str, Rule] = RULES
+) -> Iterator[tuple[str, list[Finding] | str | NotJudged]]:
+    """Yield the name of each rule, and its verdict or why it has none."""
+    for name, rule in rules.items():
+        try:
+            yield name, rule(run)
+        except NotJudged as reason:
+            yield name, reason
 
 
 def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:

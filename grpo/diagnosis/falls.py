@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.diagnosis.finding import WATCH, NotJudged
+from grpo.diagnosis.diagnose import verdicts
+from grpo.diagnosis.finding import WATCH
 from grpo.diagnosis.history import RunHistory, of_rows
-from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.correctness import Fall, fall_of_training
 from grpo.run.run_files import RunFiles, read_steps
 
@@ -29,7 +29,8 @@ def onsets(run: RunHistory) -> list[int]:
 
     A fall followed by a deeper one is found among the steps before the deeper one.
     """
-    fallen_at = _onsets(run)
+    found = [finding for _, verdict in verdicts(run) if isinstance(verdict, list) for finding in verdict]
+    fallen_at = [finding.onset for finding in found if finding.severity != WATCH and finding.says_it_fell]
     while earlier := _earlier_fall(run, fallen_at):
         fallen_at.append(earlier)
     return fallen_at
@@ -46,15 +47,3 @@ def _earlier_fall(run: RunHistory, known: list[int]) -> int | None:
     numbers = fall.evidence.numbers
     now = run.column("correct").values[-RECENT:].mean()
     return fall.onset if now <= (numbers["before"] + numbers["after"]) / 2 else None
-
-
-def _onsets(run: RunHistory) -> list[int]:
-    fallen_at: list[int] = []
-    for rule in RULES.values():
-        try:
-            verdict = rule(run)
-        except NotJudged:
-            continue
-        if not isinstance(verdict, str):
-            fallen_at += [finding.onset for finding in verdict if finding.severity != WATCH and finding.says_it_fell]
-    return fallen_at

@@ -4,9 +4,12 @@ Standard errors account for the correlation of neighbours. Nothing here is a p-v
 many columns after every step, so they require 4 to 5 standard errors instead of 2.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+from grpo.diagnosis.finding import Evidence
 
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 LONGEST = 200  # values compared pairwise; longer series are thinned to medians of blocks
@@ -34,6 +37,11 @@ class Series:
         if last is not None:
             kept &= self.steps <= last
         return Series(self.name, self.steps[kept], self.values[kept])
+
+    def evidence(self, numbers: Mapping[str, float], first: int = 0, last: int = -1) -> Evidence:
+        """Return numbers over the steps from index `first` to index `last`, both inclusive."""
+        plain = {what: float(value) for what, value in numbers.items()}
+        return Evidence(self.name, int(self.steps[first]), int(self.steps[last]), plain)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
 from grpo.stack.upstream.trainer import Actor, ModelOutput
 from grpo.update import log_probs, passes
 
-
-def is_gpt_oss(path: str) -> bool:
-    """Return whether the model is a gpt-oss, which we load ourselves."""
-    return loading.is_gpt_oss(path)
+is_gpt_oss = loading.is_gpt_oss
+logits_to_keep = passes.logits_to_keep
 
 
 def load_gpt_oss(
@@ -23,11 +21,6 @@ def load_gpt_oss(
     """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank."""
     with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
         return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
-
-
-def logits_to_keep(action_mask: torch.Tensor | None) -> int:
-    """Return how many of the last positions need logits; 0 means all."""
-    return passes.logits_to_keep(action_mask)
 
 
 def scoring(actor: Actor, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:

@@ -2,9 +2,9 @@
 
 import gc
 
-from grpo.stack.patch_digest import check_digest
+from grpo.stack import patch_digest
 
-__all__ = ["check_digest", "collect_rarely"]
+check_digest = patch_digest.check_digest
 
 
 def collect_rarely() -> None:

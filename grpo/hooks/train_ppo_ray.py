@@ -5,7 +5,7 @@ The launcher imports this module without torch to read the flags. Hooks that nee
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo.launch import flags
 from grpo.launch.supervise import last_words
@@ -14,13 +14,11 @@ from grpo.stack import cluster
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 
-if TYPE_CHECKING:
-    from ray import ObjectRef
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add our flags to OpenRLHF's."""
-    flags.add_flags(parser)
+add_flags = flags.add_flags
+hand_on_thinking_budget = thinking_settings.hand_on
+hand_on_template_variables = chat_template.hand_on  # the engines' environments render prompts
+runtime_env = cluster.runtime_env
+engines_ready = cluster.engines_ready
 
 
 def validate(args: argparse.Namespace) -> None:
@@ -29,21 +27,6 @@ def validate(args: argparse.Namespace) -> None:
     if args.vllm_is_correction_type == "seq-mask-tis":  # OpenRLHF's name from 0.9.4 on
         args.vllm_is_correction_type = "mis"
     last_words.install()
-
-
-def hand_on_thinking_budget(args: Arguments) -> None:
-    """Set the executor of the thinking budget, and pass its settings to the engines."""
-    thinking_settings.hand_on(args)
-
-
-def hand_on_template_variables(args: Arguments) -> None:
-    """Pass the chat template's variables to the engines, where environments render prompts."""
-    chat_template.hand_on(args)
-
-
-def runtime_env() -> dict[str, dict[str, str]]:
-    """Return the ``runtime_env`` of ``ray.init``."""
-    return cluster.runtime_env()
 
 
 def settle_nodes() -> None:
@@ -94,9 +77,4 @@ def engines_before_actor(args: Arguments, engines: Sequence[EngineActor] | None)
     if args.colocate_all_models:
         import ray
 
-        ray.get(cluster.engines_ready(engines))
-
-
-def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
-    """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
-    return cluster.engines_ready(engines)
+        ray.get(engines_ready(engines))

@@ -14,56 +14,39 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from grpo.launch import (
     cost,
-    engine_share,
-    evaluate_command,
+    fitting,
     gpu_memory,
     judge,
-    kernels,
     learning_rate,
-    micro_batches,
+    part,
     placement,
     preflight,
-    restarts,
     resume,
     run_dir,
     scaling,
     signals,
-    stop_rules,
 )
 from grpo.launch.checks import adapter, environment, packages, reward
 from grpo.launch.config import Config, resolve
-from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
-from grpo.launch.refusals import REFUSED, end_restarts, note, refuse, refuse_all
-from grpo.launch.restarts import Verdict
+from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
-from grpo.launch.supervise.driver import STOPPED, supervise
-from grpo.launch.supervise.watch import End, Saving
-from grpo.run.lost_writes import LOSSY
-from grpo.run.progress import Progress, find_adapter, way_on
-from grpo.run.run_files import RunFiles, read_parts
-from grpo.run.save_request import SaveRequest
-from grpo.run.saved_steps import saved_steps, step_name
+from grpo.launch.supervise import exposure, joined_cluster, node_check
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import step_name
 from grpo.settings import choose, flags, misspelt
-from grpo.stack import command, machine, seats
-from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack import command, machine
 from grpo.stack.problem import UserError
-from grpo.stack.seats import Seats
-from reward import judge_place
-from reward.settings import STAND_IN_VARIABLE
 
 _REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it readable and writable"}
 _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG), "restore the file from a copy")
-DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -129,7 +112,7 @@ def _main(options: argparse.Namespace) -> int:
     try:
         machine.number_gpus()
         if options.resume:
-            folder = resume.find_run(options.resume, options.name)
+            folder = run_dir.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
             held = options.held
             if held is None and options.mode == "run":
@@ -138,7 +121,7 @@ def _main(options: argparse.Namespace) -> int:
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
-        config = engine_share.choose(micro_batches.choose(config))
+        config = fitting.choose(config)
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
@@ -157,9 +140,9 @@ def _main(options: argparse.Namespace) -> int:
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *kernels.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
-    warnings += learning_rate.warnings(config.args)
+    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *placement.warnings()]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *learning_rate.warnings(config.args)]
+    warnings += adapter.describe(config)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
@@ -183,7 +166,7 @@ def _main(options: argparse.Namespace) -> int:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
-    return run(options, folder, config, plan, run_judge, held, cluster.seats)
+    return part.run(options, folder, config, plan, run_judge, held, cluster.seats)
 
 
 def _admitted(
@@ -211,18 +194,15 @@ def _admitted(
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [
+    return [
         packages.describe(),
         *describe(plan, config),
-        *_placed(plan, config, run_judge),
+        *(scaling.describe(plan, config, run_judge) or placement.describe(config)),
         *gpu_memory.describe(config),
+        *reward.describe(config),
+        *judge.describe(run_judge, config),
+        *cost.describe(plan, config, run_judge),
     ]
-    about += reward.describe(config)
-    return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
-
-
-def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
-    return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
 def _where(config: Config, folder: Path) -> list[str]:
@@ -230,124 +210,6 @@ def _where(config: Config, folder: Path) -> list[str]:
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
     moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
     return [*resume.describe(config), *moved, *resume.describe_changes(resume.changed(config, folder))]
-
-
-def run(
-    options: argparse.Namespace,
-    folder: Path,
-    config: Config,
-    plan: Plan,
-    run_judge: RunJudge,
-    held: int,
-    places: Seats | None = None,
-) -> int:
-    """Run the trainer in the run directory under the lock `held`; a summary comes last."""
-    for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
-        os.environ.pop(left, None)
-    status = preflight.patch_status()
-    stand_in = ["--stand-in"] if run_judge.is_stand_in else []
-    again = options.options.split()
-    run_dir.write(
-        folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again, options.config
-    )
-    files = RunFiles(folder, Path(config.args.metrics_dir))
-    progress = Progress(files, plan.steps)
-    progress.lost.begin(resume.resumed_step(config))
-    progress.skip()
-    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
-    if places:
-        environment[seats.VARIABLE] = places.dump()
-    if run_judge.settings:
-        environment[judge_place.VARIABLE] = judge_place.NAME
-    is_finished = False
-    try:
-        end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-        code, is_finished = end.code, end.code == 0
-        if is_finished and progress.lost.count:
-            code, end = LOSSY, End(LOSSY)
-        verdict = _note_end(files, config, progress, end)
-        judge.finish(run_judge, folder)
-        print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
-        if verdict.wait is not None:
-            time.sleep(verdict.wait)
-            restarts.go_on(options, folder, held)
-    except Signalled as came:
-        if not is_finished:  # what is finished stays finished
-            code = came.code
-            note(files, code)
-    if not is_finished:
-        print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
-    return code
-
-
-def _train(
-    files: RunFiles,
-    config: Config,
-    plan: Plan,
-    progress: Progress,
-    environment: dict[str, str],
-    stand_in_models: Sequence[str],
-    held: int,
-) -> End:
-    """Run the trainer under supervision; return how it ended."""
-    from grpo.launch.onsets import Onsets  # here, since only a run needs numpy
-
-    args = config.args
-    onsets = Onsets(progress, files.read_config())
-    folders = {
-        "checkpoints": Path(args.ckpt_path),
-        "metrics": Path(args.metrics_dir),
-        "the run directory": files.folder,
-    }
-    request = SaveRequest(files.save_request)
-    request.close()  # of an earlier part
-    end = supervise(
-        [*DRIVER, *config.argv],
-        ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
-        log_dir=files.logs,
-        environment=environment,
-        progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        stand_in_models=stand_in_models,
-        inherited=[held],
-        folders=folders,
-        watch=HangWatch(files, progress, args.hang_minutes, lambda: stop_rules.find(args, progress, folders)),
-        saving=Saving(request, args.sigterm_seconds),
-    )
-    request.close()
-    if end.cause and (stop := stop_rules.of_failure(args, progress.step, last_words.read(files.logs))):
-        return End(STOPPED, stop)
-    return end
-
-
-def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
-    """Return what a part of the run has reached, and why it failed."""
-    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
-    lines = progress.summary(files.folder, save_path, ckpt_path)
-    adapter = find_adapter(save_path, ckpt_path)
-    if adapter:
-        lines.append(evaluate_command.describe(config, adapter))
-    if end.code == 0:
-        lines.append(f"again        {files.command}")
-    if end.cause:
-        lines += [f"{'stopped' if end.code == STOPPED else 'failed':<12} {end.cause.what}"]
-        lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
-    return lines
-
-
-def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
-    """Record how a part of the run ended, and decide whether the run goes on by itself."""
-    verdict = Verdict(None, [])
-    more: dict[str, Any] = {"seconds": progress.seconds()}
-    if progress.lost.count:
-        more["lost"] = progress.lost.describe()
-    if end.cause:
-        saved = saved_steps(config.args.ckpt_path)
-        more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
-        more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
-        if end.code not in (REFUSED, STOPPED):
-            verdict = restarts.decide([*read_parts(files.ends), more], config.args.restarts, progress.has_moved())
-        more["restart"] = verdict.wait is not None
-    return verdict if note(files, end.code, **more) else Verdict(None, [])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import engine_share
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs, longest, needs
 from grpo.launch.plan import size
@@ -29,11 +28,10 @@ def problems(config: Config) -> Iterator[Problem]:
             _remedy(config, need.shared),
         )
     elif need.shared and not (need.engine_limit <= need.left_to_engine and need.engine_fits):
-        share = engine_share.left(need)
         yield Problem(
             f"GPU_MEMORY_UTILIZATION is {config.args.vllm_gpu_memory_utilization:g}, {size(need.engine_limit)} of each "
             f"GPU, but an engine needs {size(need.smallest_engine)}, and the actor leaves {size(need.left_to_engine)}",
-            f"set GPU_MEMORY_UTILIZATION={share:g}, or unset it",
+            f"set GPU_MEMORY_UTILIZATION={need.share_left:g}, or unset it",
         )
     if not need.shared and not need.engine_fits:
         yield Problem(

@@ -5,6 +5,7 @@ drops its cache for the update. In vLLM 0.15.0 its weights stay: `Worker.load_mo
 sleep would move them.
 """
 
+import math
 import os
 from argparse import Namespace
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ class Needs:
         return self.gpu - (self.held if self.sleeps else self.of_actor)
 
     @property
+    def share_left(self) -> float:
+        """Return the share of a shared GPU that the actor leaves, in steps of SHARE_STEP and at least one of them."""
+        return round(max(1, math.floor(self.left_to_engine / self.gpu / SHARE_STEP)) * SHARE_STEP, 3)
+
+    @property
     def cache_room(self) -> int:
         """Return the bytes of the key/value cache on an engine's GPU; below 0 if not even the weights fit."""
         return self.engine_limit - sum(self.engine.values())
@@ -103,9 +109,7 @@ def needs(config: Config, **changes: Any) -> Needs | None:
     """
     args = Namespace(**vars(config.args) | changes)
     actor, engine = _architecture(args.pretrain), _architecture(args.engine_model)
-    if actor is None or engine is None:
-        return None
-    if not is_for_gpus(actor):
+    if actor is None or engine is None or not is_for_gpus(actor):
         return None
     gpu, source = _gpu(args)
     rows = args.micro_train_batch_size * _branches(args)
@@ -209,6 +213,7 @@ def describe(config: Config) -> list[str]:
     if need is None:
         return []
     limit = longest(config)
+    then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.of_actor)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
@@ -220,16 +225,8 @@ def describe(config: Config) -> list[str]:
         f"  engine    {size(need.engine_limit)} on each of {config.engine_gpus}:",
         *(f"            {size(count):>9}  {name}" for name, count in need.engine.items()),
         f"            {size(max(0, need.cache_room)):>9}  key/value cache: {describe_cache(need)}",
-        *_describe_sharing(need),
+        *([f"  shared    engine and actor take turns, and {then}"] if need.shared else []),
     ]
-
-
-def _describe_sharing(need: Needs) -> list[str]:
-    if not need.shared:
-        return []
-    if need.sleeps:
-        return ["  shared    engine and actor take turns, and the engine drops its cache for the update"]
-    return ["  shared    engine and actor take turns, and both keep what they hold"]
 
 
 def describe_cache(need: Needs) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.launch.checks.data import has_own_reward
 from grpo.launch.config import Config
-from grpo.launch.preflight import Problem, has_own_reward
 from grpo.rollout.multi_turn.settings import has_environment
-from grpo.stack.problem import UserError
+from grpo.stack.problem import Problem, UserError
 from reward import endpoint, models, settings, user_files
 from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint

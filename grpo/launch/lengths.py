@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from grpo.batch.length_schedule import WINDOW, Stage, stages_of
+from grpo.batch.length_schedule import WINDOW, stages_of
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn import settings
@@ -25,14 +25,13 @@ def _schedule(args: Namespace) -> list[str]:
     if not args.length_schedule:
         return []
     first, *later = stages_of(args)
-    limits = [f"{first.length} tokens at first", *(f"{stage.length} {_begin(stage)}" for stage in later)]
+    limits = [f"{first.length} tokens at first"]
+    for stage in later:
+        begin = f"from step {stage.step}"
+        if stage.truncated is not None:
+            begin = f"once {100 * stage.truncated:g}% are truncated over {WINDOW} steps"
+        limits.append(f"{stage.length} {begin}")
     return [f"lengths     {', '.join(limits)}; evaluations {args.generate_max_len}"]
-
-
-def _begin(stage: Stage) -> str:
-    if stage.truncated is None:
-        return f"from step {stage.step}"
-    return f"once {100 * stage.truncated:g}% are truncated over {WINDOW} steps"
 
 
 def _thinking(args: Namespace) -> list[str]:

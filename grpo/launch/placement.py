@@ -1,4 +1,4 @@
-"""Which GPUs serve whom."""
+"""Which GPUs serve whom, and which run the actor's experts without their fast kernel."""
 
 import os
 
@@ -6,6 +6,9 @@ from grpo.launch.config import Config
 from grpo.stack import machine, numa
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import Gpu
+
+# Where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres.
+FUSED = ("9.0", "10.0")
 
 
 def describe(config: Config) -> list[str]:
@@ -29,3 +32,15 @@ def _names(gpus: list[Gpu]) -> str:
     nodes = sorted({node for gpu in gpus if (node := numa.node_of(gpu)) is not None})
     where = f" (NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})" if nodes else ""
     return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"
+
+
+def warnings() -> list[str]:
+    """Return a line for each kind of GPU of this machine that has no fused grouped product."""
+    gpus = [] if on_cpu_stack() else machine.gpus()
+    kinds = sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})
+    return [
+        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {' and '.join(FUSED)} do: "
+        "PyTorch multiplies the actor's experts one by one and waits for the GPU each time. Steps are slower, with the "
+        "same results"
+        for name, capability in kinds
+    ]

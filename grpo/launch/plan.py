@@ -2,16 +2,14 @@
 
 import argparse
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
 from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
-from grpo.launch.supervise.ray_head import RayHead
 from grpo.model import released
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
@@ -58,15 +56,6 @@ class Plan:
     ray_gpus: int = 0
     ray_cpus: int = 0
     unknown: list[str] = field(default_factory=list)
-
-    @property
-    def ray_head(self) -> RayHead:
-        """Return the resources of the run's Ray cluster."""
-        return RayHead(self.ray_gpus, self.ray_cpus, self.object_store_bytes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan in its config.json form."""
-        return asdict(self)
 
 
 def make_plan(config: Config) -> Plan:
@@ -143,33 +132,23 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     if not args.pipeline:
         return []
     first, last = plan.optimizer_steps_per_rollout, 2 * plan.optimizer_steps_per_rollout - 1
-    return [
+    lines = [
         f"            PIPELINE=1: the policy that sampled is {first}"
         + (f" to {last}" if last > first else "")
-        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it",
-        *_partial(plan, args),
+        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
     ]
+    if args.partial_rollouts:
+        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
+        lines.append(
+            f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
+            f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
+            f"{counted(oldest, 'optimizer step')} behind"
+        )
+    return lines
 
 
-def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
-    if not args.partial_rollouts:
-        return []
-    oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
-    return [
-        f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
-        f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
-        f"{counted(oldest, 'optimizer step')} behind"
-    ]
-
-
-def _date(args: argparse.Namespace) -> list[str]:
-    if args.template_date is None:
-        return []
-    return [f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)"]
-
-
-def _groups(args: argparse.Namespace) -> list[str]:
-    """Describe which groups a step draws besides those of its batch, and which problems rest."""
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """Describe which groups a step draws besides those of its batch, which problems rest, and the date in prompts."""
     lines = []
     if args.dynamic_filtering:
         (low, high), most = args.dynamic_filtering_reward_range, args.dynamic_filtering_batches
@@ -182,6 +161,8 @@ def _groups(args: argparse.Namespace) -> list[str]:
             f"problems    rest for {counted(args.retire_for, 'step')} after "
             f"{counted(args.retire_after, 'solved group')} in a row"
         )
+    if args.template_date is not None:
+        lines.append(f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)")
     return lines
 
 
@@ -194,8 +175,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
         f"each ({plan.max_tokens_per_rollout:,} in total)",
-        *_groups(args),
-        *_date(args),
+        *_prompts(args),
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
         f"prompts) = {counted(plan.optimizer_steps_per_rollout, 'optimizer step')} per rollout"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch import equal_nodes, gpu_limits
-from grpo.launch.checks.data import check_data, has_own_reward
+from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
     check_disk,
@@ -30,8 +30,6 @@ from grpo.run import trackers
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
-__all__ = ["Problem", "has_own_reward", "problems"]
-
 
 def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
     """Run every check. An empty list means that the run can start, or continue if `is_resumed`."""
@@ -41,8 +39,11 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_packages(),
         check_patches(),
         check_flags(config),
-        _inputs(config, is_missed=True),
-        _of_model(config),
+        check_data(config),
+        check_environment(config),
+        check_reward(config),
+        check_model(config),
+        check_thinking(config),
         check_memory(plan),
         check_limits(),
         () if is_resumed else check_is_new(config, run_dir),
@@ -61,21 +62,12 @@ def problems_anywhere(config: Config) -> list[Problem]:
         *check_flags(config),
         *equal_nodes.problems(config),
         *gpu_limits.problems(config),
-        *_inputs(config, is_missed=False),
+        *check_data(config, is_missed=False),
+        *check_environment(config),
+        *check_reward(config),
         *(check_model(config) if are_here else check_released(config)),
         *check_thinking(config),
     ]
-
-
-def _inputs(config: Config, is_missed: bool) -> Iterator[Problem]:
-    yield from check_data(config, is_missed)
-    yield from check_environment(config)
-    yield from check_reward(config)
-
-
-def _of_model(config: Config) -> Iterator[Problem]:
-    yield from check_model(config)
-    yield from check_thinking(config)
 
 
 def check_trackers(config: Config) -> Iterator[Problem]:

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grpo.launch import resume
+from grpo.launch import run_dir
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.run_files import RunFiles
@@ -23,11 +23,11 @@ from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 
 
-def main(file: Path, words: list[str]) -> int:
+def main(lines: Sequence[str], words: Sequence[str]) -> int:
     """Launch what a command line of train_grpo.sh asks for; return the exit code.
 
     Args:
-        file: the recipe.
+        lines: of the recipe.
     """
     try:
         asked = options.parse(words)
@@ -36,9 +36,9 @@ def main(file: Path, words: list[str]) -> int:
         return 2
     given = choose.given(os.environ)
     try:
-        ours = recipe.read(file.read_text(encoding="utf-8").splitlines(), "the recipe in train_grpo.sh")
+        ours = recipe.read(lines, recipe.SOURCE)
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
-            raise UserError(f"the recipe in train_grpo.sh has no line for {', '.join(missing)}", "put it back")
+            raise UserError(f"{recipe.SOURCE} has no line for {', '.join(missing)}", "put it back")
         config = choose.given(_config(asked, given, ours))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
@@ -60,7 +60,7 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
     if file := asked.values.get("config"):
         return recipe.read_file(Path(file))
     if which := asked.values.get("resume"):
-        folder = resume.find_run(which, choose.choose(asked, given, ours)["NAME"])
+        folder = run_dir.find_run(which, choose.choose(asked, given, ours)["NAME"])
         return RunFiles(folder).read_config().get("config") or {}
     return {}
 
@@ -133,4 +133,4 @@ def _make_tiny(tools: str) -> int:
 if __name__ == "__main__":
     command.print_plainly()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the launcher has its own
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines(), sys.argv[2:]))

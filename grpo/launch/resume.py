@@ -16,7 +16,6 @@ from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.settings.flags import name_of
-from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
@@ -26,41 +25,6 @@ FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "pr
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
-
-
-def find_run(which: str, name: str) -> Path:
-    """Return the folder of the run to continue.
-
-    Args:
-        which: a run directory, or "latest": the newest under runs/ of this name.
-
-    Raises:
-        UserError: if there is no such run, or it belongs to another user.
-    """
-    folder = _named_run(which, name)
-    RunFiles(folder).refuse_another_owner()
-    return folder
-
-
-def _named_run(which: str, name: str) -> Path:
-    if which != "latest":
-        folder = Path(which).absolute()
-        if not RunFiles(folder).config.is_file():
-            raise UserError(f"{folder} is not a run directory: config.json is missing", "name a run directory")
-        return folder
-    runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
-    mine = [run for run in runs if _name_of(run) == name]
-    if not mine:
-        raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
-    return max(mine, key=lambda run: run.config.stat().st_mtime).folder
-
-
-def _name_of(run: RunFiles) -> str | None:
-    """Return the name of a run; None if its configuration cannot be read."""
-    try:
-        return run.read_config().get("name")
-    except UserError:
-        return None
 
 
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
@@ -91,7 +55,8 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         _check_ahead(checkpoints / step_name(step), config)
         config = resolve([*flags, "--resume_from", str(checkpoints / step_name(step))], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
-    wrong |= {name: pair for name, pair in _moved(config, folder).items() if pair[0] != pair[1]}
+    folders = {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
+    wrong |= {name: (old, new) for name, (old, new) in folders.items() if old != new}
     if not wrong and _other_train_data(config, folder):
         raise UserError(
             f"{config.args.prompt_data} was changed since {folder} started, so the run cannot continue where it was",
@@ -189,10 +154,6 @@ def _kept(flags: list[str], folder: Path) -> list[str]:
     recorded = _recorded_folders(folder)
     recorded |= {name: value for name in ("template_date", "adapter") if isinstance(value := old.get(name), str)}
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
-
-
-def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:
-    return {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
 
 
 def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from grpo.settings.choose import Changes
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
+from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 from reward import settings as judge_settings
 from reward import user_files
@@ -57,6 +59,36 @@ RECORDED_VARIABLES = (
 def default_run_dir(name: str) -> Path:
     """Return a new folder under runs/, named for the model and the time."""
     return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def find_run(which: str, name: str) -> Path:
+    """Return the folder of the run to continue.
+
+    Args:
+        which: a run directory, or "latest": the newest under runs/ of this name.
+
+    Raises:
+        UserError: if there is no such run, or it belongs to another user.
+    """
+    run = RunFiles(Path(which).absolute())
+    if which == "latest":
+        runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
+        mine = [run for run in runs if _name_of(run) == name]
+        if not mine:
+            raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
+        run = max(mine, key=lambda run: run.config.stat().st_mtime)
+    elif not run.config.is_file():
+        raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
+    run.refuse_another_owner()
+    return run.folder
+
+
+def _name_of(run: RunFiles) -> str | None:
+    """Return the name of a run; None if its configuration cannot be read."""
+    try:
+        return run.read_config().get("name")
+    except UserError:
+        return None
 
 
 def write(
@@ -106,7 +138,7 @@ def write(
             "reward": user_files.variables(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
-            "plan": plan.as_dict(),
+            "plan": asdict(plan),
         },
     )
     _write_json(files.environment, environment())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from grpo.launch import cost, equal_nodes, gpu_limits, micro_batches
+from grpo.launch import cost, equal_nodes, fitting, gpu_limits
 from grpo.launch.checks.batches import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
@@ -11,6 +11,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.phases import Rates
 from grpo.launch.plan import WEIGHT_BYTES, Plan, size
 from grpo.model.architecture import NO_SHARD
+from grpo.stack.counted import numbered
 from grpo.stack.seats import Seats
 
 
@@ -52,22 +53,15 @@ def _node(config: Config, places: Seats, node: str, adapter: int) -> str:
     ranks = [number for number, place in enumerate(places.ranks) if place == node]
     parts, first = [], len(engines) * width
     if engines:
-        parts.append(f"engine{_span(engines[0], engines[-1])} on GPU{_span(0, first - 1)}")
+        parts.append(f"{numbered('engine', engines)} on {numbered('GPU', range(first))}")
     if ranks:
-        parts.append(f"actor rank{_span(ranks[0], ranks[-1])} on GPU{_span(first, first + len(ranks) - 1)}")
+        parts.append(f"{numbered('actor rank', ranks)} on {numbered('GPU', range(first, first + len(ranks)))}")
     if not parts:
         return "nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
     received = equal_nodes.sync_bytes(places, node, adapter)
     if received:
         return f"{', '.join(parts)}; a sync brings {size(received)}, once for all its engines"
     return f"{', '.join(parts)}; a sync " + ("starts here" if node == places.ranks[0] else "brings nothing")
-
-
-def _span(first: int, last: int) -> str:
-    """Return numbers for people, after a noun in the singular."""
-    if last - first < 2:
-        return f" {first}" if first == last else f"s {first}, {last}"
-    return f"s {first} to {last}"
 
 
 def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterator[str]:
@@ -132,7 +126,7 @@ def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
     changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
     changed = config.assuming(**changes)
     share = max(1, config.args.train_batch_size // ranks)
-    for name in ("micro_train_batch_size", "micro_rollout_batch_size"):
+    for name in fitting.MICRO_BATCHES:
         if getattr(changed.args, name) > share:
-            setattr(changed.args, name, micro_batches.largest(changed))
+            setattr(changed.args, name, fitting.largest_micro_batch(changed))
     return changed

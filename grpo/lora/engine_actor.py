@@ -1,11 +1,9 @@
 """The engine actor's side of a sync. Imports no DeepSpeed, which keeps it out of vLLM's process."""
 
 import asyncio
-import contextlib
 import functools
 import mmap
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -50,42 +48,11 @@ def _shared_memory(engine: int, size: int) -> SharedMemory:
     return SharedMemory(size)
 
 
-def shared_file(buffer: np.ndarray) -> tuple[str, int] | None:
-    """Return the file that holds ``buffer`` and the offset in it; None if other processes cannot open that file.
-
-    Ray's object store is an unnamed file. A Ray worker maps it and closes it. The raylet, the worker's parent, keeps it
-    open, and /proc shows open files to every process of the same user.
-
-    Args:
-        buffer: numpy uint8 ``[bytes]``, contiguous.
-    """
-    start = buffer.ctypes.data
-    for line in Path("/proc/self/maps").read_text().splitlines():  # proc(5): range, mode, offset, device, inode, path
-        addresses, _, offset, device, inode, *_ = line.split()
-        first, end = (int(address, 16) for address in addresses.split("-"))
-        if first <= start and start + buffer.nbytes <= end and inode != "0":
-            major, minor = (int(number, 16) for number in device.split(":"))
-            path = _opened_by(os.getppid(), os.makedev(major, minor), int(inode))
-            return (path, int(offset, 16) + start - first) if path else None
-    return None
-
-
-def _opened_by(pid: int, device: int, inode: int) -> str | None:
-    """Return the path by which others can open a file that a process holds open."""
-    with contextlib.suppress(OSError):  # another user's process: its files are private
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed in the meantime
-                file = entry.stat()
-                if (file.st_dev, file.st_ino) == (device, inode):
-                    return str(entry)
-    return None
-
-
 async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[dict[str, int]]:
     """Pass the adapter on to one engine's workers and reset its prefix cache. Runs in the engine's Ray actor.
 
-    The workers map the object store, or a copy if they cannot. As an argument of ``collective_rpc`` the bytes would be
-    pickled and sent through sockets for each worker.
+    The workers map a copy in shared memory. As an argument of ``collective_rpc`` the bytes would be pickled and sent
+    through sockets for each worker.
 
     Args:
         buffer: numpy uint8 ``[bytes]``, the flat adapter of :func:`grpo.lora.adapter.gather`.
@@ -98,15 +65,11 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
     Raises:
         SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
     """
-    shared = shared_file(buffer)
-    if shared is None:
-        memory = _shared_memory(id(llm), buffer.nbytes)
-        memory.bytes[:] = buffer
-        shared = memory.path, 0
-    path, offset = shared
+    memory = _shared_memory(id(llm), buffer.nbytes)
+    memory.bytes[:] = buffer
     # Nothing is generated during a sync, so the order of these two does not matter.
     receipts, dropped = await asyncio.gather(
-        llm.collective_rpc("load_adapter", args=(path, specs, offset)), llm.reset_prefix_cache()
+        llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
     )
     if not dropped:
         raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")

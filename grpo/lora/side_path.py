@@ -181,12 +181,11 @@ def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tupl
 class AdapterWorker(router_capture.RecordingWorker):
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
-    def load_adapter(self, path: str, specs: list[dict], offset: int = 0) -> dict[str, int]:
+    def load_adapter(self, path: str, specs: list[dict]) -> dict[str, int]:
         """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
 
         Args:
             specs: the fields of each ``TensorSpec``, in the order of their offsets.
-            offset: the offset of the flat adapter, in bytes.
 
         Raises:
             ValueError: if a tensor belongs to no attention projection of this model.
@@ -195,7 +194,7 @@ class AdapterWorker(router_capture.RecordingWorker):
         size = 2 * (last.offset + last.numel)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that the mapping is read-only
-            data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
+            data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[:size])
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         arrived, layers = layers_of(data.view(torch.bfloat16), specs), runner.model.model.layers
         self.forget_routing()

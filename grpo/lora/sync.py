@@ -2,8 +2,7 @@
 
 Trainer ranks gather the adapter with one collective, and rank 0 puts one flat buffer into the object store. Every
 engine actor gets the reference as an argument, so Ray hands it the buffer without a copy. Its tensor-parallel workers
-are vLLM processes. They map the object store themselves and copy their slices into the side path
-(``grpo.lora.side_path``).
+are vLLM processes. They map the actor's copy and copy their slices into the side path (``grpo.lora.side_path``).
 """
 
 from collections.abc import Sequence

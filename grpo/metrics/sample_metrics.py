@@ -11,7 +11,6 @@ import torch
 from grpo.batch.advantages import groups_of, has_spread
 from grpo.batch.branches import samples_of
 from grpo.batch.degenerate import repetition
-from grpo.metrics.thinking_metrics import thinking_metrics
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ def experience_metrics(
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
         **_parts(experiences, responses, tokenizer),
         **_honesty(experiences, rewards),
-        **thinking_metrics(experiences),
+        **_by_thinking(experiences, rewards, known),
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
@@ -89,6 +88,16 @@ def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, t
         for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
             metrics[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
     return metrics
+
+
+def _by_thinking(
+    experiences: Sequence[Batch], rewards: torch.Tensor, known: torch.Tensor
+) -> dict[str, torch.Tensor | None]:
+    """Return the mean reward of samples whose thinking was cut, and of the others; {} without a thinking budget."""
+    if (cut := _of_info(experiences, "thinking_truncated")) is None:
+        return {}
+    parts = {"truncated": rewards[known & (cut > 0.5)], "whole": rewards[known & (cut <= 0.5)]}
+    return {f"reward_thinking_{name}": part.mean() if len(part) else None for name, part in parts.items()}
 
 
 def _of_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import of_batch, of_sample, samples_of
+from grpo.batch.branches import of_batch, samples_of
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.unlikely_tokens import least_likely
@@ -27,7 +27,6 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
 OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
-SHOWN = 3  # tokens per sample that are shown with their context
 
 
 def before_training(experiences: Sequence[Batch]) -> None:
@@ -89,36 +88,7 @@ def after_training(
 def _add_tokens(samples: Sequence[Sample], trainer: dict[int, torch.Tensor], tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None:
         for index, sample in enumerate(samples):
-            sample.details["least_likely_tokens"] = shown_tokens(sample, trainer.get(index), tokenizer)
-
-
-def shown_tokens(sample: Sample, trainer: torch.Tensor | None, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the SHOWN least likely sampled tokens of a sample, see :func:`grpo.metrics.unlikely_tokens.least_likely`.
-
-    Args:
-        sample: ``Experience`` of one sample. Without the engine's log-probs the result is empty.
-        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, if it has computed them; None for a sample that
-            is not trained on.
-
-    Returns:
-        As ``least_likely``, with ``branch`` instead of ``sample``: the index among the rollout's samples, earliest
-        first.
-    """
-    rows = [*of_sample(sample), sample]
-    lengths = [int(row.action_mask.bool().sum()) for row in rows]
-    if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
-        return []
-    parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
-    tokens = []
-    for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
-        mask, engine = row.action_mask.bool(), row.rollout_log_probs
-        assert engine is not None  # all rows of a rollout have them, or none
-        ours = None if part is None else torch.zeros_like(engine).masked_scatter(mask, part.to(engine))
-        for token in least_likely(row.sequences, mask, engine, ours, tokenizer.decode, SHOWN):
-            del token["sample"]
-            tokens.append(token | {"branch": index})
-    both = ("engine", "trainer")
-    return sorted(tokens, key=lambda token: min(token[name] for name in both if token[name] is not None))[:SHOWN]
+            sample.details["least_likely_tokens"] = least_likely(sample, trainer.get(index), tokenizer.decode)
 
 
 def _by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[int, torch.Tensor]]:

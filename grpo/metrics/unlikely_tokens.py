@@ -9,47 +9,49 @@ from typing import Any
 
 import torch
 
+from grpo.batch.branches import of_sample
+from grpo.rollout.rows import Sample
+
+SHOWN = 3  # tokens of a sample
 CONTEXT = 24  # tokens before the unlikely one
 AFTER = 6
 
 
 def least_likely(
-    sequences: torch.Tensor,
-    action_mask: torch.Tensor,
-    engine: torch.Tensor,
-    trainer: torch.Tensor | None,
-    decode: Callable[[Sequence[int]], str],
-    count: int,
+    sample: Sample, trainer: torch.Tensor | None, decode: Callable[[Sequence[int]], str]
 ) -> list[dict[str, Any]]:
-    """Return the trained tokens of a batch that the engine or the trainer found least likely, least likely first.
+    """Return the SHOWN sampled tokens of a rollout that the engine or the trainer found least likely, in this order.
 
     Args:
-        sequences: int64 ``[B, S]``.
-        action_mask: ``[B, S - 1]``, which of ``sequences[:, 1:]`` are trained on.
-        engine: the engine's log-probs of ``sequences[:, 1:]``, nat, ``[B, S - 1]``.
-        trainer: the same from the trainer; None if it made no pass of its own.
+        sample: without the engine's log-probs the result is empty.
+        trainer: the trainer's log-probs of the rollout's sampled tokens, ``[T]``, the earliest row first; None for one
+            that is not trained on.
 
     Returns:
-        ``sample`` (row), ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and
-        ``trainer`` (log-probs; ``trainer`` may be None).
+        ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and ``trainer`` (log-probs,
+        nat; ``trainer`` may be None), and ``branch``: the index among the rollout's rows, earliest first.
     """
-    mask = action_mask.bool()
-    lowest = engine if trainer is None else torch.minimum(engine, trainer)
-    ranked = lowest.float().masked_fill(~mask, float("inf")).flatten()
-    order = ranked.argsort(stable=True)[: min(count, int(mask.sum()))]
-    listed = []
-    for flat_index in order.tolist():
-        row, at = divmod(flat_index, mask.shape[1])
-        tokens, position = sequences[row].tolist(), at + 1
-        listed.append(
-            {
-                "sample": row,
+    rows = [*of_sample(sample), sample]
+    lengths = [int(row.action_mask.bool().sum()) for row in rows]
+    if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
+        return []
+    parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
+    found = []
+    for branch, (row, ours) in enumerate(zip(rows, parts, strict=True)):
+        assert row.rollout_log_probs is not None  # all rows of a rollout have them, or none
+        tokens, sampled = row.sequences[0].tolist(), row.action_mask[0].nonzero().flatten()
+        engine = row.rollout_log_probs[0][sampled]
+        lowest = engine if ours is None else torch.minimum(engine, ours.to(engine))
+        for at in lowest.argsort(stable=True)[:SHOWN].tolist():
+            position = int(sampled[at]) + 1  # column t predicts token t + 1
+            token = {
                 "position": position,
                 "before": decode(tokens[max(0, position - CONTEXT) : position]),
                 "token": decode([tokens[position]]),
                 "after": decode(tokens[position + 1 : position + 1 + AFTER]),
-                "engine": float(engine[row, at]),
-                "trainer": None if trainer is None else float(trainer[row, at]),
+                "engine": float(engine[at]),
+                "trainer": None if ours is None else float(ours[at]),
+                "branch": branch,
             }
-        )
-    return listed
+            found.append((float(lowest[at]), token))
+    return [token for _, token in sorted(found, key=lambda pair: pair[0])[:SHOWN]]

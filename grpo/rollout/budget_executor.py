@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
-from grpo.rollout.thinking import Budget, Delimiter, delimiter
+from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.thinking_settings import ThinkingSettings
 from grpo.stack.upstream.engine import Engine, Streams
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -31,7 +31,6 @@ class AgentExecutor(SingleTurnAgentExecutor):
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.settings = ThinkingSettings.from_environment(os.environ if environ is None else environ)
         super().__init__(self.settings.reward.split(",") if self.settings.reward else None)
-        self._delimiter: Delimiter | None = None
 
     async def execute(
         self,
@@ -48,11 +47,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
             sampling_params: ``max_tokens`` bounds the whole response.
             max_length: tokens of prompt and response together.
         """
-        if self._delimiter is None:
-            self._delimiter = delimiter(
-                self.settings.delimiter, lambda text: hf_tokenizer.encode(text, add_special_tokens=False)
-            )
-        engine = _Budgeted(llm_engine.llm, self._delimiter, self.settings.budget, max_length)
+        engine = _Budgeted(llm_engine.llm, self.settings.delimiter(hf_tokenizer), self.settings.budget, max_length)
         output = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, engine)
         rollout = engine.rollout
         output.update(rollout.trajectory.as_response())

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -31,14 +30,6 @@ _LOOK_SECONDS = 1.0
 _SAMPLED_SECONDS = 0.1
 
 
-@dataclass
-class Call:
-    """A prompt that an engine answers: the arguments of its ``generate_responses``."""
-
-    engine: EngineActor
-    arguments: dict[str, Any]
-
-
 class EngineCalls:
     """What a run's engines are asked, and what replaces those that die.
 
@@ -56,7 +47,8 @@ class EngineCalls:
 
     def __init__(self, engines: Sequence[EngineActor], tokenizer: Tokenizer | None) -> None:
         self.engines, self._tokenizer = engines, tokenizer
-        self._calls: dict[Any, Call] = {}  # by Ray's reference to the responses
+        # By Ray's reference to the responses: the engine, and the arguments of its ``generate_responses``
+        self._calls: dict[Any, tuple[EngineActor, dict[str, Any]]] = {}
         # The threads of two batches may notice the same death, and a sync must not meet the adapter before it.
         self._changing = threading.Lock()
         self.replaced = self._told = 0
@@ -68,7 +60,7 @@ class EngineCalls:
     def send(self, engine: EngineActor, arguments: dict[str, Any]) -> Any:
         """Send a prompt to an engine; return Ray's reference to the responses."""
         reference = engine.generate_responses.remote(**arguments, hf_tokenizer=self._tokenizer)
-        self._calls[reference] = Call(engine, arguments)
+        self._calls[reference] = engine, arguments
         return reference
 
     def wait(self, references: list[Any], sampled: threading.Event | None = None) -> tuple[list[Any], dict[Any, Any]]:
@@ -89,7 +81,7 @@ class EngineCalls:
             if error := _loss(reference):
                 if sampled is not None:  # before the engine lives: the sync must not meet what is sampled again
                     sampled.clear()
-                return [], self._replace(self._calls[reference].engine, error, references)
+                return [], self._replace(self._calls[reference][0], error, references)
             self._calls.pop(reference, None)
         if sampled is not None and is_asked and not ready and self._are_sampled(references):
             sampled.set()
@@ -99,13 +91,13 @@ class EngineCalls:
         """Return whether the answers to all these prompts only wait for rewards."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        calls = [self._calls[reference] for reference in references]
-        engines = [call.engine for at, call in enumerate(calls) if call.engine not in [c.engine for c in calls[:at]]]
+        engines, arguments = zip(*(self._calls[reference] for reference in references), strict=True)
+        asked = [engine for engine in self.engines if engine in engines]
         try:
-            seeds = {seed for known in ray.get([engine.sampled.remote() for engine in engines]) for seed in known}
+            seeds = {seed for known in ray.get([engine.sampled.remote() for engine in asked]) for seed in known}
         except (RayActorError, EngineDeadError):  # :meth:`wait` replaces it
             return False
-        return all(call.arguments["sampling_params"].seed in seeds for call in calls)
+        return all(each["sampling_params"].seed in seeds for each in arguments)
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""
@@ -151,9 +143,9 @@ class EngineCalls:
                 if not _has_policy(engine, error):
                     self._install(engine)
                     self.replaced += 1
-        mine = [reference for reference in references if self._calls[reference].engine == engine]
+        mine = [reference for reference in references if self._calls[reference][0] == engine]
         lost = [reference for reference in mine if _is_over(reference) and _loss(reference)]
-        again = {reference: self.send(engine, self._calls.pop(reference).arguments) for reference in lost}
+        again = {reference: self.send(engine, self._calls.pop(reference)[1]) for reference in lost}
         seconds = time.monotonic() - started
         self.note({"engine": engine._actor_id.hex(), "seconds": seconds, "prompts": len(lost)})
         return again

@@ -27,8 +27,8 @@ class Rows:
             (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
             the rollout (``sample``).
         index: the number of each rollout in the step; [] for branches.
-        routing: for each row, the engine's choice of experts. Only with ROUTING_REPLAY; read it with
-            :func:`grpo.batch.recorded_routing.of`.
+        routing: for each row, the engine's choice of experts, see :mod:`grpo.batch.recorded_routing`. Only with
+            ROUTING_REPLAY.
     """
 
     sequences: torch.Tensor
@@ -124,12 +124,14 @@ def join(rows: Sequence[Rows], pad_token_id: int) -> Batch:
     """
     names = [name for name in (*_TENSORS, *_OF_BATCHES) if getattr(rows[0], name, None) is not None]
     joined: dict[str, Any] = {name: _join([getattr(row, name) for row in rows], 0) for name in names}
+    routings = [row.routing for row in rows if row.routing is not None]
     batch = Batch(
         sequences=_join([row.sequences for row in rows], pad_token_id),
         prompts=[prompt for row in rows for prompt in row.prompts],
         labels=[label for row in rows for label in row.labels],
         info={name: torch.cat([row.info[name] for row in rows if name in row.info]) for name in rows[0].info},
         index=[number for row in rows for number in row.index],
+        routing=[one for routing in routings for one in routing] if len(routings) == len(rows) else None,
         **{"rollout_log_probs": None} | {name: joined[name] for name in _TENSORS if name in joined},
     )
     for name in joined.keys() - set(_TENSORS):
@@ -157,3 +159,17 @@ def part(batch: Batch, start: int, end: int) -> Batch:
             value = value[start:end]
         setattr(rows, name, value)
     return rows
+
+
+def plain(sample: Sample) -> dict[str, Any]:
+    """Return a sample, with its branches, as tensors and plain values for a checkpoint."""
+    return vars(sample) | ({"branches": [plain(row) for row in sample.branches]} if hasattr(sample, "branches") else {})
+
+
+def filled(values: dict[str, Any]) -> Sample:
+    """Return the sample of :func:`plain`."""
+    sample = object.__new__(Sample)
+    vars(sample).update(values)
+    if "branches" in values:
+        sample.branches = [filled(branch) for branch in values["branches"]]
+    return sample

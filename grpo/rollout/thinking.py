@@ -4,11 +4,10 @@ Works on token ids, never on text. A delimiter spelled in ordinary text does not
 middle is completed. Knows no engine; :mod:`grpo.rollout.budgeted_rollout` calls one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from grpo.rollout.thinking_marks import HarmonyMessages, TextDelimiter
+from grpo.rollout.thinking_marks import HarmonyMessages, HarmonyWatch, TextDelimiter, TextWatch
 from grpo.stack.problem import UserError
 
 PRESETS = ("harmony", "think")
@@ -19,31 +18,8 @@ class DelimiterError(UserError):
     """A delimiter that this tokenizer cannot encode; the message names the remedy."""
 
 
-class Watch(Protocol):
-    """Follows one response, token by token.
-
-    Attributes:
-        closed: whether the thinking has ended. Once true, it stays true.
-    """
-
-    closed: bool
-
-    def feed(self, token: int) -> None:
-        """Take the next token of the response."""
-
-    def rest(self) -> list[int]:
-        """Return the tokens that would end the thinking here: the delimiter, or its missing part."""
-
-
-class Delimiter(Protocol):
-    """Separates thinking from answer."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Return the token ids of the whole delimiter."""
-
-    def watch(self, prompt: Sequence[int]) -> Watch:
-        """Start to follow the response to a prompt, which may itself have begun or ended the thinking."""
+Delimiter = HarmonyMessages | TextDelimiter
+Watch = HarmonyWatch | TextWatch  # of one response
 
 
 def delimiter(name: str, encode: Encode) -> Delimiter:

@@ -1,4 +1,10 @@
-"""The delimiters of :mod:`grpo.rollout.thinking`: gpt-oss's messages, and a sequence of tokens."""
+"""The delimiters of :mod:`grpo.rollout.thinking`: gpt-oss's messages, and a sequence of tokens.
+
+A delimiter separates thinking from answer: a budget inserts its ``tokens``. Its ``watch`` follows the response to a
+prompt, which may itself have begun or ended the thinking. A watch takes the response token by token (``feed``). It is
+``closed`` once the thinking has ended, and stays so. Until then, ``rest`` returns the tokens that would end the
+thinking here: the delimiter, or its missing part.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +15,7 @@ class TextDelimiter:
     """A delimiter that is one sequence of tokens.
 
     Attributes:
-        tokens: what a budget inserts; see ``Delimiter``.
+        tokens: what a budget inserts.
         mark: the part of it that ends the thinking, also where the model writes it itself.
         blanks: tokens that may follow a delimiter at the end of a prompt.
     """
@@ -19,74 +25,34 @@ class TextDelimiter:
     blanks: frozenset[int] = frozenset()
 
     def watch(self, prompt: Sequence[int]) -> "TextWatch":
-        """See ``Delimiter``."""
-        watch = TextWatch(self.tokens, self.mark, prompt)
-        end = len(prompt)
-        while not self._ends_at(prompt, end) and end and prompt[end - 1] in self.blanks:
-            end -= 1
-        watch.closed = self._ends_at(prompt, end)
-        return watch
-
-    def _ends_at(self, prompt: Sequence[int], end: int) -> bool:
-        return end >= len(self.mark) and tuple(prompt[end - len(self.mark) : end]) == self.mark
+        """Start to follow the response to a prompt."""
+        before = list(prompt)
+        while before and not _ends_with(before, self.mark) and before[-1] in self.blanks:
+            before.pop()
+        return TextWatch(self, prompt, _ends_with(before, self.mark))
 
 
 class TextWatch:
     """Follows one response: whether the mark has come, and how much of what would be inserted is already there."""
 
-    def __init__(self, inserted: Sequence[int], mark: Sequence[int], prompt: Sequence[int]) -> None:
-        self.closed = False
-        self._inserted, self._mark = Search(inserted), Search(mark)
-        for search in (self._inserted, self._mark):
-            for token in prompt[max(0, len(prompt) - len(search.tokens) + 1) :]:
-                search.feed(token)
+    def __init__(self, delimiter: TextDelimiter, prompt: Sequence[int], closed: bool) -> None:
+        self.closed = closed
+        self._delimiter, self._tokens = delimiter, list(prompt)
 
     def feed(self, token: int) -> None:
-        """See ``Watch``."""
-        self._inserted.feed(token)
-        self._mark.feed(token)
-        self.closed = self.closed or self._mark.found
+        """Take the next token of the response."""
+        self._tokens.append(token)
+        self.closed = self.closed or _ends_with(self._tokens, self._delimiter.mark)
 
     def rest(self) -> list[int]:
-        """See ``Watch``."""
-        return [] if self.closed else list(self._inserted.tokens[self._inserted.matched :])
+        """Return the tokens that would end the thinking here."""
+        inserted = self._delimiter.tokens
+        have = next(n for n in reversed(range(len(inserted))) if _ends_with(self._tokens, inserted[:n]))
+        return [] if self.closed else list(inserted[have:])
 
 
-class Search:
-    """Searches for one sequence of tokens (Knuth, Morris and Pratt: each token is read once).
-
-    Attributes:
-        matched: how many of its tokens the last ones were.
-    """
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = tokens
-        self.matched = 0
-        self._shorter = _borders(tokens)
-
-    @property
-    def found(self) -> bool:
-        """Return whether the sequence ends here."""
-        return self.matched == len(self.tokens)
-
-    def feed(self, token: int) -> None:
-        """Take the next token."""
-        if self.found:
-            self.matched = self._shorter[self.matched]
-        while self.matched and self.tokens[self.matched] != token:
-            self.matched = self._shorter[self.matched]
-        self.matched += self.tokens[self.matched] == token
-
-
-def _borders(tokens: Sequence[int]) -> list[int]:
-    """Return, for each prefix length, the length of the longest proper prefix that is also a suffix of it."""
-    borders = [0, 0]
-    for end in range(1, len(tokens)):
-        border = borders[end]
-        while border and tokens[border] != tokens[end]:
-            border = borders[border]
-        borders.append(border + (tokens[border] == tokens[end]))
-    return borders
+def _ends_with(tokens: list[int], end: tuple[int, ...]) -> bool:
+    return tuple(tokens[max(0, len(tokens) - len(end)) :]) == end
 
 
 @dataclass(frozen=True)
@@ -115,7 +81,7 @@ class HarmonyMessages:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """See ``Delimiter``."""
+        """Return what a budget inserts."""
         return (*self.before, self.end, *self.header, *self.after)
 
     @property
@@ -124,7 +90,7 @@ class HarmonyMessages:
         return (self.start, *self.role, self.channel, *self.final, self.message)
 
     def watch(self, prompt: Sequence[int]) -> "HarmonyWatch":
-        """See ``Delimiter``."""
+        """Start to follow the response to a prompt."""
         watch = HarmonyWatch(self)
         begin = len(prompt) - 1
         while begin >= 0 and prompt[begin] != self.start:
@@ -147,7 +113,7 @@ class HarmonyWatch:
         self._is_between = False
 
     def feed(self, token: int) -> None:
-        """See ``Watch``."""
+        """Take the next token of the response."""
         if self.closed:
             return
         harmony = self._harmony
@@ -168,7 +134,10 @@ class HarmonyWatch:
         return tuple(header) in (named, (harmony.start, *harmony.role, *named))
 
     def rest(self) -> list[int]:
-        """See ``Watch``. A header other than the final one's is closed first, with one extra token."""
+        """Return the tokens that would end the thinking here.
+
+        A header other than the final one's is closed first, with one extra token.
+        """
         harmony = self._harmony
         if self.closed:
             return []

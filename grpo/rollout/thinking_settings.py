@@ -1,21 +1,18 @@
-"""The thinking budget of a run, passed by variables from the trainer's flags to the engines' executor."""
+"""The thinking budget of a run, passed by a variable from the trainer's flags to the engines' executor."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.rollout.multi_turn.settings import has_environment
-from grpo.rollout.thinking import Budget
+from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.tokenizer import Tokenizer
 
-_VARIABLES = {
-    "thinking": "GRPO_THINKING_BUDGET",
-    "answer": "GRPO_ANSWER_BUDGET",
-    "delimiter": "GRPO_THINKING_DELIMITER",
-    "reward": "GRPO_THINKING_REWARD",
-}
+_VARIABLE = "GRPO_THINKING"
 EXECUTOR = Path(__file__).with_name("budget_executor.py")
 
 
@@ -24,12 +21,12 @@ class ThinkingSettings:
     """The settings of the executor.
 
     Attributes:
-        delimiter: see :func:`grpo.rollout.thinking.delimiter`.
+        mark: names the delimiter, see :func:`grpo.rollout.thinking.delimiter`.
         reward: OpenRLHF's ``--remote_rm_url``; "" if not set.
     """
 
     budget: Budget
-    delimiter: str
+    mark: str
     reward: str
 
     @classmethod
@@ -39,21 +36,24 @@ class ThinkingSettings:
         Raises:
             UserError: if they are missing.
         """
-        missing = [name for name in _VARIABLES.values() if name not in environ]
-        if missing:
-            raise UserError(f"{', '.join(missing)} not set", "use --thinking_budget, which sets the executor")
-        thinking, answer, delimiter, reward = (environ[name] for name in _VARIABLES.values())
-        return cls(Budget(int(thinking), int(answer)), delimiter, reward)
+        if _VARIABLE not in environ:
+            raise UserError(f"{_VARIABLE} is not set", "use --thinking_budget, which sets the executor")
+        thinking, answer, mark, reward = json.loads(environ[_VARIABLE])
+        return cls(Budget(thinking, answer), mark, reward)
+
+    def delimiter(self, tokenizer: Tokenizer) -> Delimiter:
+        """Return the delimiter as a tokenizer encodes it."""
+        return delimiter(self.mark, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 def given(environ: Mapping[str, str]) -> ThinkingSettings | None:
     """Return the settings that :func:`hand_on` wrote; None if the run has no thinking budget."""
-    return ThinkingSettings.from_environment(environ) if _VARIABLES["thinking"] in environ else None
+    return ThinkingSettings.from_environment(environ) if _VARIABLE in environ else None
 
 
-def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict[str, str]:
-    """Return the variables from which :meth:`ThinkingSettings.from_environment` reads these values."""
-    return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
+def environment(thinking: int, answer: int, mark: str, reward: str) -> dict[str, str]:
+    """Return the variable from which :meth:`ThinkingSettings.from_environment` reads these values."""
+    return {_VARIABLE: json.dumps([thinking, answer, mark, reward])}
 
 
 def hand_on(args: Arguments) -> None:

@@ -10,10 +10,15 @@ from grpo.settings.table import GROUPS, SETTINGS
 
 _HEAD = """# Settings
 
-Every setting of a run. Edit those that `train_grpo.sh` lists there. Set any of them for one run as a variable of the
-environment, which wins: `LEARNING_RATE=2e-6 ./train_grpo.sh`. Or write them into a file, a line for each, and name it:
-`./train_grpo.sh --config my.env`. A switch is 1 (on) or 0 (off). What the trainer gets is
-the flag; `-- --flag value` at the end of the command sets it directly, and any other flag of OpenRLHF.
+This page lists every setting of a run. You can set one in three places:
+
+- in `train_grpo.sh`, which has the settings that change most often
+- in a file with a line for each: `./train_grpo.sh --config my.env`
+- in a variable of the environment: `LEARNING_RATE=1e-5 ./train_grpo.sh`
+
+The file wins over `train_grpo.sh`, and a variable over both. A switch is 1 (on) or 0 (off). The trainer gets the flag
+in the last column. `-- --flag value` at the end of the command sets a flag directly, also one of OpenRLHF's that is not
+listed here.
 
 This page is generated: `python -P -m grpo.settings --page > docs/settings.md`.
 """

@@ -11,8 +11,8 @@ from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
+SOURCE = "the recipe in train_grpo.sh"
 _ALL = "docs/settings.md lists all"
-_BEGIN, _END = "<<'RECIPE'", "RECIPE"
 
 
 def read(lines: Iterable[str], source: str) -> dict[str, str]:
@@ -57,12 +57,16 @@ def read_file(path: Path) -> dict[str, str]:
         raise UserError(f"{path} cannot be read ({error})", "name a file with lines of NAME=VALUE") from None
 
 
+def lines() -> list[str]:
+    """Return the lines of the recipe in train_grpo.sh."""
+    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8")
+    return script.partition("<<'RECIPE'\n")[2].partition("\nRECIPE\n")[0].splitlines()
+
+
 @cache
 def recipe() -> dict[str, str]:
     """Return the settings in train_grpo.sh."""
-    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").splitlines()
-    begin = next(number for number, line in enumerate(script) if line.endswith(_BEGIN))
-    return read(script[begin + 1 : script.index(_END)], "the recipe in train_grpo.sh")
+    return read(lines(), SOURCE)
 
 
 def default(name: str) -> str:

@@ -1,7 +1,7 @@
 """All settings of a run, in the order of docs/settings.md. Those without a default stand in train_grpo.sh.
 
 A new setting is an entry here and the code that uses it; the trainer gets it as `args.FLAG`. Then run
-`python -m grpo.settings --page`, and add a value to tests/grpo/launch/recipe_values.py.
+`python -P -m grpo.settings --page > docs/settings.md`.
 """
 
 from grpo.settings.setting import POSITIVE_SHARE, SHARE, Check, Setting, above, at_least
@@ -120,7 +120,7 @@ REWARD = (
     Setting("CORRECTNESS_WEIGHT", float, "Weight of correctness in the reward.", check=NOT_NEGATIVE),
     Setting("QUALITY_WEIGHT", float, "Weight of the judge's quality. The two add up to 1.", check=NOT_NEGATIVE),
     Setting("JUDGE_FALLBACK", str, "The reward of a rollout on which every model fails: `correctness` alone, which "
-            "favours correct rollouts; `mean_quality`, the running mean quality of correct or of wrong rollouts; "
+            "favors correct rollouts; `mean_quality`, the running mean quality of correct or of wrong rollouts; "
             "`group`, correctness alone for all rollouts of its prompt.",
             choices=("correctness", "mean_quality", "group")),
     Setting("JUDGE_UNFINISHED", bool, "1: also judge responses without a final answer. They earn at most "
@@ -164,7 +164,7 @@ ALGORITHM = (
     Setting("ADVANTAGE_ESTIMATOR", str, "How rewards become advantages.", flag="advantage_estimator",
             choices=("dr_grpo", "group_norm", "rloo", "reinforce_baseline", "reinforce")),
     Setting("LOSS_AGGREGATION", str, "The weight of a token with advantage A in a rollout of L tokens, with S rollouts "
-            "in the batch: `sequence_mean` A / (L S), which favours long wrong rollouts; `token_mean` A / (tokens of "
+            "in the batch: `sequence_mean` A / (L S), which favors long wrong rollouts; `token_mean` A / (tokens of "
             "the batch); `constant` A / (S GENERATE_MAX_LEN), as in Dr. GRPO.", flag="loss_aggregation", is_ours=True,
             choices=("sequence_mean", "token_mean", "constant")),
     Setting("EPS_CLIP", float, "The ratio of policies is clipped to 1 plus or minus this.", flag="eps_clip",
@@ -255,7 +255,7 @@ EVALUATION = (
             "log_samples", is_ours=True, check=NOT_NEGATIVE),
     Setting("USE_TENSORBOARD", bool, "1: also write TensorBoard files into the run directory.", "1", "use_tensorboard",
             more=("1",)),
-    Setting("USE_WANDB", bool, "1: log to W&B, whose key is WANDB_API_KEY, see [trackers](trackers.md).",
+    Setting("USE_WANDB", bool, "1: log to W&B, whose key is WANDB_API_KEY, see [trackers](runs.md#trackers).",
             flag="use_wandb", more=("1",)),
     Setting("USE_TRACKIO", bool, "1: log to Trackio.", "0", "use_trackio", is_ours=True),
 )  # fmt: skip

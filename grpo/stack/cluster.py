@@ -105,20 +105,15 @@ def free_port() -> int:
         first, last = 0, 2**16
     ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
     # Not the trainer's generator: runs with the same seed would pick the same port.
-    shuffled = random.SystemRandom().sample(ports, len(ports))
-    return next((port for port in shuffled if _is_free(port)), None) or _any_port()
+    drawn = random.SystemRandom().sample(ports, min(len(ports), 100))
+    return next(filter(None, map(_bound, [*drawn, 0])))
 
 
-def _any_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
+def _bound(port: int) -> int:
+    """Return the port if it is free, any free one for 0, and 0 if it is taken."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
         except OSError:
-            return False
-    return True
+            return 0
+        return int(probe.getsockname()[1])

@@ -1,9 +1,40 @@
-"""What a command prints: text without control over the terminal, into a pipe whose reader may stop early."""
+"""A command line: its parser, and what it prints, which is text without control over the terminal."""
 
+import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+from grpo.stack.problem import UserError
+
+
+def make_parser(module: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `python -m MODULE`; its help begins with `about` as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=about,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def check_counts(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Refuse options, None aside, that are below 1; raises UserError for the first one."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}", "give 1 or more")
+
+
+def parser(module: str, documentation: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a module's command line, whose help begins with the module's documentation."""
+    return argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog=f"python -m {module}",
+        description=documentation,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def run(main: Callable[[], int], draws: bool = False) -> NoReturn:

@@ -7,13 +7,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import UserError
 
 SHM = Path("/dev/shm")
 GB = 1e9
-
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -107,39 +107,19 @@ def _named(present: list[Gpu], name: str) -> Gpu | None:
 
 def memory_total() -> int:
     """Return the bytes of memory that a run may use: the machine's, or its control group's if less."""
-    return min([_meminfo("MemTotal"), *_cgroup_limits()])
+    total, limit = psutil.virtual_memory().total, _read_number(_CGROUP / "memory.max")
+    return total if limit is None else min(total, limit)
 
 
 def memory_available() -> int:
     """Return the bytes of available memory, including page cache."""
-    free = _meminfo("MemAvailable")
-    for limit, used in zip(_cgroup_limits(), _cgroup_used(), strict=False):
-        free = min(free, limit - used)
-    return free
-
-
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/meminfo has no {name}")
-
-
-def _cgroup_limits() -> list[int]:
-    value = _read_number(_CGROUP / "memory.max")
-    return [] if value is None else [value]
-
-
-def _cgroup_used() -> list[int]:
-    used = _read_number(_CGROUP / "memory.current")
-    if used is None:
-        return []
+    free = psutil.virtual_memory().available
+    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return free
     # A control group counts page cache as used although it can be reclaimed.
-    cache = 0
-    for line in (_CGROUP / "memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
-            cache = int(line.split()[1])
-    return [used - cache]
+    parts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    return min(free, limit - used + int(parts.get("inactive_file", 0)))
 
 
 def _read_number(file: Path) -> int | None:

@@ -11,13 +11,13 @@ SIGTERM, SIGHUP and Ctrl-C end the present rung with all that it started; the re
 Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call; 130 Ctrl-C, 129 SIGHUP, 143 SIGTERM.
 """
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo.launch import signals
+from grpo.stack import command
 from grpo.stack.checkout import GPU_REPORT
 from scripts.gpu_check import rung, seen
 from scripts.gpu_check.ladder import LADDER, climb
@@ -26,13 +26,7 @@ from scripts.gpu_check.rung import Result
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.gpu_check", __doc__)
     names = [each.name for each in LADDER]
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {GPU_REPORT})")
     parser.add_argument(

@@ -6,13 +6,14 @@ Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weigh
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from benchmarks.harness import time_in_turn
 from benchmarks.parts.memory import peak_of
 from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import NO_SHARD, Architecture
@@ -72,7 +73,8 @@ def measured(gpus: int, model: str, shape: Architecture, lengths: Sequence[int])
     begin = time.perf_counter()
     engine = build(shape, device)
     names = ("tokens", "old_s", "train_s", "peak_gb", "reserved_gb", "planned_gb")
-    numbers: dict[str, Any] = {"model": model, "gpu": _name(device), "start_s": time.perf_counter() - begin}
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    numbers: dict[str, Any] = {"model": model, "gpu": gpu, "start_s": time.perf_counter() - begin}
     numbers |= {name: [] for name in names}
     for tokens in lengths:
         try:
@@ -152,29 +154,17 @@ def at_length(engine: Any, shape: Architecture, tokens: int, device: torch.devic
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else _bytes_of(engine.module)
     peak = held + peak_of(train, device)  # two steps
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak
-    of_train, of_old = _seconds(train, device), _seconds(old, device)
+    timings = time_in_turn({"old": old, "train": train}, 1, device)
     after, norm = old(), float(engine.get_global_grad_norm())
     if not bool(before.isfinite().all() and after.isfinite().all()) or not 0 < norm < float("inf"):
         raise UserError(f"{tokens:,} tokens: log-probs are not finite, or the gradient's norm is {norm}")
     if torch.equal(before, after):
         raise UserError(f"{tokens:,} tokens: steps do not change the log-probs")
-    return of_old, of_train, peak / 1e9, reserved / 1e9
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    begin = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    return timings["old"].seconds, timings["train"].seconds, peak / 1e9, reserved / 1e9
 
 
 def _bytes_of(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def _line(numbers: dict[str, Any]) -> str:

@@ -37,17 +37,13 @@ def check(gpus: int) -> Passed:
     device, workers = device_of(gpus), min(gpus or 2, 2)
     scratch = Path(tempfile.mkdtemp(prefix=""))  # a short name, for sockets lie in it; it goes with the rung's TMPDIR
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
-    return _compared(scratch, device, workers, gpus)
-
-
-def _compared(scratch: Path, device: str, workers: int, gpus: int) -> Passed:
-    folder = tiny_model()
     from transformers import AutoTokenizer
 
     from grpo.lora import adapter, sync
     from grpo.model import loading
     from grpo.model.vocabulary import allocated
 
+    folder = tiny_model()
     tokenizer = AutoTokenizer.from_pretrained(folder / "mxfp4")
     model = with_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, SCALE).to(device).eval()
     flat, specs = adapter.gather(model)

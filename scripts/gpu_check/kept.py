@@ -8,13 +8,11 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch.supervise import base_dir, keeper
-from grpo.launch.supervise.job import Job
-from grpo.stack import machine
+from grpo.launch.supervise.keeper import Job
 from grpo.stack.checkout import CHECKOUT
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
@@ -33,18 +31,7 @@ def run(command: Sequence[str], folder: Path, seconds: float) -> int | None:
         The command's exit code; None if it had to be ended.
     """
     base, held = base_dir.make()
-    job = Job(
-        run_id=uuid.uuid4().hex,
-        driver=list(command),
-        cwd=str(CHECKOUT),
-        environment={},
-        log_dir=str(folder),
-        base_dir=str(base),
-        foreign_memory=[str(file) for file in machine.SHM.iterdir()] if machine.SHM.is_dir() else [],
-        stand_in_models=[],
-        ray=None,
-        grace=GRACE_SECONDS,
-    )
+    job = Job(list(command), str(folder), str(base), GRACE_SECONDS)
     events = folder / "events"
     with events.open("wb") as output:
         process = subprocess.Popen(

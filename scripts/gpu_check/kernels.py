@@ -4,13 +4,12 @@ Unpacking MXFP4 and the receipt of a sync must be equal bit for bit. The others 
 result or a gradient may differ from float64 by :data:`ROUNDING` of its norm.
 """
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from grpo.model import mxfp4 as format_of_experts
+from benchmarks.parts.random_values import expert_values
 from grpo.stack.problem import UserError
 from scripts.gpu_check.rung import Passed, device_of
 
@@ -65,7 +64,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
 
     generator = torch.Generator().manual_seed(0)
     config: Any = SimpleNamespace(num_local_experts=count, hidden_size=hidden, intermediate_size=hidden)
-    values = dict(_expert_values(count, hidden, generator))
+    values = dict(expert_values(count, hidden, generator))
     states, upstream = torch.randn(2, 1, tokens, hidden, generator=generator).bfloat16().unbind()
     top, choices = torch.randn(tokens, count, generator=generator).topk(4)
     weights = torch.zeros(tokens, count).scatter(1, choices, top.softmax(-1)).bfloat16()
@@ -89,17 +88,6 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
         for name, *pair in zip(("result", "gradient"), results[True], (expected.detach(), wanted), strict=True)
     }
     return judged(f"{count} experts, {tokens} tokens; packed equals bf16 bit for bit", errors)
-
-
-def _expert_values(count: int, hidden: int, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, outputs in (("gate_up_proj", 2 * hidden), ("down_proj", hidden)):
-        shape = (count, outputs, hidden // format_of_experts.GROUP)
-        blocks = torch.randint(256, (*shape, format_of_experts.GROUP // 2), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(118, 122, shape, dtype=torch.uint8, generator=generator)
-        yield f"{name}_blocks", blocks
-        yield f"{name}_scales", scales
-        yield name, format_of_experts.dequantize(blocks, scales)
-        yield f"{name}_bias", torch.randn(count, outputs, generator=generator).bfloat16()
 
 
 def _expert_definition(

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssRotaryEmbedding
 
+from benchmarks.experts import launches_and_waits
 from benchmarks.harness import time_in_turn
 from benchmarks.parts.memory import peak_of
 from benchmarks.parts.random_values import fill_
@@ -111,17 +112,6 @@ def scoring(tokens: int, vocabulary: int, hidden: int, device: str) -> Callable[
     return score
 
 
-def launches(run_pass: Callable[[], Any], device: str) -> int:
-    """Return how many kernels a pass launches; on a CPU, how many operations it calls."""
-    activities = {torch.profiler.ProfilerActivity.CPU}
-    if device == "cuda":
-        activities.add(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
-        run_pass()
-    kind = "LaunchKernel" if device == "cuda" else "aten::"
-    return sum(kind in event.name for event in profile.events())
-
-
 def check(
     gpus: int,
     lengths: tuple[int, ...] = LENGTHS,
@@ -149,7 +139,7 @@ def check(
         timings = time_in_turn(ways | {"scores": scoring(tokens, vocabulary, config.hidden_size, device)}, 3, on)
         for name, timing in timings.items():
             numbers[f"{name}_s"].append(timing.seconds)
-    numbers["launches"] = launches(passes(layer, config, lengths[0], device)["train"], device)
+    numbers["launches"], _ = launches_and_waits(passes(layer, config, lengths[0], device)["train"], on)
     numbers["weights_gb"] = sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9
     numbers["unpacking_gb_per_s"] = unpacking(layer, on)
     numbers["whole_check_s"] = time.perf_counter() - begin

@@ -31,7 +31,8 @@ def check(gpus: int, experts: int = 32, intermediate: int = 2880) -> Passed:
         again = run_ranks(WORKER, ranks, job | {"resume": True, "offload": "none"}, own_gpu=gpus > 0)
     counts = gathered(first + again)
     compare(first, again)
-    apart = max(abs(a - b) / abs(a) for one, other in zip(first, again, strict=True) for a, b in _losses(one, other))
+    losses, resumed = ([loss for report in reports for loss in report["losses"]] for reports in (first, again))
+    apart = max(abs(a - b) / abs(a) for a, b in zip(losses, resumed, strict=True))
     if not apart < ROUNDING:
         raise UserError(f"after the resume, losses differ by {apart:.1%}; {ROUNDING:.0%} are rounding")
     seconds = max(report["step_s"] for report in first)
@@ -76,7 +77,3 @@ def compare(first: list[dict[str, Any]], again: list[dict[str, Any]]) -> None:
             resumed = (other["saved"] | {"draws": other["draws"]})[name]
             if value != resumed:
                 raise UserError(f"rank {rank}: {name} differs after a resume: {value} and {resumed}")
-
-
-def _losses(one: dict[str, Any], other: dict[str, Any]) -> zip:
-    return zip(one["losses"], other["losses"], strict=True)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from benchmarks.parts.ranks import job_of_this_rank, report
-from benchmarks.parts.resume_worker import fingerprint, load_ours
-from benchmarks.parts.save_worker import fresh_engine, save_ours
+from benchmarks.parts.resume_worker import load_ours
+from benchmarks.parts.save_worker import fingerprint, fresh_engine, save_ours
 from grpo.model import deepspeed_start, model_files
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.zero import whole_shape

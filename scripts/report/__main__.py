@@ -8,7 +8,6 @@ compares their settings, and their last evaluation with that of the first run, p
 Exit code: 0 done, 2 a directory is not a run, or the file cannot be written.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -24,13 +23,7 @@ NAME = "report.html"
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.report", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {NAME} in the first RUN_DIR")
     options = parser.parse_args(argv)

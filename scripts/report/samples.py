@@ -130,7 +130,7 @@ def describe(row: Row, why: str) -> ReadRollout:
         why,
         {1.0: True, 0.0: False}.get(_number(row, "correct")),  # type: ignore[arg-type]
         about(prompt),
-        _gold(row.get("label")),
+        gold(row.get("label")),
         [*extra, *((name, value) for name, value in numbers if name not in ("seed", "correct"))],
         pieces(prompt),
         pieces(thinking),
@@ -153,7 +153,8 @@ def split(response: str) -> tuple[str, str | None]:
     return response[:start], response[start:]
 
 
-def _gold(label: Any) -> str:
+def gold(label: Any) -> str:
+    """Return the answer of a label, or a label of a reward of the user's own."""
     try:
         return str(parse_label(label).answer)
     except ValueError:  # a label for a custom reward function

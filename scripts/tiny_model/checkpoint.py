@@ -1,15 +1,13 @@
 """Checkpoint files in the format of openai/gpt-oss-120b: MXFP4 experts in sharded safetensors with an index."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo.model import mxfp4
-from grpo.model.model_files import INDEX
+from scripts.checkpoint_writer import write_json
 
 EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.
@@ -39,27 +37,6 @@ def count_parameters(tensors: dict[str, torch.Tensor]) -> int:
     """Return how many values the tensors of a checkpoint hold: two in a byte of blocks, none in scales."""
     values = {"blocks": 2, "scales": 0}
     return sum(tensor.numel() * values.get(name.rpartition("_")[2], 1) for name, tensor in tensors.items())
-
-
-def write_shards(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
-    """Fill shards of at most `shard_bytes` in the order given (so a layer may span two) and write the index."""
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-        total += tensor.nbytes
-    weight_map = {}
-    for number, shard in enumerate(shards):
-        # The 120b files count from 00000 to the last one.
-        file = f"model-{number:05d}-of-{len(shards) - 1:05d}.safetensors"
-        save_file(shard, directory / file, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, file))
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    write_json(directory / INDEX, index)
 
 
 def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad_id: int) -> None:
@@ -98,8 +75,3 @@ def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad
     write_json(directory / "config.json", dict(sorted(content.items())))
     generation = {"do_sample": True, "eos_token_id": stop_ids, "pad_token_id": pad_id}
     write_json(directory / "generation_config.json", generation)
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write indented JSON with a final line feed."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -84,13 +84,7 @@ def _seconds(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.watch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.watch", __doc__)
     parser.add_argument("folder", type=Path, metavar="RUN_DIR")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument(

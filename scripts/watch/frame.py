@@ -9,22 +9,10 @@ from typing import Any
 from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
-from grpo.metrics.metric_schema import (
-    BY_NAME,
-    SCHEMA,
-    TIERS,
-    Metric,
-    flat,
-)
+from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
 from grpo.run.measure import EXACT_MATCH, of_row
 from grpo.run.progress import interval, is_number, way_on
-from grpo.run.run_state import (
-    CRASHED,
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    Run,
-)
+from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
 from scripts.watch.samples import NewestSamples, SampleLine
 from scripts.watch.text import duration, end_of, number, on_one_line, sparkline

@@ -8,7 +8,7 @@ from typing import Any
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles, read_samples
 from reward.answers import MARKER
-from reward.labels import parse_label
+from scripts.report.samples import gold
 from scripts.watch.text import number, on_one_line
 
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
@@ -81,18 +81,11 @@ def _describe(why: str, row: Mapping[str, Any]) -> SampleLine:
     if "response_length" in known:
         words.append(f"{known['response_length']:.0f} tokens" + (", cut" if row.get("truncated") == 1 else ""))
     if row.get("label") is not None:
-        words.append(f"gold {_gold(row['label'])}")
+        words.append(f"gold {on_one_line(gold(row['label'])[:_SHOWN])}")
     return SampleLine(why, "  ".join(words), question(str(row.get("prompt", ""))), end(str(row.get("response", ""))))
 
 
 _LABELS = {"reward": "reward", "judge_quality": "quality"}
-
-
-def _gold(label: Any) -> str:
-    try:
-        return on_one_line(parse_label(label).answer[:_SHOWN])
-    except ValueError:  # a label for a custom reward function
-        return on_one_line(str(label)[:_SHOWN])
 
 
 def question(prompt: str) -> str:

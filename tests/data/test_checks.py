@@ -58,14 +58,8 @@ def test_lengths_match_the_tokens_sent_to_the_engine(tokenizer: str) -> None:
 
     prompts = ["What is 3 plus 4?", "a", words_of(1)]
     direct = AutoTokenizer.from_pretrained(tokenizer)
-    expected = [
-        len(
-            direct.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-        )
-        for prompt in prompts
-    ]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    expected = [len(direct.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
     assert prompt_lengths(tokenizer, prompts) == expected
     assert len(set(expected)) == 3
 

@@ -1,9 +1,6 @@
 """Files of the user's own: CSV, prompts with labels, columns of other names, and what is said about unreadable ones."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -11,13 +8,11 @@ import pytest
 
 from data.columns import OwnColumns
 from data.instructions import INSTRUCTIONS
-from data.prepare import Options, Source, prepare
+from data.prepare import Options, Source, main, prepare
 from data.problems import parse_rows
 from data.sources import Row, read_source
 from grpo.stack.problem import UserError
 from tests.data.conftest import aime_rows, read, write
-
-ROOT = Path(__file__).parents[2]
 
 
 def parse(*rows, own=OwnColumns()):  # noqa: B008
@@ -157,12 +152,10 @@ def test_a_file_without_the_columns_names_those_that_it_has(row, own, message):
     assert "-column" in caught.value.problem.remedy
 
 
-def test_the_command_line_names_the_columns(tmp_path):
+def test_the_command_line_names_the_columns(tmp_path, capsys):
     (tmp_path / "own.csv").write_text("frage,antwort\n" + "".join(f"What is {n} plus 1?,{n + 1}\n" for n in range(20)))
-    command = [sys.executable, "-m", "data.prepare", "--source", "own.csv", "--out", "out"]
-    call = {"cwd": tmp_path, "capture_output": True, "text": True}
-    refused = subprocess.run(command, **call)
-    assert refused.returncode == 2 and "(columns: frage, antwort): name it with --problem-column" in refused.stderr
-    done = subprocess.run([*command, "--problem-column", "frage", "--answer-column", "antwort"], **call)
-    assert done.returncode == 0, done.stderr
+    command = ["--source", str(tmp_path / "own.csv"), "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "(columns: frage, antwort): name it with --problem-column" in capsys.readouterr().err
+    assert main([*command, "--problem-column", "frage", "--answer-column", "antwort"]) == 0
     assert len(read(tmp_path / "out", "train")) == 16

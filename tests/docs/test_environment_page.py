@@ -35,33 +35,28 @@ def guess(number: object) -> dict:
     return {"tool_calls": [call("guess", {"number": number})]}
 
 
-def test_the_example_is_short() -> None:
-    assert len([line for line in environment_code().splitlines() if line.strip()]) <= 22
-
-
-def test_a_policy_that_searches_and_answers_is_paid(tmp_path: Path) -> None:
-    outcome, score = play(tmp_path, guess(5), guess(8), guess(7), {"content": "7"})
-    heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
-    assert heard == ["higher", "lower", "correct"]
-    assert (outcome.ending, outcome.turns, outcome.fault) == ("done", 4, "")
-    assert (score.reward, score.score) == (1.0, 1.0) and score.logs["messages"] == len(outcome.messages)
-
-
-@pytest.mark.parametrize("content", ["8", "", "seven"])
-def test_another_answer_is_not_paid(tmp_path: Path, content: str) -> None:
-    outcome, score = play(tmp_path, {"content": content})
-    assert (outcome.ending, outcome.fault, score.reward) == ("done", "", 0.0)
+@pytest.mark.parametrize(
+    ("turns", "ending", "reward"),
+    [
+        ((guess(5), guess(8), guess(7), {"content": "7"}), "done", 1.0),
+        (({"content": "8"},), "done", 0.0),
+        (({"content": "seven"},), "done", 0.0),
+        ((guess(5),), "turns", 0.0),
+    ],
+)
+def test_a_policy_that_searches_and_answers_is_paid(tmp_path: Path, turns: tuple, ending: str, reward: float) -> None:
+    outcome, score = play(tmp_path, *turns)
+    assert (outcome.ending, outcome.fault, score.reward) == (ending, "", reward)
+    if reward:
+        heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
+        assert heard == ["higher", "lower", "correct"] and outcome.turns == 4
+        assert score.score == 1.0 and score.logs["messages"] == len(outcome.messages)
 
 
 def test_invalid_tool_call_becomes_an_observation(tmp_path: Path) -> None:
     outcome, score = play(tmp_path, guess("seven"), {"content": "7"})
     heard = next(message["content"] for message in outcome.messages if message["role"] == "tool")
     assert "whole number" in heard and outcome.errors == 1 and score.reward == 1.0
-
-
-def test_a_limit_ends_it_without_a_fault(tmp_path: Path) -> None:
-    outcome, score = play(tmp_path, guess(5))
-    assert (outcome.ending, outcome.fault, score.reward) == ("turns", "", 0.0)
 
 
 def test_the_command_for_a_file_of_ones_own_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

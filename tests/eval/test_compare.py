@@ -22,6 +22,12 @@ def evaluation(folder, right: dict[str, list[int]], **identity):
     return folder
 
 
+def printed(capsys, a, b, *options, code=0):
+    """What the command prints of two evaluations: to stdout, and to stderr."""
+    assert compare.main([str(a), str(b), *options]) == code
+    return capsys.readouterr()
+
+
 A = {f"p{n}": [1, 0, 0, 0] for n in range(8)}
 B = {f"p{n}": [1, 1, 1, n % 2] for n in range(8)}
 
@@ -43,7 +49,7 @@ def test_pairing_detects_more_than_two_separate_intervals():
     # Problems differ much, the two policies little: the intervals of both overlap, the difference is certain.
     a = {f"p{n}": [1.0] * (n % 16) + [0.0] * (16 - n % 16) for n in range(40)}
     b = {f"p{n}": [1.0] * (n % 16 + 1) + [0.0] * (15 - n % 16) for n in range(40)}
-    result = compare.compare(a, b)
+    result = compare.compare_evaluations(*(compare.Graded("exact_match", side, set(side)) for side in (a, b)))
     assert result["p_value"] < 1e-4
     assert result["ci_low"] > 0
     (_, high_a), (low_b, _) = (estimators.interval([statistics.fmean(g) for g in side.values()], 16) for side in (a, b))
@@ -53,24 +59,19 @@ def test_pairing_detects_more_than_two_separate_intervals():
 def test_disjoint_problems_are_rejected_and_unshared_ones_named(tmp_path, capsys):
     a = evaluation(tmp_path / "a", A)
     other = evaluation(tmp_path / "other", {"q": [1, 1, 1, 1]})
-    assert compare.main([str(a), str(other)]) == 2
-    assert "no problem in common" in capsys.readouterr().err
+    assert "no problem in common" in printed(capsys, a, other, code=2).err
     partly = evaluation(tmp_path / "partly", {"q": [1, 1, 1, 1], "p0": [1, 1, 1, 1]})
-    assert compare.main([str(a), str(partly), "--json"]) == 0
-    output = capsys.readouterr()
+    output = printed(capsys, a, partly, "--json")
     assert "7 problems are only in A and 1 only in B; only the 1 common ones count" in output.err
     assert json.loads(output.out)["n"] == 1
 
 
 def test_it_prints_what_it_found(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, temperature=1.0), evaluation(tmp_path / "b", B, temperature=0.6)
-    assert compare.main([str(a), str(b)]) == 0
-    printed = capsys.readouterr().out
-    assert "A 0.250, B 0.875 exact match on 8 problems: 8 better in B, 0 worse" in printed
-    assert "B - A = +0.625" in printed
-    assert "p = 0.0078" in printed
-    assert "80% power at 5% is 0." in printed
-    assert "they differ in temperature" in printed
+    text = printed(capsys, a, b).out
+    assert "A 0.250, B 0.875 exact match on 8 problems: 8 better in B, 0 worse" in text
+    assert "B - A = +0.625" in text and "p = 0.0078" in text and "80% power at 5% is 0." in text
+    assert "they differ in temperature" in text
 
 
 def test_different_budgets_are_reported(tmp_path, capsys):
@@ -79,38 +80,26 @@ def test_different_budgets_are_reported(tmp_path, capsys):
         evaluation(tmp_path / name, A, seed=0, **more)
         for name, more in (("a", {}), ("b", budgets), ("c", budgets | {"thinking_budget": 30}))
     )
-    assert compare.main([str(a), str(b)]) == 0
-    assert "they differ in thinking_budget, answer_budget, thinking_delimiter" in capsys.readouterr().out
-    assert compare.main([str(b), str(c)]) == 0
-    assert capsys.readouterr().out.endswith("they differ in thinking_budget\n")
+    assert "they differ in thinking_budget, answer_budget, thinking_delimiter" in printed(capsys, a, b).out
+    assert printed(capsys, b, c).out.endswith("they differ in thinking_budget\n")
 
 
 def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
-    assert compare.main([str(a), str(b)]) == 0
-    assert "they differ in seed, n (samples per problem: 4 and 1)" in capsys.readouterr().out
-    files = [str(folder / "grades.jsonl") for folder in (a, b)]
-    assert compare.main(files) == 0
-    assert "they differ in n (samples per problem: 4 and 1)" in capsys.readouterr().out
-    assert compare.main([files[0], files[0]]) == 0
-    assert "differ in" not in capsys.readouterr().out
+    assert "they differ in seed, n (samples per problem: 4 and 1)" in printed(capsys, a, b).out
+    files = [folder / "grades.jsonl" for folder in (a, b)]
+    assert "they differ in n (samples per problem: 4 and 1)" in printed(capsys, *files).out
+    assert "differ in" not in printed(capsys, files[0], files[0]).out
 
 
 def test_no_gain_is_detectable_near_the_maximum(tmp_path, capsys):
     a = evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
     b = evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
-    assert compare.compare_evaluations(compare.read_grades(a), compare.read_grades(b))["detectable"] is None
-    assert compare.main([str(a), str(b)]) == 0
-    assert (
-        "these problems cannot detect any gain with 80% power at 5%: A leaves room for 0.100" in capsys.readouterr().out
-    )
-
-
-def test_five_problems_are_too_few(tmp_path, capsys):
-    few = {f"p{n}": [0] for n in range(5)}
-    a, b = evaluation(tmp_path / "a", few), evaluation(tmp_path / "b", few)
-    assert compare.main([str(a), str(b)]) == 0
-    assert "cannot detect any gain" in capsys.readouterr().out
+    assert json.loads(printed(capsys, a, b, "--json").out)["detectable"] is None
+    said = "these problems cannot detect any gain with 80% power at 5%: A leaves room for 0.100"
+    assert said in printed(capsys, a, b).out
+    few = evaluation(tmp_path / "few", {f"p{n}": [0] for n in range(5)})
+    assert "cannot detect any gain" in printed(capsys, few, few).out, "five problems are too few"
 
 
 def test_unfinished_and_missing_evaluations_are_rejected(tmp_path):
@@ -119,13 +108,6 @@ def test_unfinished_and_missing_evaluations_are_rejected(tmp_path):
         compare.read_grades(tmp_path / "a")
     with pytest.raises(UserError, match="is not an evaluation"):
         compare.read_grades(tmp_path)
-
-
-def test_evaluations_of_a_training_run_can_be_compared(tmp_path):
-    for step, correct in ((0, 0.0), (10, 1.0)):
-        row = {"id": "p", "sample": 0, "correct": correct, "response": "text"}
-        (tmp_path / f"eval_{step}.jsonl").write_text(json.dumps(row) + "\n")
-    assert compare.main([str(tmp_path / "eval_0.jsonl"), str(tmp_path / "eval_10.jsonl")]) == 0
 
 
 @pytest.mark.parametrize("subfolder", ["", "checkpoints", "checkpoints/step_10"])
@@ -159,20 +141,16 @@ def rows_of(grades):
 def test_the_settings_of_two_runs_are_compared(tmp_path, capsys):
     a = run_with(tmp_path / "a", 10, rows_of(A), actor_learning_rate=1e-6, seed=1, run_dir="a")
     b = run_with(tmp_path / "b", 10, rows_of(B), actor_learning_rate=2e-6, seed=1, run_dir="b")
-    assert compare.main([str(a), str(b)]) == 0
-    printed = capsys.readouterr().out
-    assert "  actor_learning_rate: 1e-06 in A, 2e-06 in B" in printed
-    assert "seed" not in printed and "run_dir" not in printed
+    text = printed(capsys, a, b).out
+    assert "  actor_learning_rate: 1e-06 in A, 2e-06 in B" in text and "seed" not in text and "run_dir" not in text
     c = run_with(tmp_path / "a", 20, rows_of(B), actor_learning_rate=1e-6, seed=1, run_dir="a")
-    assert compare.main([str(a), str(c)]) == 0
-    assert " in A, " not in capsys.readouterr().out.replace("better in B", ""), "one run has one configuration"
+    assert " in A, " not in printed(capsys, a, c).out.replace("better in B", ""), "one run has one configuration"
 
 
 def test_ungraded_problems_are_stated(tmp_path, capsys):
     partly = A | {"p0": [None] * 4, "p1": [None] * 4}
     a, b = run_with(tmp_path / "a", 0, rows_of(partly)), run_with(tmp_path / "a", 10, rows_of(B))
-    assert compare.main([str(a), str(b), "--json"]) == 0
-    output = capsys.readouterr()
+    output = printed(capsys, a, b, "--json")
     assert "A graded 6 of 8 problems" in output.err and "only the 6 common ones count" in output.err
     result = json.loads(output.out)
     assert (result["n"], result["graded_a"], result["graded_b"]) == (6, [6, 8], [8, 8])
@@ -182,22 +160,20 @@ def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
     scores = [{"id": f"p{n}", "measure": "score", "score": 10.0 * n, "correct": 0.0} for n in range(8)]
     higher = [row | {"score": row["score"] + 1 + n % 2} for n, row in enumerate(scores)]
     a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
-    assert compare.main([str(a), str(b)]) == 0
-    printed = capsys.readouterr().out
-    assert "A 35.000, B 36.500 score of your reward on 8 problems" in printed and "exact match" not in printed
-    assert "B - A = +1.500" in printed and "power" not in printed
+    text = printed(capsys, a, b).out
+    assert "A 35.000, B 36.500 score of your reward on 8 problems" in text and "exact match" not in text
+    assert "B - A = +1.500" in text and "power" not in text
     half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
-    assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in printed
-    assert compare.main([str(a), str(run_with(tmp_path / "c", 0, rows_of(A)))]) == 2
-    assert "A measures the score of your reward and B the exact match" in capsys.readouterr().err
+    assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in text
+    said = printed(capsys, a, run_with(tmp_path / "c", 0, rows_of(A)), code=2).err
+    assert "A measures the score of your reward and B the exact match" in said
 
 
 @pytest.mark.parametrize(("few", "many", "warned"), [(1, 8, True), (2, 16, True), (1, 4, False), (4, 16, False)])
 def test_very_unequal_numbers_of_samples_are_warned_of(tmp_path, capsys, few, many, warned):
     a = run_with(tmp_path / "a", 0, rows_of({f"p{n}": [float(n % 3 == 0)] * few for n in range(18)}))
     b = run_with(tmp_path / "a", 1, rows_of({f"p{n}": [float(n % 2 == 0)] * many for n in range(18)}))
-    assert compare.main([str(a), str(b)]) == 0
-    assert (f"evaluate both with {many}" in capsys.readouterr().err) == warned
+    assert (f"evaluate both with {many}" in printed(capsys, a, b).err) == warned
 
 
 def test_the_test_rejects_too_often_where_it_warns_and_not_where_it_does_not():

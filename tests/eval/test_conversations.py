@@ -46,7 +46,8 @@ class StandInAPI(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def api():
+def api(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     StandInAPI.seen, StandInAPI.thinking, StandInAPI.answer, StandInAPI.failing = [], {}, "", ""
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandInAPI)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -65,22 +66,12 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     monkeypatch.setenv("LIBRARY", str(library))
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
-    command = [
-        "--environment",
-        "retrieval",
-        "--data",
-        str(data),
-        "--base-url",
-        api,
-        "--out",
-        str(out),
-        "--n",
-        "3",
-    ]
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert conversations.main([*command, "--model", "m"]) == 2 and not StandInAPI.seen
+    command = ["--environment", "retrieval", "--data", str(data), "--base-url", api, "--out", str(out)]
+    command += ["--n", "3", "--model", "m"]
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert conversations.main(command) == 2 and not StandInAPI.seen
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    assert conversations.main([*command, "--model", "m"]) == 0
+    assert conversations.main(command) == 0
     result = json.loads((out / "result.json").read_text())
     assert result["exact_match"] == 1 and result["samples"] == 3 and result["ci_low"] is not None
     assert result["means"]["reward"] == result["means"]["ended_by_turns"] + 1 == 1 and result["response_length"] == 10
@@ -90,13 +81,12 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     assert {tool["function"]["name"] for tool in StandInAPI.seen[0]["tools"]} == {"search", "read"}
     assert all("name" not in message for asked in StandInAPI.seen for message in asked["messages"])
     asked = len(StandInAPI.seen)
-    assert conversations.main([*command, "--model", "m"]) == 0 and len(StandInAPI.seen) == asked
-    assert conversations.main([*command, "--model", "m", "--turns", "3"]) == 2
+    assert conversations.main(command) == 0 and len(StandInAPI.seen) == asked
+    assert conversations.main([*command, "--turns", "3"]) == 2
     assert "turns was 8, is 3" in capsys.readouterr().err
 
 
-def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_reasoning(api, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_reasoning(api, tmp_path):
     for name, sent in (("reasoning", ["hm"]), ("reasoning_content", [])):
         StandInAPI.seen, StandInAPI.thinking = [], {name: "hm"}
         assert conversations.main(asking(api, tmp_path, name)) == 0
@@ -108,8 +98,7 @@ def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_rea
         assert thought == ["hm", "hm"]
 
 
-def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tmp_path, capsys):
     command = asking(api, tmp_path, "out", prompts=("one", "two", "three"))
     StandInAPI.failing = "two"
     assert conversations.main(command) == 1
@@ -123,8 +112,7 @@ def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tm
     assert [row["id"] for row in rows(tmp_path / "out" / "grades.jsonl")] == ["one", "two", "three"]
 
 
-def test_two_evaluations_of_conversations_are_compared(api, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
+def test_two_evaluations_of_conversations_are_compared(api, tmp_path):
     for name, answer in (("a", "unknown"), ("b", "\\boxed{417}")):
         StandInAPI.answer = answer
         assert conversations.main(asking(api, tmp_path, name, prompts=("one", "two"))) == 0
@@ -194,13 +182,12 @@ class Environment(environment.Environment):
 """
 
 
-def test_failing_environment_fails_only_its_own_conversation(api, tmp_path, monkeypatch):
+def test_failing_environment_fails_only_its_own_conversation(api, tmp_path):
     (file := tmp_path / "failing.py").write_text(FAILING)
     labels = ["fine", "edited", "unmade", "unsaid", "unrated", "unscored"]
     (data := tmp_path / "data.jsonl").write_text(
         "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in labels)
     )
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
     command = ["--environment", str(file), "--data", str(data), "--base-url", api]
     command += ["--out", str(tmp_path / "out")]
     assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1

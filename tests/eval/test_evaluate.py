@@ -46,8 +46,18 @@ def data(tmp_path) -> Path:
     return tmp_path / "data.jsonl"
 
 
-def options(model: Path, data: Path, out: Path, *more: object):
-    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out, *more]
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def good(model, data, out) -> list[object]:
+    """A command line that is right."""
+    return ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out]
+
+
+def parsed(*words: object):
     return evaluate.parser().parse_args(list(map(str, words)))
 
 
@@ -59,9 +69,7 @@ def refusal(capsys, *words: object) -> str:
     return capsys.readouterr().err
 
 
-def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, data, tmp_path, capsys, checkpoint):
-    out = tmp_path / "out"
-    good = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out]
+def test_invalid_arguments_are_rejected_before_heavy_imports(good, out, tmp_path, capsys, checkpoint):
     none = tmp_path / "none"
     assert "cannot be read" in refusal(capsys, *good, "--data", none)
     assert "is not a folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
@@ -101,27 +109,24 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, dat
         (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is invalid: use harmony"),
     ],
 )
-def test_invalid_budgets_are_rejected(model, data, tmp_path, capsys, budgets, what):
-    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out", *budgets]
-    assert what in refusal(capsys, *words)
-    assert not (tmp_path / "out").exists()
+def test_invalid_budgets_are_rejected(good, out, capsys, budgets, what):
+    assert what in refusal(capsys, *good, *budgets)
+    assert not out.exists()
 
 
-def test_folder_started_without_budgets_cannot_continue_with_budgets(model, data, tmp_path, capsys):
-    given, problems = options(model, data, tmp_path / "out", "--date", "2030-01-01"), read_problems(data)
+def test_folder_started_without_budgets_cannot_continue_with_budgets(good, model, data, capsys):
+    given, problems = parsed(*good, "--date", "2030-01-01"), read_problems(data)
     made = identity.identity(given, model_files.read(model), None)
     with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", given.out]
-    said = refusal(capsys, *words, "--thinking-budget", 20, "--answer-budget", 8)
+    said = refusal(capsys, *good, "--thinking-budget", 20, "--answer-budget", 8)
     differing = (
         "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
     )
     assert f"has samples of another configuration: {differing} give another --out" in said
 
 
-def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tmp_path, capsys, checkpoint):
-    good = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
+def test_an_adapter_of_another_model_or_rank_is_refused(good, trained, tmp_path, capsys):
     other = shutil.copytree(trained, tmp_path / "other")
     tensors = load_file(other / adapter_files.WEIGHTS)
     deeper = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}
@@ -136,22 +141,9 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
     assert "NaN" in refusal(capsys, *good, "--adapter", other)
 
 
-def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(model, trained, data, tmp_path, capsys):
+def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(good, out, trained, tmp_path, capsys):
     adapter = shutil.copytree(trained, tmp_path / "adapter")
-    words = [
-        "--model",
-        model,
-        "--data",
-        data,
-        "--n",
-        2,
-        "--max-tokens",
-        3072,
-        "--out",
-        tmp_path / "out",
-        "--adapter",
-        adapter,
-    ]
+    words = [*good, "--adapter", adapter]
     too_short = [*words, "--max-model-len", 1]
     assert f"{adapter} cannot be verified: it has no SHA256SUMS" in refusal(capsys, *too_short)
     digests.write(adapter)
@@ -160,33 +152,31 @@ def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(model, tra
     weights[-1] ^= 1
     (adapter / adapter_files.WEIGHTS).write_bytes(weights)
     assert "adapter_model.safetensors was changed after it was saved" in refusal(capsys, *words)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
-def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
+def test_the_folder_of_a_teacher_is_refused(good, data, out, capsys):
     identity, problems = {"model": "a-model", "data_sha256": "x"}, read_problems(data)
-    with output.Output(tmp_path / "out", identity, {}, problems, 1, [1]) as folder:
+    with output.Output(out, identity, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
-    said = refusal(capsys, *words)
+    said = refusal(capsys, *good)
     assert "has samples of another configuration: model was a-model, is None" in said
     assert "give another --out" in said
 
 
-def test_a_model_without_stop_tokens_is_refused(model, data, tmp_path, capsys):
+def test_a_model_without_stop_tokens_is_refused(good, model, tmp_path, capsys):
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in model.iterdir():
         if file.name != "generation_config.json":
             (copy / file.name).symlink_to(file)
-    said = refusal(capsys, "--model", copy, "--data", data, "--out", tmp_path / "out")
+    said = refusal(capsys, *good, "--model", copy)
     assert "generation_config.json is missing, so its engine would not stop at <|call|>" in said
 
 
-def test_missing_checkout_variables_are_rejected(model, data, tmp_path, capsys, monkeypatch):
+def test_missing_checkout_variables_are_rejected(good, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
-    assert "source scripts/env.sh" in refusal(capsys, *words)
+    assert "source scripts/env.sh" in refusal(capsys, *good)
 
 
 def test_context_fits_the_longest_prompt_and_its_response(model):
@@ -198,9 +188,9 @@ def test_context_fits_the_longest_prompt_and_its_response(model):
         checks.check_length(prompts, 100, 129, files)
 
 
-def test_settings_that_affect_samples_are_distinguished(model, trained, data, tmp_path):
+def test_settings_that_affect_samples_are_distinguished(good, model, trained, data, tmp_path):
     def identity_of(*more: object, folder: Path = model) -> dict:
-        given = options(folder, data, tmp_path / "out", "--date", "2030-01-01", *more)
+        given = parsed(*good, "--model", folder, "--date", "2030-01-01", *more)
         chosen = adapter_files.read(given.adapter) if given.adapter else None
         return identity.identity(given, model_files.read(folder), chosen)
 
@@ -225,9 +215,9 @@ def test_settings_that_affect_samples_are_distinguished(model, trained, data, tm
     assert identity_of()["data_sha256"] != plain["data_sha256"]
 
 
-def test_secrets_do_not_reach_the_config(model, data, tmp_path, monkeypatch):
+def test_secrets_do_not_reach_the_config(good, model, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
-    given = options(model, data, tmp_path / "out", "--date", "2030-01-01")
+    given = parsed(*good, "--date", "2030-01-01")
     files = model_files.read(model)
     assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.about(given, files)])
 
@@ -255,5 +245,4 @@ finally:
 
 
 def test_limits_are_by_default_those_of_the_script():
-    words = ["--model", "m", "--data", "d", "--out", "o"]
-    assert evaluate.parser().parse_args(words).max_tokens == int(default("GENERATE_MAX_LEN")) == 3072
+    assert parsed("--model", "m", "--data", "d", "--out", "o").max_tokens == int(default("GENERATE_MAX_LEN")) == 3072

@@ -13,9 +13,17 @@ def result(correct: float | None, k: int = 1, **changes) -> dict:
     return summarise_by_source(records, sorted({1, k}))
 
 
+def write(folder, steps: dict[int, float], **more) -> None:
+    """The evaluations of a run, after these steps with these rates; it is killed in its next line."""
+    rows = [{"step": step, **result(correct), **more} for step, correct in steps.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "ex')
+
+
 def test_a_run_is_base_steps_and_final(tmp_path, capsys):
-    rows = [{"step": step, **result(correct)} for step, correct in ((0, 0.0), (10, 1.0), (20, 1.0))]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "ex')
+    write(tmp_path, {0: 0.0, 10: 1.0, 20: 1.0})
+    assert table.main([str(tmp_path)]) == 0
+    assert "final" not in capsys.readouterr().out.splitlines()[-1], "it still runs"
     (tmp_path / "final").mkdir()
     assert table.main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -27,27 +35,17 @@ def test_a_run_is_base_steps_and_final(tmp_path, capsys):
 def test_metrics_on_another_disk_are_found(tmp_path, capsys):
     run, metrics = tmp_path / "run", tmp_path / "disk"
     (run / "final").mkdir(parents=True)
-    metrics.mkdir()
     (run / "config.json").write_text(json.dumps({"flags": {"metrics_dir": str(metrics)}}))
-    rows = [{"step": step, **result(1.0)} for step in (0, 10)]
-    (metrics / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(metrics, {0: 1.0, 10: 1.0})
     assert table.main([str(run)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("step 10, final")
-
-
-def test_last_row_of_a_running_run_is_not_final(tmp_path, capsys):
-    rows = [{"step": step, **result(1.0)} for step in (0, 10)]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table.main([str(tmp_path)])
-    assert "final" not in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
     greedy = {"greedy": {"exact_match": 0.25, "ci_low": None, "ci_high": None}}
     run = tmp_path / "run"
     (run / "samples").mkdir(parents=True)
-    rows = [{"step": step, **result(0.0), **greedy} for step in (0, 10)]
-    (run / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(run, {0: 0.0, 10: 0.0}, **greedy)
     problems = ["aime1", "aime2", "math1", "math2"]
     (run / "samples" / "eval_0.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in problems))
     for name, ids in (("teacher", problems), ("other", problems[:1])):

@@ -13,7 +13,7 @@ import pytest
 
 from eval import compare, regrade, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
-from reward.stand_in import Fault, StandIn
+from tests.reward.faulty import Fault, StandIn
 from tests.reward.recorder import Recorder, redirector
 
 ROOT = Path(teacher.__file__).parents[1]
@@ -50,18 +50,14 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
     metrics = result(tmp_path)
     assert (metrics["exact_match"], metrics["n"], metrics["samples"], metrics["truncated"]) == (0.75, 4, 8, 0.0)
     assert metrics["pass_at_k"]["2"]["value"] == 0.75 and metrics["response_length"] > 0
-    assert "0.750" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "0.750" in said.out and f"a local stand-in at {server.url} answers instead of Gemini" in said.err
     assert [request.body["contents"][0]["parts"][0]["text"] for request in server.requests].count("How many? ===") == 2
     assert "stand-in" in (tmp_path / "out" / "config.json").read_text()
-    before = len(server.requests)
-    assert teacher.main(command) == 0 and len(server.requests) == before  # all answers are kept
+    before, server.models = len(server.requests), []
+    assert teacher.main(command) == 0 and len(server.requests) == before, "all is kept, and the model not looked up"
     assert regrade.main([str(tmp_path / "out")]) == 0
     assert compare.main([str(tmp_path / "out"), str(tmp_path / "out")]) == 0
-
-
-def test_a_stand_in_is_named(server, command, capsys):
-    assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0
-    assert f"a local stand-in at {server.url} answers instead of Gemini" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -184,12 +180,6 @@ def test_unknown_model_is_rejected_and_the_folder_accepts_the_right_one(server, 
     server.models = ["a-model", "gemini-3.1-pro-preview"]
     assert teacher.main([*command, "--model", model]) == 2
     assert message in capsys.readouterr().err and not server.requests
-    assert teacher.main(command) == 0
-
-
-def test_complete_folder_does_not_look_up_the_model(server, command):
-    assert teacher.main(command) == 0
-    server.models = []
     assert teacher.main(command) == 0
 
 

@@ -1,13 +1,18 @@
 """A small `openrlhf` package of our own, three patches on it, and a checkout that holds them."""
 
 import base64
+import contextlib
 import hashlib
+import io
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,11 +142,9 @@ class World:
         env = self.env() | ({"PATH": str(path)} if path else {})
         return subprocess.run(command, env=env, cwd=cwd, text=True, capture_output=True, timeout=60, **options)
 
-    def drive(self, action: str, number: int, *words: str) -> subprocess.Popen[str]:
-        """A real process in which `DRIVER` does `action` just before write operation `number`."""
-        command = [sys.executable, "-P", "-c", DRIVER, action, str(number), *words]
-        command += ["--target", str(self.target)]
-        return subprocess.Popen(command, env=self.env(), text=True, stdout=-1, stderr=-1)
+    def drive(self, action: str, number: int, *words: str) -> "Driven":
+        """Start the command line in a process in which `action` is done just before write operation `number`."""
+        return Driven(action, number, [*words, "--target", str(self.target)], Path(self.env()["TMPDIR"]))
 
     def call(self, *words: str) -> int:
         """The same command line in this process."""
@@ -159,42 +162,54 @@ class World:
         return bring_back
 
     def status(self) -> dict:
-        done = self.run("status", "--json")
-        return json.loads(done.stdout)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.call("status", "--json")
+        return json.loads(printed.getvalue())
 
 
-DRIVER = """
-import os, signal, sys, time
-action, number = sys.argv[1], int(sys.argv[2])
-sys.argv[1:] = sys.argv[3:]
-count = 0
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.chown"}
 
-def is_write(event, args):
-    if event == "open":
-        flags = args[2] or 0
-        return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    return event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.chown")
 
-def hook(event, args):
-    global count
-    counted = event == "os.rename" if action == "slow" else is_write(event, args)
-    if not counted:
-        return
-    count += 1
-    if count - 1 != number:
-        return
-    print(action, event, file=sys.stderr, flush=True)
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "fail":
-        raise OSError(28, "No space left on device")
-    else:
-        time.sleep(1)
+class Driven(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
+    """The command line in a fork of this process: "kill", "fail", "slow" or "none" before a write operation."""
 
-from patches.__main__ import main
-sys.addaudithook(hook)
-sys.exit(main())
-"""
+    def __init__(self, action: str, number: int, words: list[str], folder: Path) -> None:
+        super().__init__()
+        self.action, self.number, self.words, self.folder = action, number, words, folder
+        self.files = [folder / f"{id(self)}.{name}" for name in ("out", "errors")]
+        self.start()
+
+    def run(self) -> None:
+        for descriptor, file in enumerate(self.files, 1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
+        tempfile.tempdir = str(self.folder)
+        sys.addaudithook(self._before)
+        sys.exit(main(self.words))
+
+    def _before(self, event: str, args: tuple) -> None:
+        if self.action == "slow":
+            is_counted = event == "os.rename"
+        elif event == "open":
+            is_counted = bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        else:
+            is_counted = event in WRITES
+        self.number -= is_counted
+        if is_counted and self.number == -1:
+            print(self.action, event, file=sys.stderr, flush=True)
+            if self.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.action == "fail":
+                raise OSError(28, "No space left on device")
+            else:
+                time.sleep(1)
+
+    def end(self) -> tuple[int | None, str, str]:
+        """Wait; return the exit code and what was printed to stdout and stderr."""
+        self.join(60)
+        self.kill()
+        out, errors = (file.read_text() for file in self.files)
+        return self.exitcode, out, errors
 
 
 @pytest.fixture(scope="session")

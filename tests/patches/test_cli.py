@@ -227,19 +227,18 @@ def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, 
     assert look(world.site) == expected | {"openrlhf/trainer/old.py": before["openrlhf/trainer/old.py"]}
 
 
-def test_a_wrong_hunk_is_named(world, before, look, capsys):
-    _rewrite(world, b" LINE_20 = 20", b" LINE_20 = 21")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b" LINE_20 = 20", b" LINE_20 = 21", "second.patch does not apply"),
+        (b"+EXTRA = 1", b"+EXTRA = 2", "the patches turn openrlhf/models/actor.py into"),
+    ],
+)
+def test_a_patch_that_does_not_lead_to_the_manifest_is_named(world, before, look, capsys, old, new, said):
+    _rewrite(world, old, new)
     assert world.call("apply") == Exit.BAD_SERIES
     error = capsys.readouterr().err
-    assert "second.patch does not apply" in error and "openrlhf/models/actor.py" in error
-    assert look(world.site) == before
-
-
-def test_a_patch_that_applies_to_something_else_is_refused(world, before, look, capsys):
-    _rewrite(world, b"+EXTRA = 1", b"+EXTRA = 2")
-    assert world.call("apply") == Exit.BAD_SERIES
-    error = capsys.readouterr().err
-    assert "the patches turn openrlhf/models/actor.py into" in error and "the manifest says" in error
+    assert said in error and "openrlhf/models/actor.py" in error
     assert look(world.site) == before
 
 
@@ -277,14 +276,8 @@ def test_diff_is_a_patch_that_git_would_take(world, before, capsys, tmp_path):
     world.call("apply")
     assert world.call("diff") == 0
     out = capsys.readouterr().out
-    for line in (
-        "--- a/openrlhf/models/actor.py",
-        "-LINE_3 = 3",
-        "+LINE_3 = 103",
-        "+EXTRA = 1",
-        "+++ /dev/null",
-    ):
-        assert f"\n{line}\n" in f"\n{out}"
+    lines = {"--- a/openrlhf/models/actor.py", "-LINE_3 = 3", "+LINE_3 = 103", "+EXTRA = 1", "+++ /dev/null"}
+    assert lines <= set(out.splitlines())
 
 
 def test_only_the_standard_library_is_imported():

@@ -54,14 +54,13 @@ def test_a_failed_write_rolls_back(world, before, after, look):
     bring_back = world.keep()
     for number in range(300):
         bring_back()
-        done = world.drive("fail", number, "apply")
-        errors = done.communicate(timeout=60)[1]
+        code, _, errors = world.drive("fail", number, "apply").end()
         if not errors.startswith("fail "):
-            assert done.returncode == 0
+            assert code == 0
             break
         tree = {path: text for path, text in look(world.site).items() if path in names}
         assert tree in (before, after) and "Traceback" not in errors
-        assert done.returncode == 0 or (done.returncode == Exit.FAILED and "No space left" in errors)
+        assert code == 0 or (code == Exit.FAILED and "No space left" in errors)
         outcomes.append((errors.split()[1], tree == before))
         if number % 3 == 0:
             assert world.call("apply") == 0
@@ -136,19 +135,16 @@ def test_two_at_once(world, after, look):
     while not list(world.site.glob(".openrlhf-patch*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     others = [world.drive("none", -1, "apply") for _ in range(3)]
-    outcomes = [(p.communicate(timeout=60), p.returncode) for p in (slow, *others)]
-    assert [code for _, code in outcomes] == [0] * 4, outcomes
-    assert [out.count("nothing to change") for (out, _), _ in outcomes] == [0, 1, 1, 1]
+    outcomes = [process.end() for process in (slow, *others)]
+    assert [code for code, _, _ in outcomes] == [0] * 4, outcomes
+    assert [out.count("nothing to change") for _, out, _ in outcomes] == [0, 1, 1, 1]
     assert look(world.site) == after
 
 
 def test_apply_and_revert_at_once_leave_one_of_both(world, before, after, look):
-    for _ in range(3):
-        both = [world.drive("none", -1, command) for command in ("apply", "revert", "apply", "revert")]
-        assert [p.wait(timeout=60) for p in both] == [0] * 4
-        for p in both:
-            p.communicate()
-        assert look(world.site) in (before, after)
+    both = [world.drive("none", -1, command) for command in ("apply", "revert", "apply", "revert")]
+    assert [process.end()[0] for process in both] == [0] * 4
+    assert look(world.site) in (before, after)
 
 
 def test_a_held_lock_times_out_and_says_so(world, before, look):

@@ -3,7 +3,8 @@
 from pydantic import BaseModel, Field
 
 from reward.settings import ChainSettings
-from reward.stand_in import Fault, StandIn
+
+from .faulty import Fault, StandIn
 
 KEY = "AIza-not-a-real-key-0123456789"
 

@@ -1,5 +1,6 @@
 """A judge against the local stand-in for Gemini: real HTTP, google-genai's real client."""
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ from reward.gemini import Client
 from reward.judge import Judge
 from reward.judgements import Judgements
 from reward.settings import STAND_IN_KEY, JudgeSettings
-from reward.stand_in import StandIn
 
 from .chains import chain_settings
+from .faulty import StandIn
 
 MODELS = ("first", "second", "third")
 FILE = Path(module.__file__)
@@ -38,16 +39,8 @@ SETTINGS = {
 @pytest.fixture
 def serve() -> Iterator[Callable[..., StandIn]]:
     """Start stand-ins, and stop them after the test."""
-    servers: list[StandIn] = []
-
-    def start(**options: object) -> StandIn:
-        servers.append(StandIn(**options))  # type: ignore[arg-type]
-        servers[-1].start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
+    with contextlib.ExitStack() as servers:
+        yield lambda **options: servers.enter_context(StandIn(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture

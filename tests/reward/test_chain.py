@@ -11,10 +11,10 @@ import pytest
 from reward import chain as module
 from reward.chain import Chain
 from reward.gemini import CallError, Client, Kind
-from reward.stand_in import Fault, Quota
-from reward.stand_in_replies import text_of
+from reward.stand_in import text_of
 
 from .chains import KEY, Form, asked, of_first
+from .faulty import Fault, Quota
 
 
 def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
@@ -36,10 +36,10 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     ("fault", "calls"),
     [
         (Fault("cut"), 3),
-        (Fault("empty"), 3),
-        (Fault("not json"), 3),
+        (Fault("says", message=""), 3),
+        (Fault("says", message="A score of 3, I would say."), 3),
         (Fault("no reply"), 3),
-        (Fault("out of range"), 3),
+        (Fault("says", message='{"number": 4}'), 3),
         (Fault("close"), 3),
         (Fault("status", 500), 3),
         (Fault("status", 503, retry_delay=0.01), 3),

@@ -15,9 +15,9 @@ from reward import chain as module
 from reward import gemini
 from reward.chain import ChainError
 from reward.limits import FAILURES_TO_OPEN, NoSlot, Slot
-from reward.stand_in import Fault
 
 from .chains import Form, asked, chain_settings, of_first
+from .faulty import Fault
 
 
 @pytest.mark.parametrize(

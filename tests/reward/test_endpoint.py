@@ -135,11 +135,9 @@ def test_a_proxy_without_a_scheme_is_http(monkeypatch):
     assert route.proxy and route.proxy.url == PROXY and route.proxy.shown == "http://proxy.example:3128"
 
 
-def test_no_proxy_gets_a_key_unencrypted(monkeypatch):
+@pytest.mark.parametrize(
+    ("switch", "message"), [("1", "would send the key unencrypted to the proxy"), ("yes", "JUDGE_PROXY is 'yes'")]
+)
+def test_a_switch_that_cannot_be_meant_is_refused(monkeypatch, switch, message):
     monkeypatch.setenv("ALL_PROXY", PROXY)
-    said = refusal(monkeypatch, GRPO_JUDGE_PROXY="1", GRPO_JUDGE_BASE_URL="http://127.0.0.1:1")
-    assert "unencrypted to the proxy" in said
-
-
-def test_the_switch_is_0_or_1(monkeypatch):
-    assert "JUDGE_PROXY is 'yes'" in refusal(monkeypatch, GRPO_JUDGE_PROXY="yes")
+    assert message in refusal(monkeypatch, GRPO_JUDGE_PROXY=switch, GRPO_JUDGE_BASE_URL="http://127.0.0.1:1")

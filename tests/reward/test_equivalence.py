@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,17 +111,12 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
     limit(monkeypatch, 60.0)
     hanging = threading.Thread(target=equivalence.equal, args=(HANGS, "7"), daemon=True)
     hanging.start()
-    verdicts: dict[int, bool] = {}
 
-    def ask(n: int) -> None:
-        verdicts[n] = equivalence.equal(f"x(x+{n})", f"x^2+{n}x") and not equivalence.equal(f"x(x+{n})", f"x^2-{n}x")
+    def ask(n: int) -> bool:
+        return equivalence.equal(f"x(x+{n})", f"x^2+{n}x") and not equivalence.equal(f"x(x+{n})", f"x^2-{n}x")
 
-    callers = [threading.Thread(target=ask, args=(n,)) for n in range(2, 26)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert verdicts == dict.fromkeys(range(2, 26), True)
+    with ThreadPoolExecutor(24) as callers:
+        assert all(callers.map(ask, range(2, 26)))
     assert hanging.is_alive() and pool.counts == {"started": 2}
     for worker in list(pool.alive):
         if worker not in pool.idle:
@@ -130,12 +126,8 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
 
 
 def test_threads_that_ask_for_one_pair_share_its_verdict(pool) -> None:
-    verdicts = []
-    callers = [threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7"))) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(8) as callers:
+        verdicts = list(callers.map(lambda _: equivalence.equal(HANGS, "7"), range(8)))
     assert verdicts == [False] * 8
     assert pool.counts == {"started": 1, "hung": 1}
 
@@ -144,20 +136,14 @@ def test_shared_failure_reaches_all_callers_and_is_not_cached(pool, monkeypatch:
     assert equivalence.equal("x(x+1)", "x^2+x")
     limit(monkeypatch, 60.0)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 1.0)
-    failures = []
 
-    def ask() -> None:
-        with pytest.raises(equivalence.Unavailable) as failure:
+    def ask(_: int) -> None:
+        with pytest.raises(equivalence.Unavailable):
             equivalence.equal(HANGS, "7")
-        failures.append(failure.value)
 
-    callers = [threading.Thread(target=ask) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
     # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
-    assert len(failures) == 8
+    with ThreadPoolExecutor(8) as callers:
+        list(callers.map(ask, range(8)))
     assert "hung" not in pool.counts and not pool.alive
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     limit(monkeypatch, 1.0)
@@ -198,7 +184,7 @@ while not equivalence.pool.idle and time.monotonic() < begin + 60:
     time.sleep(0.1)
 (worker,) = equivalence.pool.idle
 assert equivalence.equal("x(x+1)", "x^2+x")
-assert equivalence.pool.idle == [worker] and equivalence.counts() == {"started": 1}
+assert equivalence.pool.idle == [worker] and equivalence.pool.counts == {"started": 1}
 """
 
 
@@ -218,11 +204,12 @@ def test_the_first_pair_waits_for_the_worker_that_starts(pool) -> None:
     assert pool.counts == {"started": 1}
 
 
-@pytest.mark.parametrize("user", ["reward.answers", "eval.output", "eval.regrade"])
-def test_an_import_starts_no_worker(user: str) -> None:
-    script = f"import {user}; from reward import equivalence; assert not equivalence.counts(); import threading; " + (
-        "assert threading.active_count() == 1"
-    )
+def test_an_import_starts_no_worker() -> None:
+    script = """
+import threading, reward.answers, eval.output, eval.regrade
+from reward import equivalence
+assert not equivalence.pool.counts and threading.active_count() == 1
+"""
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 

@@ -1,11 +1,16 @@
-"""Properties of grading: it is reflexive and symmetric, ignores ornaments, and never raises."""
+"""Properties of grading: it is reflexive and symmetric, ignores ornaments, computes exactly, and never raises."""
 
+import math
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward import equivalence
+from reward.answers import grade
 
-from .verdicts import both_ways
+from .pairs import SHEAR
+from .verdicts import both, both_ways
 
 numbers = st.integers(-99, 999).map(str) | st.sampled_from(
     ["0.25", "\\frac{3}{4}", "1\\frac12", "50\\%", "\\$3", "7_{12}"]
@@ -89,3 +94,49 @@ def test_fractions_are_graded_by_their_value(a, b) -> None:
     spellings = [f"{a.numerator}/{a.denominator}", f"\\frac{{{a.numerator}}}{{{a.denominator}}}"]
     other = f"\\frac{{{3 * b.numerator}}}{{{3 * b.denominator}}}"
     assert all(both_ways(spelling, other) == (a == b, a == b) for spelling in spellings)
+
+
+def matrix(*rows: tuple[object, ...]) -> str:
+    return r"\begin{pmatrix}" + r"\\".join("&".join(map(str, row)) for row in rows) + r"\end{pmatrix}"
+
+
+@given(st.integers(0, 3000))
+def test_the_power_of_a_shear_is_a_shear(exponent: int) -> None:
+    assert both(f"{SHEAR}^{{{exponent}}}", matrix((1, exponent), (0, 1)))
+    assert both(f"{SHEAR}^{{-{exponent}}}", matrix((1, -exponent), (0, 1)))
+    assert not both(f"{SHEAR}^{{{exponent}}}", matrix((1, exponent + 1), (0, 1)))
+
+
+@given(st.lists(st.integers(-9, 9), min_size=4, max_size=4))
+def test_an_inverse_exists_where_the_determinant_is_not_zero(cells: list[int]) -> None:
+    a, b, c, d = cells
+    determinant = a * d - b * c
+    power = matrix((a, b), (c, d)) + "^{-1}"
+    if determinant:
+        adjugate = matrix((d, -b), (-c, a))
+        assert both(power, f"\\frac{{1}}{{{determinant}}}" + adjugate)
+    else:
+        assert not both(power, matrix((0, 0), (0, 0))) and not both(power, matrix((1, 0), (0, 1)))
+
+
+@given(
+    st.lists(st.integers(1, 999), min_size=2, max_size=4),
+    st.sampled_from(["\\{}", "\\operatorname{{{}}}", "\\mathrm{{{}}}", "\\text{{{}}}", "{}"]),
+    st.sampled_from([",", ", "]),
+    st.sampled_from(["({})", "\\left({}\\right)"]),
+)
+def test_divisors_and_multiples_of_integers_are_integers(
+    numbers: list[int], form: str, comma: str, brackets: str
+) -> None:
+    for name, value in (("gcd", math.gcd(*numbers)), ("lcm", math.lcm(*numbers))):
+        text = form.format(name) + brackets.format(comma.join(map(str, numbers)))
+        assert both(text, str(value)) and not both(text, str(value + 1))
+        assert grade(f"\\boxed{{{text} = {value}}}", str(value)).correct
+
+
+@pytest.mark.parametrize("upright", ["\\operatorname{%s}", "\\mathrm{%s}", "\\text{%s}", "\\operatorname{\\%s}"])
+@pytest.mark.parametrize("name", ["sin", "sec", "arctan", "log", "ln"])
+@pytest.mark.parametrize("argument", ["(x)", "^2(x)", "^{2}(x)+1"])
+def test_a_name_in_an_upright_font_is_the_function(upright, name, argument):
+    assert both(upright % name + argument, f"\\{name}{argument}")
+    assert not both(upright % name + argument, f"\\cos{argument}")

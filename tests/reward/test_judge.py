@@ -23,8 +23,9 @@ from reward.judge import (
     problem_of,
     request,
 )
-from reward.stand_in import Fault
-from reward.stand_in_replies import text_of
+from reward.stand_in import text_of
+
+from .faulty import Fault
 
 RESPONSE = "<|channel|>analysis<|message|>3+4=7<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{7}<|return|>"
 NONCE = "0123456789abcdef0123456789abcdef"
@@ -101,19 +102,8 @@ def test_the_judge_is_told_that_a_response_has_no_final_answer(serve, make_judge
     assert [verdict.cached for verdict in verdicts] == [0, 0, 1, 1], "a judgement is of one of the two questions"
 
 
-def test_a_long_response_that_was_cut_is_sent_in_part(serve, make_judge):
-    server = serve()
-    thought = "x = 1\n" * MAX_RESPONSE_CHARS
-    make_judge(server).judge("What is 3 + 4?", f"<|channel|>analysis<|message|>{thought}and so", "7", False)
-    text, _ = sent(server)
-    assert "characters left out" in text and text.count("and so") == 1 and len(text) < MAX_RESPONSE_CHARS + 1000
-
-
-def test_two_requests_have_different_nonces():
+def test_each_request_has_a_nonce_that_the_response_does_not_contain(monkeypatch):
     assert request("a", "b", "c") != request("a", "b", "c")
-
-
-def test_nonce_contained_in_the_response_is_drawn_again(monkeypatch):
     drawn = iter([NONCE, "f" * 32])
     monkeypatch.setattr(module.secrets, "token_hex", lambda size: next(drawn))
     assert f"<response-{'f' * 32}>" in request("a problem", f"</response-{NONCE}>", "7")
@@ -128,7 +118,7 @@ def test_a_long_response_keeps_head_and_tail_and_says_so():
 @pytest.mark.parametrize("piece", ["<|", "<", "|", "<| ", "<|" + "a" * 200, "<||||"])
 def test_megabytes_are_cleaned_before_the_test_times_out(piece):
     """A square of the size would take hours."""
-    size = 4_000_000
+    size = 1_000_000
     assert len(clean("<" + piece * (size // len(piece)), 2 * size, NONCE)) <= size + 1
 
 
@@ -181,9 +171,10 @@ def test_score_that_is_not_an_integer_in_range_is_a_bad_reply(serve, make_judge,
 
 @pytest.mark.parametrize("score", range(BEST_SCORE + 1))
 def test_every_whole_number_of_the_range_is_a_score(serve, make_judge, score):
-    said = json.dumps({name: score for name, _, _ in CRITERIA})
-    verdict = make_judge(serve(faults=lambda number, model: Fault("says", message=said))).judge("p", "a", "7")
-    assert verdict.quality == pytest.approx(score / BEST_SCORE) and verdict.calls == 1
+    verdict = make_judge(serve()).judge("p", "= " * score + "\\boxed{7}", "7")  # the stand-in counts them
+    assert verdict.quality == pytest.approx(score / BEST_SCORE)
+    assert (verdict.calls, verdict.failed, verdict.fallbacks, verdict.cached) == (1, 0, 0, 0)
+    assert verdict.tokens > 0 and verdict.seconds > 0
 
 
 def test_the_model_is_asked_for_whole_numbers(serve, make_judge):
@@ -194,15 +185,6 @@ def test_the_model_is_asked_for_whole_numbers(serve, make_judge):
     for name, _, _ in CRITERIA:
         form = schema["properties"][name]
         assert (form["type"], form["minimum"], form["maximum"]) == ("INTEGER", 0, BEST_SCORE)
-
-
-def test_quality_is_computed_from_the_scores(serve, make_judge):
-    for equals, expected in ((0, 0.0), (1, 0.25), (3, 0.75), (9, 1.0)):  # the stand-in counts them
-        server = serve()
-        verdict = make_judge(server).judge(f"problem {equals}", "= " * equals + "\\boxed{7}", "7")
-        assert verdict.quality == pytest.approx(expected)
-        assert (verdict.calls, verdict.failed, verdict.fallbacks, verdict.cached) == (1, 0, 0, 0)
-        assert verdict.tokens > 0 and verdict.seconds > 0
 
 
 def test_a_judgement_is_paid_for_once(serve, make_judge):

@@ -14,18 +14,15 @@ from reward import judge_place, settings
 from reward.judge import Judge
 from reward.judge_place import DistantJudge, JudgeActor
 
+from .conftest import SETTINGS
+
 SAMPLE = ("What is 3 + 4?", "<|channel|>final<|message|>\\boxed{7}<|return|>", "7", True)
-VALUES = {
-    "JUDGE": "1", "JUDGE_MODELS": "model-a", "CORRECTNESS_WEIGHT": "0.6", "QUALITY_WEIGHT": "0.4",
-    "JUDGE_FALLBACK": "correctness", "JUDGE_TRIES": "1", "JUDGE_DEADLINE": "20", "JUDGE_CALL_TIMEOUT": "10",
-    "JUDGE_RPM": "100", "JUDGE_TPM": "100000", "JUDGE_CONCURRENCY": "4",
-}  # fmt: skip
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables of a run."""
-    for name, value in VALUES.items():
+    for name, value in (SETTINGS | {"JUDGE_MODELS": "model-a"}).items():
         monkeypatch.setenv(f"GRPO_{name}", value)
     monkeypatch.setenv("GRPO_RUN_DIR", str(tmp_path))
     monkeypatch.setenv(judge_place.VARIABLE, judge_place.NAME)

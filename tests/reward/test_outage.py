@@ -7,9 +7,9 @@ import pytest
 
 from grpo.run.progress import step_line
 from reward import chain, judge, limits
-from reward.stand_in import Fault
 from tests.faults import assert_seen, note
 
+from .faulty import Fault
 from .harmony import PROMPT, RIGHT
 from .test_limits import Clock
 

@@ -1,24 +1,18 @@
 """The reward function under OpenRLHF's contract: loaded by path, one sample a call, never raising."""
 
-import importlib.util
 import json
 import logging
 import math
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reward.reward_func as module
 from reward.labels import LabelError, parse_label
 from reward.reward_func import LOG_KEYS, response_of, reward_func
 
 from .harmony import PROMPT, RIGHT, UNFINISHED, WRONG
-
-FILE = Path(module.__file__)
 
 
 def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
@@ -32,12 +26,7 @@ def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, floa
 def test_correct_wrong_and_unfinished() -> None:
     assert one(PROMPT + RIGHT) == {"correct": 1.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
     assert one(PROMPT + WRONG) == {"correct": 0.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
-    assert one(PROMPT + UNFINISHED) == {
-        "correct": 0.0,
-        "answered": 0.0,
-        "has_final": 0.0,
-        "reward_error": 0.0,
-    }
+    assert one(PROMPT + UNFINISHED) == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 0.0}
     assert one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
 
 
@@ -49,18 +38,9 @@ def test_a_formula_of_the_prompt_is_no_answer() -> None:
     assert one(other + copied, other)["correct"] == 1.0
 
 
-def fresh() -> ModuleType:
-    """The reward function as an engine loads it: nothing is logged yet."""
-    spec = importlib.util.spec_from_file_location("reward_func", FILE)
-    assert spec and spec.loader
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-def test_as_openrlhf_loads_and_reads_it() -> None:
+def test_as_openrlhf_loads_and_reads_it(load) -> None:
     """Loaded as SingleTurnAgentExecutor does; values used as _process_response_into_experience does."""
-    loaded = fresh()
+    loaded = load(None, JUDGE="0")
     for response, expected in ((RIGHT, 1.0), (WRONG, 0.0)):
         info = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
         score = info.get("scores") or info.get("rewards")  # upstream's expression
@@ -156,8 +136,8 @@ def test_labels() -> None:
     assert refused.value.what == "a label has an unknown split" and "train, eval" in refused.value.remedy
 
 
-def test_a_response_that_cannot_be_found_is_an_error_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    loaded = fresh()
+def test_a_response_that_cannot_be_found_is_an_error_logged_once(load, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(None, JUDGE="0")
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             result = loaded.reward_func(["something else \\boxed{7}"], ["another prompt"], ["7"])

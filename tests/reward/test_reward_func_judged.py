@@ -10,9 +10,9 @@ import pytest
 from reward import settings
 from reward.judge import Verdict
 from reward.reward_func import LOG_KEYS
-from reward.stand_in import Fault
-from reward.stand_in_replies import text_of
+from reward.stand_in import text_of
 
+from .faulty import Fault
 from .harmony import PROMPT, RIGHT, WRONG
 from .recorder import Recorder, redirector
 
@@ -93,22 +93,13 @@ def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quali
         assert is_asked == (len(response) > len(ANALYSIS)), response
 
 
-@pytest.mark.parametrize("unfinished", ["0", "1"])
-def test_an_empty_response_is_not_sent(serve, load, unfinished: str) -> None:
+@pytest.mark.parametrize(("unfinished", "responses"), [("1", EMPTY), ("0", (*EMPTY, *WITHOUT_ANSWER.values()))])
+def test_a_response_that_is_empty_or_not_to_be_judged_is_not_sent(serve, load, unfinished: str, responses) -> None:
     server = serve()
     loaded = load(server, JUDGE_UNFINISHED=unfinished)
-    for response in EMPTY:
+    for response in responses:
         result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
         assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0, response
-    assert server.requests == []
-
-
-def test_response_without_an_answer_is_not_sent_if_disabled(serve, load) -> None:
-    server = serve()
-    loaded = load(server, JUDGE_UNFINISHED="0")
-    for response in WITHOUT_ANSWER.values():
-        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0
     assert server.requests == []
 
 

@@ -10,22 +10,11 @@ from grpo.stack.secrets import is_secret
 from reward import settings
 from reward.settings import SettingsError
 
+from .conftest import MODELS, SETTINGS
+
 GOOD = {
-    "GRPO_JUDGE": "1",
-    "GRPO_JUDGE_MODELS": "a b c",
-    "GRPO_CORRECTNESS_WEIGHT": "0.6",
-    "GRPO_QUALITY_WEIGHT": "0.4",
-    "GRPO_JUDGE_FALLBACK": "group",
-    "GRPO_JUDGE_UNFINISHED": "1",
-    "GRPO_JUDGE_TRIES": "3",
-    "GRPO_JUDGE_DEADLINE": "240",
-    "GRPO_JUDGE_CALL_TIMEOUT": "90",
-    "GRPO_JUDGE_RPM": "120",
-    "GRPO_JUDGE_TPM": "1000000",
-    "GRPO_JUDGE_CONCURRENCY": "32",
-    "GRPO_JUDGE_PRICE": "",
-    "GRPO_JUDGE_BASE_URL": "https://generativelanguage.googleapis.com",
-    "GRPO_JUDGE_PROXY": "0",
+    f"GRPO_{name}": value
+    for name, value in (SETTINGS | settings.UNSET | {"JUDGE_UNFINISHED": "1", "JUDGE_TPM": "1000000"}).items()
 }
 
 
@@ -37,8 +26,8 @@ def test_settings_are_not_mistaken_for_secrets():
 
 def test_good_settings():
     judge = settings.from_environment(GOOD)
-    assert judge and judge.chain.models == ("a", "b", "c") and judge.chain.window == 60.0
-    assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "group")
+    assert judge and judge.chain.models == MODELS and judge.chain.window == 60.0
+    assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "correctness")
     assert set(settings.variables(GOOD)) == set(settings.VARIABLES)
 
 

@@ -15,9 +15,9 @@ from reward.gemini import CallError, Client, Kind
 from reward.judge import Judge
 from reward.judgements import Judgements
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, JudgeSettings
-from reward.stand_in import StandIn
 
 from .chains import chain_settings
+from .faulty import StandIn
 from .recorder import BEST, Answer, Recorder, redirector
 
 KEY = "AIza-Not-A-Real-Key-0123456789"
@@ -76,18 +76,14 @@ def test_no_other_http_library_follows_one(monkeypatch, backend):
         assert foreign.seen == []
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_the_scores_of_another_host_do_not_count(tmp_path, caplog, status):
+def test_the_scores_of_another_host_do_not_count(tmp_path, caplog):
     """And the key goes to the address that redirects once, not once for each model and try."""
-    with Recorder() as foreign, redirector(status, foreign.url) as server:
+    with Recorder() as foreign, redirector(307, foreign.url) as server:
         chain = chain_settings("first", "second", deadline=20.0, call_timeout=10.0)
         client = connect(chain, KEY)
         client.client = Client(KEY, server.url)
-        settings, judgements = (
-            JudgeSettings(chain, 0.6, 0.4, "correctness", True),
-            Judgements(tmp_path / "judge.sqlite"),
-        )
-        judge = Judge(settings, judgements, client)
+        settings = JudgeSettings(chain, 0.6, 0.4, "correctness", True)
+        judge = Judge(settings, Judgements(tmp_path / "judge.sqlite"), client)
         with caplog.at_level(logging.INFO):
             verdicts = [judge.judge(f"problem {number}", "= \\boxed{7}", "7") for number in range(2)]
         assert foreign.seen == [] and len(server.seen) == 1

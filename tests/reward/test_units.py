@@ -8,8 +8,6 @@ from reward.answers import grade
 from reward.notation import spell
 from reward.units import split_unit
 
-from .verdicts import both
-
 UNITS = [
     "cm", "inches", "feet", "ft", "miles", "mi.", "square units", "sq. units", "cubic inches", "cubic units", "degrees",
     "radians", "cents", "dollars", "minutes", "seconds", "hours", "days", "quarts", "gallons", "ounces", "pounds",
@@ -84,20 +82,3 @@ def test_a_text_is_its_value_and_its_unit(before: str, unit: str) -> None:
     for text in (before + unit, f"{before}\\text{{{unit}}}", f"7 {unit}"):
         value, _ = split_unit(text)
         assert value == text or len(value) < len(text)
-
-
-def test_a_modulus_is_like_a_unit() -> None:
-    assert both("204 \\pmod{1000}", "204") and both("n \\equiv 4 \\pmod 7", "n\\equiv4\\pmod{7}")
-    assert not both("1204 \\pmod{1000}", "204") and not both("4 \\pmod 5", "4 \\pmod 7")
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("\\text{no solution}", "no solution"), ("No solutions", "\\text{no solution}"),
-        ("\\text{There are no real solutions}", "No real solution"),
-    ],
-)  # fmt: skip
-def test_that_there_is_nothing_needs_no_text(first: str, second: str) -> None:
-    assert both(first, second) and not both(first, "2") and not both(first, "\\text{two solutions}")
-    assert not both("no solution", "no real solution")

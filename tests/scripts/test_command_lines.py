@@ -119,22 +119,14 @@ def test_no_tool_waits_for_an_adapter_without_end(name: str, adapter: Path, base
     assert name in printed.out and name in printed.err
 
 
-@pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch"])
-def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run) -> None:
+@pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch", "make_tiny_model"])
+def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run, tmp_path: Path) -> None:
     run = make_run()
     run.step(1)
     outside, inside = os.pipe()
     os.close(outside)
-    command = [sys.executable, "-m", f"scripts.{tool}", str(run.folder)]
-    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
-    os.close(inside)
-    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
-
-
-def test_closed_pipe_ends_the_building_of_a_tiny_model(tmp_path: Path) -> None:
-    outside, inside = os.pipe()
-    os.close(outside)
-    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(tmp_path / "tiny")]
+    words = ["--out", str(tmp_path / "tiny")] if tool == "make_tiny_model" else [str(run.folder)]
+    command = [sys.executable, "-m", f"scripts.{tool}", *words]
     ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(inside)
     assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")

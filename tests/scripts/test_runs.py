@@ -100,15 +100,6 @@ def test_a_moved_run_and_metrics_on_another_disk(make_run, tmp_path, capsys) -> 
     }
 
 
-def test_a_step_that_was_done_again_counts_once(make_run) -> None:
-    run = make_run()
-    lines = [{"step": step, "time": float(10 * step), "correct": correct} for step, correct in ((1, 0.1), (2, 0.2))]
-    again = {"step": 1, "time": 30.0, "correct": 0.9}  # as a version wrote that did not take back what it did again
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (*lines, again)))
-    state = Run(run.folder)
-    assert [(row["step"], row["correct"]) for row in state.metrics] == [(1, 0.9), (2, 0.2)] and state.step == 2
-
-
 def test_folders_without_a_run(tmp_path, make_run, capsys) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -134,19 +125,11 @@ def test_without_a_folder_it_lists_those_of_the_checkout(make_run, tmp_path, mon
 def test_unreadable_run_does_not_hide_the_others(make_run, tmp_path, capsys) -> None:
     make_run("good")
     (make_run("bad").folder / "metrics.jsonl").mkdir()
-    assert runs.main([str(tmp_path)]) == 1
-    printed = capsys.readouterr()
-    assert "runs/good" in printed.out and "bad cannot be read" in printed.err
-
-
-def test_unreadable_run_is_listed_as_such(make_run, tmp_path, capsys) -> None:
-    make_run("good")
-    os.mkfifo(make_run("bad").folder / "ends.jsonl")
+    os.mkfifo(make_run("pipe").folder / "ends.jsonl")
     assert runs.main([str(tmp_path), "--json"]) == 1
     printed = capsys.readouterr()
-    assert {run["name"]: run["state"] for run in json.loads(printed.out)} == {
-        "runs/good": "crashed",
-        "runs/bad": "unreadable",
-    }
+    states = {run["name"]: run["state"] for run in json.loads(printed.out)}
+    assert states == {"runs/good": "crashed", "runs/bad": "unreadable", "runs/pipe": "unreadable"}
+    assert "bad cannot be read" in printed.err
     assert runs.main([str(tmp_path)]) == 1
     assert "runs/bad   unreadable  ?/?" in capsys.readouterr().out

@@ -9,12 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from grpo.diagnosis.finding import (
-    WARNING,
-    Diagnosis,
-    Evidence,
-    Finding,
-)
+from grpo.diagnosis.finding import WARNING, Diagnosis, Evidence, Finding
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run.lost_writes import LostWrites
 from grpo.run.run_files import RunFiles
@@ -235,9 +230,8 @@ def test_the_diagnosis_is_in_the_view(make_run, capsys: pytest.CaptureFixture[st
     run = make_run()
     for step in range(1, 61):  # few responses are cut, then nearly all of them
         run.step(step, actor_lr=1e-6, truncated=0.05 if step < 30 else 0.97, correct=0.5, reward=0.5)
-    assert (
-        "truncat" in printed(capsys, str(run.folder), "--once").partition("Is it learning?")[0].partition("Findings")[2]
-    )
+    before_curves = printed(capsys, str(run.folder), "--once").partition("Is it learning?")[0]
+    assert "truncat" in before_curves.partition("Findings")[2]
 
 
 def test_most_informative_samples() -> None:
@@ -246,11 +240,8 @@ def test_most_informative_samples() -> None:
         SAMPLE | {"correct": correct, "reward": reward, "response_length": float(length), "response": f"s{length}"}
         for correct, reward, length in numbers
     ]
-    assert [(sample.why.split()[0], sample.response) for sample in pick(rows)] == [
-        ("wrong", "s20"),
-        ("right", "s40"),
-        ("the", "s90"),
-    ]
+    chosen = {sample.why.split()[0]: sample.response for sample in pick(rows)}
+    assert chosen == {"wrong": "s20", "right": "s40", "the": "s90"}
     assert pick(rows[:1])[0].question == "What is 2+2?" and "gold 4" in pick(rows[:1])[0].numbers
     assert [sample.response for sample in pick([{"response": "of another version"}])] == ["of another version"]
     assert pick([]) == []

@@ -5,28 +5,34 @@ import pty
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 
-def in_terminal(folder: Path, *words: str) -> tuple[subprocess.Popen, int]:
-    """Start the view in a pseudo terminal; return the process and the terminal's other side."""
+@pytest.fixture
+def viewed(make_run) -> Iterator[tuple]:
+    """A run that goes on, its view in a pseudo terminal, and the terminal's other side."""
+    run = make_run()
+    run.hold()
+    run.step(1)
     outside, inside = pty.openpty()
-    command = [sys.executable, "-m", "scripts.watch", str(folder), "--every", "0.1", *words]
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"}
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "scripts.watch", str(run.folder), "--every", "0.1"],
         stdin=inside,
         stdout=inside,
         stderr=inside,
-        env=environment,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"},
         start_new_session=True,
         # The shell disables it for background jobs, which may include the tests.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
-    return process, outside
+    read_until(outside, "step 1/40")
+    yield run, process, outside
+    process.kill()
+    process.wait()
+    os.close(outside)
 
 
 def read_until(outside: int, wanted: str) -> str:
@@ -41,36 +47,18 @@ def read_until(outside: int, wanted: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_terminal_view_is_redrawn_and_the_screen_restored(make_run, number, code) -> None:
-    run = make_run()
-    run.hold()
-    run.step(1)
-    process, outside = in_terminal(run.folder)
-    try:
-        read_until(outside, "step 1/40")
-        run.step(2)
-        read_until(outside, "step 2/40")
-        process.send_signal(number)
-        end = read_until(outside, "\x1b[?1049l")
-        assert process.wait(10) == code and "Traceback" not in end
-    finally:
-        process.kill()
-        process.wait()
-        os.close(outside)
+def test_terminal_view_is_redrawn_and_the_screen_restored(viewed, number, code) -> None:
+    run, process, outside = viewed
+    run.step(2)
+    read_until(outside, "step 2/40")
+    process.send_signal(number)
+    end = read_until(outside, "\x1b[?1049l")
+    assert process.wait(10) == code and "Traceback" not in end
 
 
-def test_terminal_view_ends_with_the_run(make_run) -> None:
-    run = make_run()
-    run.hold()
-    run.step(1)
-    process, outside = in_terminal(run.folder)
-    try:
-        read_until(outside, "step 1/40")
-        run.let_go(0)
-        end = read_until(outside, "again ")
-        assert "finished" in end.partition("\x1b[?1049l")[2]
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(outside)
+def test_terminal_view_ends_with_the_run(viewed) -> None:
+    run, process, outside = viewed
+    run.let_go(0)
+    end = read_until(outside, "again ")
+    assert "finished" in end.partition("\x1b[?1049l")[2]
+    assert process.wait(10) == 0

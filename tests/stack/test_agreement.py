@@ -15,7 +15,6 @@ import ray
 import torch
 from transformers import AutoTokenizer
 
-from grpo.lora.engine_actor import shared_file
 from grpo.metrics.parity import PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
 from grpo.run.parity_gate import ParityGate
@@ -200,24 +199,6 @@ def test_engines_never_sample_unallocated_rows(stack, texts, reference):
     params = SamplingParams(max_tokens=8, min_tokens=8, logit_bias=favoured, seed=1)
     outputs = ray.get([engine.generate.remote(texts[0], params) for engine in stack.engines])
     assert not masked & {token for output in outputs for token in output.outputs[0].token_ids}
-
-
-@pytest.mark.timeout(120)
-def test_the_object_store_can_be_mapped_by_others(ray_cluster):
-    """The pinned Ray keeps its store where the engines' workers find it; otherwise each engine makes a copy."""
-
-    @ray.remote(num_cpus=0)
-    def contents_through_the_file(buffer) -> bytes | None:
-        shared = shared_file(buffer)
-        if shared is None:
-            return None
-        path, offset = shared
-        with open(path, "rb") as store:
-            store.seek(offset)
-            return store.read(len(buffer))
-
-    data = torch.randint(0, 256, (1_000_000,), dtype=torch.uint8).numpy()
-    assert ray.get(contents_through_the_file.remote(ray.put(data))) == data.tobytes()
 
 
 @pytest.mark.timeout(900)

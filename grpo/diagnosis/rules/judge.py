@@ -43,12 +43,10 @@ def judge_outage(run: RunHistory) -> list[Finding] | str:
         return f"judge_failed at most {number(float(failed.values.max()))}"
     findings = []
     for begin, end in sorted(outages):
-        first, last = int(failed.steps[begin]), int(failed.steps[end])
         within = failed.values[begin : end + 1]
-        numbers = {"mean": float(within.mean()), "largest": float(within.max())}
         severity = CRITICAL if within.mean() > 0.5 else WARNING
-        evidence = Evidence("judge_failed", first, last, numbers)
-        findings.append(finding(run, "judge_outage", severity, first, last, evidence))
+        evidence = failed.evidence({"mean": within.mean(), "largest": within.max()}, begin, end)
+        findings.append(finding(run, "judge_outage", severity, evidence.first, evidence.last, evidence))
     return findings
 
 
@@ -82,7 +80,7 @@ def judge_drift(run: RunHistory) -> list[Finding] | str:
         return f"{text}; it took several steps, as changes of the policy do"
     step, last = int(right.steps[index]), int(right.steps[-1])
     evidence = [
-        Evidence(column.name, int(right.steps[max(index - 10, 0)]), last, {"before": before, "after": after})
+        column.evidence({"before": before, "after": after}, max(index - 10, 0))
         for column, (before, after) in zip((right, wrong), levels, strict=True)
     ]
     evidence += _fallbacks(run.column("judge_fallbacks"), step)

@@ -82,17 +82,11 @@ def _still(run: RunHistory) -> list[Evidence] | None:
 
 
 def _level(column: Series) -> Evidence:
-    numbers = {"median": float(np.median(column.values))}
-    return Evidence(column.name, int(column.steps[0]), int(column.steps[-1]), numbers)
+    return column.evidence({"median": np.median(column.values)})
 
 
 def _change(column: Series, change: float, z: float) -> Evidence:
-    return Evidence(
-        column.name,
-        int(column.steps[0]),
-        int(column.steps[-1]),
-        {"median": float(np.median(column.values)), "change": change, "z": z},
-    )
+    return column.evidence({"median": np.median(column.values), "change": change, "z": z})
 
 
 def _held_out_rises(run: RunHistory, from_step: int) -> bool:
@@ -197,8 +191,7 @@ def reward_hacking(run: RunHistory) -> list[Finding] | str:
         if len(column := run.column(name)) >= 20:
             before, after = column.window(first, onset - 1).values, column.window(onset).values
             if len(before) and len(after):
-                evidence.append(
-                    Evidence(name, first, last, {"before": float(before.mean()), "after": float(after.mean())})
-                )
+                numbers = {"before": float(before.mean()), "after": float(after.mean())}
+                evidence.append(Evidence(name, first, last, numbers))
     severity = CRITICAL if right.change < -0.05 and right.z < -3 else WARNING
     return [finding(run, "reward_hacking", severity, onset, last, *evidence)]

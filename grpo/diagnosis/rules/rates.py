@@ -145,13 +145,8 @@ def off_policy(run: RunHistory) -> list[Finding] | str:
         out = column.values > edge(name)
         seen.append(f"{name} {number(float(np.median(column.values)))}")
         if out.mean() > 0.6 and out[:15].mean() > 0.5 and out[-10:].mean() > 0.5:
-            first = int(np.argmax(out))
-            numbers = {
-                "median": float(np.median(column.values)),
-                "range to": edge(name),
-                "share of steps beyond": float(out.mean()),
-            }
-            evidence.append(Evidence(name, int(column.steps[first]), int(column.steps[-1]), numbers))
+            numbers = {"median": np.median(column.values), "range to": edge(name), "share of steps beyond": out.mean()}
+            evidence.append(column.evidence(numbers, int(np.argmax(out))))
     if not seen and not evidence:
         raise NotJudged("neither ppo_clip_ratio nor ppo_kl has 15 steps after the warm-up")
     if not evidence:

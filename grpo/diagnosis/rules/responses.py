@@ -59,9 +59,8 @@ def length_collapse(run: RunHistory) -> list[Finding] | str:
     if gain > max(0.05, error) and smooth[-1] > 0.35 * smooth[peak]:
         return f"{text}, while correct gained {number(gain)}"
     last = int(length.steps[-1])
-    numbers = {"longest": float(smooth[peak]), "last": float(smooth[-1]), "share": float(smooth[-1] / smooth[peak])}
-    evidence = [Evidence("response_length", int(length.steps[peak]), last, numbers)]
-    evidence.append(Evidence("correct", onset, last, {"change": gain}))
+    numbers = {"longest": smooth[peak], "last": smooth[-1], "share": smooth[-1] / smooth[peak]}
+    evidence = [length.evidence(numbers, peak), Evidence("correct", onset, last, {"change": gain})]
     severity = CRITICAL if smooth[-1] < 0.4 * smooth[peak] or gain < -0.1 else WARNING
     return [finding(run, "length_collapse", severity, onset, last, *evidence)]
 

@@ -106,12 +106,8 @@ def _out_of_range(run: RunHistory, name: str, times: float = 1.0) -> Evidence | 
         return None
     first, last = max(spells_beyond, key=lambda spell: spell[1] - spell[0])
     within = column.values[first : last + 1]
-    numbers = {
-        "steps beyond": float((within > times * edge(name)).sum()),
-        "largest": float(within.max()),
-        "range to": edge(name),
-    }
-    return Evidence(name, int(column.steps[first]), int(column.steps[last]), numbers)
+    beyond = (within > times * edge(name)).sum()
+    return column.evidence({"steps beyond": beyond, "largest": within.max(), "range to": edge(name)}, first, last)
 
 
 def _gradient_growth(run: RunHistory) -> Evidence | None:
@@ -124,9 +120,7 @@ def _gradient_growth(run: RunHistory) -> Evidence | None:
     if usual <= 0 or not high[-5:].all():
         return None
     first = len(high) - int(np.argmin(high[::-1])) if not high.all() else 0
-    return Evidence(
-        "grad_norm", int(norm.steps[first]), int(norm.steps[-1]), {"before": usual, "last": float(smooth[-1])}
-    )
+    return norm.evidence({"before": usual, "last": smooth[-1]}, first)
 
 
 def spikes(run: RunHistory) -> list[Finding] | str:
@@ -184,6 +178,6 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
 
 
 def _spikes_of(column: Series, at: np.ndarray) -> Evidence:
-    steps, size = column.steps[at], np.abs(column.values)
-    numbers = {"spikes": float(at.sum()), "largest": float(size[at].max()), "usual": float(np.median(size[~at]))}
-    return Evidence(column.name, int(steps[0]), int(steps[-1]), numbers)
+    size, places = np.abs(column.values), np.flatnonzero(at)
+    numbers = {"spikes": at.sum(), "largest": size[at].max(), "usual": np.median(size[~at])}
+    return column.evidence(numbers, places[0], places[-1])

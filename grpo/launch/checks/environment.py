@@ -18,13 +18,7 @@ from grpo.launch.checks.own_code import DEADLINE, NoAnswerError, call_apart
 from grpo.launch.config import Config
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.conversation import Outcome, play
-from grpo.rollout.multi_turn.environment import (
-    BuiltInTool,
-    Environment,
-    Message,
-    SetupError,
-    functions_of,
-)
+from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, SetupError, functions_of
 from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits, has_environment
@@ -39,7 +33,8 @@ _MISTAKES = (AttributeError, NameError, ImportError, TypeError, NotImplementedEr
 def check_environment(config: Config) -> Iterator[Problem]:
     """Load the environments, run their own checks, and read which problems are for each of them.
 
-    In a .py file of the user's, one conversation is played.
+    In a .py file of the user's, one conversation is played, see :class:`_Trial`. A tool may refuse its arguments, which
+    are made up. An error that no arguments explain is the environment's own.
     """
     if not has_environment(config.args):
         return
@@ -53,7 +48,10 @@ def check_environment(config: Config) -> Iterator[Problem]:
         for file in (args.prompt_data, args.eval_dataset):
             if file and Path(file).is_file():
                 check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
-        yield from check_conversations(settings, args)
+        for source, played in _played(settings, args):
+            if played.fault:
+                what = f"ENVIRONMENT {source} fails on the first line of TRAIN_DATA that is for it: {played.fault}"
+                yield Problem(what, played.remedy)
     except UserError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
 
@@ -93,17 +91,6 @@ def check_labels(file: Path, environments: Mapping[str, str], args: Namespace) -
                 parse_label(row.get(args.label_key))
             except LabelError as error:
                 raise SetupError(f"{file}, line {number} is for single answers: {error.what}", error.remedy) from None
-
-
-def check_conversations(settings: EnvironmentSettings, args: Namespace) -> Iterator[Problem]:
-    """Refuse an environment whose conversation fails; see :class:`_Trial`.
-
-    A tool may refuse its arguments, which are made up. An error that no arguments explain is the environment's own.
-    """
-    for source, played in _played(settings, args):
-        if played.fault:
-            what = f"ENVIRONMENT {source} fails on the first line of TRAIN_DATA that is for it: {played.fault}"
-            yield Problem(what, played.remedy)
 
 
 def describe(config: Config) -> list[str]:

@@ -3,14 +3,12 @@
 import re
 import resource
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from grpo.launch.supervise import last_words
-from grpo.launch.supervise.last_words import LastWords
-from grpo.launch.supervise.log_tail import tail
+from grpo.launch.supervise.last_words import LastWords, tail
 from grpo.launch.supervise.witness import Death, how
 from grpo.stack import machine
 from grpo.stack.problem import Problem
@@ -44,7 +42,7 @@ class Evidence:
     """
 
     log: Path
-    folders: dict[str, Path]
+    folders: Mapping[str, Path]
     code: int | None
     deaths: Sequence[Death]
     words: LastWords | None
@@ -66,7 +64,9 @@ def find(evidence: Evidence) -> Problem | None:
     if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
         return driver
     if words and words.lost:
-        return Problem(_lost(words.lost), LOST_REMEDY)
+        several = len(words.lost) > 1
+        lost = f"node{'s' * several} {', '.join(words.lost)} {'were' if several else 'was'} lost"
+        return Problem(lost, LOST_REMEDY)
     if evidence.silent_head:
         return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
@@ -78,20 +78,12 @@ def find(evidence: Evidence) -> Problem | None:
     return driver
 
 
-def _lost(addresses: Sequence[str]) -> str:
-    several = len(addresses) > 1
-    return f"node{'s' * several} {', '.join(addresses)} {'were' if several else 'was'} lost"
-
-
-def full_disks(folders: dict[str, Path]) -> Iterable[str]:
-    """Yield the full disks among those of the run's folders."""
-    for name, folder in folders.items():
-        if folder.is_dir() and machine.disk_free(folder) < FULL_BYTES:
-            yield f"the disk of {name} is full: {folder}"
-
-
-def _full_disk(words: LastWords | None, folders: dict[str, Path]) -> Problem | None:
-    full = list(full_disks(folders))
+def _full_disk(words: LastWords | None, folders: Mapping[str, Path]) -> Problem | None:
+    full = [
+        f"the disk of {name} is full: {folder}"
+        for name, folder in folders.items()
+        if folder.is_dir() and machine.disk_free(folder) < FULL_BYTES
+    ]
     if words and _FULL.search(words.what):
         full = [*full, words.what] if full else [f"a disk is full: {words.what}"]
     return Problem("; ".join(full), "free disk space, or set CKPT_DIR or METRICS_DIR to another disk") if full else None
@@ -110,17 +102,12 @@ def _first_death(evidence: Evidence) -> Death | None:
     """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
     words = evidence.words
     before = [death for death in evidence.deaths if not words or death.pid not in words.living]
-    before += [
-        death for address, deaths in (words.elsewhere if words else {}).items() for death in _on(address, deaths)
-    ]
+    for address, deaths in (words.elsewhere if words else {}).items():
+        before += [Death(f"{death['role']} on node {address}", death["pid"], death["code"]) for death in deaths]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # If the driver saw only that something died, a process that ended by its own exception is the cause.
     saw_only_a_death = words is None or words.kind in last_words.OF_DEATHS or bool(_rays_memory_remedy(words))
     return next(iter(by_signal or (before if saw_only_a_death else [])), None)
-
-
-def _on(address: str, deaths: Sequence[Mapping[str, Any]]) -> Iterable[Death]:
-    return (Death(f"{death['role']} on node {address}", death["pid"], death["code"]) for death in deaths)
 
 
 def _of_death(death: Death, evidence: Evidence) -> Problem:

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -22,8 +22,7 @@ from typing import IO, Any
 from grpo.launch import signals
 from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head, witness
 from grpo.launch.supervise.examination import is_stopped
-from grpo.launch.supervise.job import Job
-from grpo.launch.supervise.log_tail import tail
+from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
@@ -41,8 +40,6 @@ TAIL_LINES = 30
 FAILED = 1
 STOPPED = 3  # by a rule
 
-Lines = Callable[[], list[str]]
-
 
 def supervise(
     driver: list[str],
@@ -50,7 +47,7 @@ def supervise(
     ray: RayHead | None,
     log_dir: Path,
     environment: dict[str, str] | None = None,
-    progress: Lines = list,
+    progress: Callable[[], list[str]] = list,
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
@@ -76,54 +73,40 @@ def supervise(
     """
     last_words.file_of(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
     base, held = base_dir.make()
-    job = Job(
-        run_id=uuid.uuid4().hex,
-        driver=driver,
-        cwd=str(CHECKOUT),
-        environment=environment or {},
-        log_dir=str(log_dir.resolve()),
-        base_dir=str(base),
-        foreign_memory=[str(file) for file in machine.SHM.iterdir()] if machine.SHM.is_dir() else [],
-        stand_in_models=list(stand_in_models),
-        ray=ray,
-        grace=grace,
-    )
+    written = {"the logs": log_dir, "temporary files": base, "shared memory": machine.SHM, **(folders or {})}
+    job = Job(driver, str(log_dir.resolve()), str(base), grace, environment or {}, list(stand_in_models), ray)
+    if saving and not saving.seconds:
+        saving = None
     try:
-        return _Supervisor(job, log_dir, progress, [*inherited, held], folders or {}, watch or Watch(), saving).run()
+        return _Supervisor(job, log_dir, progress, [*inherited, held], written, watch or Watch(), saving).run()
     finally:
         os.close(held)
 
 
+@dataclass
 class _Supervisor:
-    def __init__(
-        self,
-        job: Job,
-        log_dir: Path,
-        progress: Lines,
-        inherited: Sequence[int],
-        folders: Mapping[str, Path],
-        watch: Watch,
-        saving: Saving | None,
-    ) -> None:
-        self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
-        self.watch = watch
-        self.saving = saving if saving and saving.seconds else None
-        self.hang: Problem | None = None
-        self.examined_until = 0.0
-        self.stopped: dict[int, str] = {}  # roles by pid
-        self.save_until: float | None = None
-        self.told: int | None = None  # a signal that lets the run save first
-        self.stop: Stop | None = None
-        self.signalled: int | None = None
-        self.code: int | None = None
-        self.clean = False
-        self.deaths: list[Death] = []
-        self.cause: Problem | None = None
-        self.last_log = ""  # of the service that failed
-        self.folders = {"the logs": log_dir, "temporary files": Path(job.base_dir), "shared memory": machine.SHM}
-        self.folders |= folders
-        self.out_of_memory = cause.out_of_memory_kills()
-        self.started = self.last_shown = time.monotonic()
+    job: Job
+    log_dir: Path
+    progress: Callable[[], list[str]]
+    inherited: Sequence[int]
+    folders: Mapping[str, Path]
+    watch: Watch
+    saving: Saving | None
+    out_of_memory: int = field(default_factory=cause.out_of_memory_kills)
+    hang: Problem | None = None
+    examined_until: float = 0.0
+    stopped: dict[int, str] = field(default_factory=dict)  # roles by pid
+    save_until: float | None = None
+    told: int | None = None  # a signal that lets the run save first
+    stop: Stop | None = None
+    signalled: int | None = None
+    code: int | None = None
+    clean: bool = False
+    deaths: list[Death] = field(default_factory=list)
+    cause: Problem | None = None
+    last_log: str = ""  # of the service that failed
+    started: float = field(default_factory=time.monotonic)
+    last_shown: float = field(default_factory=time.monotonic)
 
     def run(self) -> End:
         """Start the keeper, follow it until the end, return how the run ended."""
@@ -132,7 +115,6 @@ class _Supervisor:
         child = subprocess.Popen(
             [sys.executable, "-m", "grpo.launch.supervise.keeper"],
             cwd=CHECKOUT,
-            env={**os.environ, "PYTHONPATH": _python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # select sees no line that Python has buffered
@@ -160,14 +142,13 @@ class _Supervisor:
         except BrokenPipeError:
             return
         while not self.signalled:
-            ready, _, _ = select.select([child.stdout], [], [], 0.5)
-            if ready:
-                line = child.stdout.readline()
-                if not line:
+            if select.select([child.stdout], [], [], 0.5)[0]:
+                if not (line := child.stdout.readline()):
                     return
                 self._on_event(json.loads(line))
-            self._show_survived()
-            self._show(*self.progress())
+            if survived := self.watch.survived():
+                self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
+            self._show(*survived, *self.progress())
             self._show_sign_of_life()
             self._look_for_hang(child.stdin)
             if self.code is not None:
@@ -175,11 +156,6 @@ class _Supervisor:
             self.stop = self.stop or self.watch.stop()
             if (self.told or self.stop) and self._has_saved():
                 return
-
-    def _show_survived(self) -> None:
-        if lines := self.watch.survived():
-            self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
-            self._show(*lines)
 
     def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
         """Ask the keeper to examine a run that hangs, once; its answer, or none in time, ends the run."""
@@ -253,8 +229,10 @@ class _Supervisor:
             told = f"{event['role']} is stopped (pid {event['pid']}) and the run waits for it"
             self._show(f"{told}; to let it go on: kill -CONT {event['pid']}")
         elif kind == "examined":
-            self.code = FAILED
-            self.cause = self._hang_with(event["file"])
+            assert self.hang
+            stopped = [f"{role} is stopped (pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)]
+            what = "; ".join([self.hang.what, *stopped])
+            self.code, self.cause = FAILED, Problem(what, f"stacks and states of all processes: {event['file']}")
         elif kind == "driver ended":
             self.code = event["code"]
             self._find_cause(event["code"])
@@ -273,17 +251,11 @@ class _Supervisor:
         """Look for the cause at once: the clean-up frees disks and ends processes."""
         if code == 0 or self.signalled:
             return
-        killed = cause.out_of_memory_kills() - self.out_of_memory
+        killed, log = cause.out_of_memory_kills() - self.out_of_memory, self.log_dir / "driver.log"
         words = last_words.read(self.log_dir) if code is not None else None
-        log = self.log_dir / "driver.log"
         joined = "" if self.job.ray else os.environ.get("RAY_ADDRESS", "")
         silent = joined if joined and ray_head.silence(joined) else ""
         self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent))
-
-    def _hang_with(self, file: str) -> Problem:
-        assert self.hang
-        stopped = [f"{role} is stopped (pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)]
-        return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
 
     def _how_it_ended(self) -> End:
         if self.code == 0:
@@ -298,11 +270,11 @@ class _Supervisor:
             return End(STOPPED, self.stop.reason)
         if self.code is None:
             return End(FAILED, Problem("the keeper was killed", ""))
-        if self.last_log:
-            self._show_tail(self.last_log)
-        elif self.code < 0 or not self.cause:
-            self._show_tail("driver.log")
-        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {self.log_dir / 'driver.log'}")
+        log = self.log_dir / (self.last_log or "driver.log")
+        if self.last_log or self.code < 0 or not self.cause:
+            last = (f"  {redact(line)}" for line in last_words.tail(log, TAIL_LINES))
+            self._show(f"last lines of {log}:", *last)
+        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {log}")
         return End(128 - self.code if self.code < 0 else self.code, self.cause or unknown)
 
     def _show(self, *lines: str) -> None:
@@ -316,7 +288,7 @@ class _Supervisor:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.signalled = self.signalled or signal.SIGPIPE
 
-    def _show_left(self, left: frozenset[int] | list[int]) -> None:
+    def _show_left(self, left: Collection[int]) -> None:
         if left:
             pids = ",".join(map(str, sorted(left)))
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
@@ -325,15 +297,4 @@ class _Supervisor:
         """After a quiet minute (a model loads), say what is waited for, and for how long."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        minutes = (time.monotonic() - self.started) / 60
-        self._show(f"  {minutes:.0f} min: {self.watch.doing()}")
-
-    def _show_tail(self, name: str) -> None:
-        log = self.log_dir / name
-        self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
-
-
-def _python_path() -> str:
-    """Return PYTHONPATH with the checkout, which holds the packages."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(CHECKOUT), *(path for path in paths if path and path != str(CHECKOUT))])
+        self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {self.watch.doing()}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from grpo.launch.config import Config
 from grpo.stack import seats
-from grpo.stack.counted import counted
+from grpo.stack.counted import counted, numbered
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.seats import Node, Seats
 
@@ -145,15 +145,8 @@ def describe(found: Seats) -> list[str]:
     lines: list[str] = []
     for node in found.nodes:
         parts = ["the launcher, the controller and the judge"] if node == found.home else []
-        parts += [_named("engine", found.engines, node)] if node in found.engines else []
-        parts += [_named("actor rank", found.ranks, node)] if node in found.ranks else []
+        for noun, places in (("engine", found.engines), ("actor rank", found.ranks)):
+            if node in places:
+                parts.append(numbered(noun, [number for number, place in enumerate(places) if place == node]))
         lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
     return lines
-
-
-def _named(noun: str, addresses: tuple[str, ...], node: str) -> str:
-    """Return a noun with the numbers of what is on a node: "engine 3" or "engines 0 to 7"."""
-    numbers = [number for number, address in enumerate(addresses) if address == node]
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{noun}s {numbers[0]} to {numbers[-1]}"
-    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

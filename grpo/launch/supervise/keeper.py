@@ -5,7 +5,7 @@ The services are Ray and, in a small run without a judge's key, the server that 
 It is a subreaper in its own session, so neither a Ctrl-C nor a closed terminal reaches it. The launcher holds the other
 end of its standard input. A closed input means stop; a killed launcher closes it too.
 
-Input: a :class:`grpo.launch.supervise.job.Job`, and later perhaps a line to ask for an examination of the processes.
+Input: a :class:`Job`, and later perhaps a line to ask for an examination of the processes.
 Output: one line of JSON for each event.
 """
 
@@ -17,22 +17,61 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from grpo.launch.supervise import base_dir, examination, last_words, processes, ray_head
-from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Death, Witness, how
 from grpo.stack import rendezvous
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.machine import SHM
 from reward.settings import STAND_IN_VARIABLE
 
 RAY_START_LIMIT = 180.0
 STAND_IN_START_LIMIT = 60.0
-SHM_SCAN_SECONDS = 0.5
+
+
+@dataclass
+class Job:
+    """The run to supervise.
+
+    Attributes:
+        driver: the command, which runs in the checkout.
+        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go.
+        base_dir: the run's folder for sockets and temporary files; deleted at the end.
+        grace: seconds between SIGTERM and SIGKILL.
+        environment: variables on top of the keeper's own.
+        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
+        ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
+        run_id: written into the environment of every started process (``GRPO_RUN_ID``).
+        foreign_memory: files under /dev/shm from before the run; never deleted.
+    """
+
+    driver: list[str]
+    log_dir: str
+    base_dir: str
+    grace: float
+    environment: dict[str, str] = field(default_factory=dict)
+    stand_in_models: list[str] = field(default_factory=list)
+    ray: RayHead | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    foreign_memory: list[str] = field(default_factory=lambda: list(map(str, SHM.glob("*"))))
+
+    def dump(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, line: str) -> "Job":
+        """Read what :meth:`dump` wrote."""
+        values = json.loads(line)
+        values["ray"] = RayHead(**values["ray"]) if values["ray"] else None
+        return cls(**values)
 
 
 class Stopped(Exception):
@@ -93,14 +132,12 @@ class Keeper:
         self.job = job
         self.signalled: int | None = None
         self.exits: dict[int, int] = {}
-        self.shared_memory: set[Path] = set()
+        self.shared_memory = processes.SharedMemoryWatch(job.run_id)
         # Services that must live as long as the driver: name and log by pid.
         self.services: dict[int, tuple[str, str]] = {}
-        self.watch = processes.SharedMemoryWatch()
         self.witness = Witness()
         self.stopped: set[int] = set()
         self.driver = 0  # its pid
-        self.next_scan = 0.0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._note_signal)
 
@@ -115,15 +152,14 @@ class Keeper:
                 self._start_stand_in(self.job.stand_in_models)
             if self.job.ray:
                 self._start_ray(self.job.ray)
-            code = self._run_driver()
-            report(event="driver ended", code=code)
+            report(event="driver ended", code=self._run_driver())
         except Stopped as stop:
             report(event="stopping", reason=str(stop))
         except ServiceFailed as failure:
             report(event="service failed", message=str(failure), log=failure.log, killed=failure.is_killed)
         finally:
-            ended = clean_up(self.job, os.getpid(), self.shared_memory)
-            report(event="clean", ended=len(ended.signalled), killed=len(ended.killed), left=sorted(ended.left))
+            ended = clean_up(self.job, os.getpid(), self.shared_memory.files)
+            report(event="clean", left=sorted(ended.left))
 
     def _start_stand_in(self, models: list[str]) -> None:
         """Start the local server that stands in for Gemini; every later process gets its address."""
@@ -153,23 +189,19 @@ class Keeper:
         kept = Path(self.job.log_dir) / "ray"
         make_way(kept)
         kept.symlink_to(base / "ray" / "session_latest" / "logs")
-        report(
-            event="ray started",
-            address=self.job.environment["RAY_ADDRESS"],
-            seconds=time.monotonic() - started,
-        )
+        seconds = time.monotonic() - started
+        report(event="ray started", address=self.job.environment["RAY_ADDRESS"], seconds=seconds)
 
     def _run_driver(self) -> int:
         file = last_words.file_of(Path(self.job.log_dir))
         self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
-        pid = self._spawn(self.job.driver, "driver.log")
-        self.driver = pid
-        report(event="driver started", pid=pid)
-        while pid not in self.exits:
+        self.driver = self._spawn(self.job.driver, "driver.log")
+        report(event="driver started")
+        while self.driver not in self.exits:
             self._wait(0.2)
-        if self.exits[pid]:
+        if self.exits[self.driver]:
             self._report_deaths(self.witness.last_deaths())
-        return self.exits[pid]
+        return self.exits[self.driver]
 
     def _spawn(self, command: list[str], log_name: str) -> int:
         """Start a command in its own session, marked with the run's id; return its pid."""
@@ -185,7 +217,7 @@ class Keeper:
         log = os.open(Path(self.job.log_dir) / log_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         child = subprocess.Popen(
             command,
-            cwd=self.job.cwd,
+            cwd=CHECKOUT,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -206,14 +238,15 @@ class Keeper:
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
-        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, self.witness], [], [], seconds)
+        ready, _, _ = select.select([sys.stdin.fileno(), self.witness], [], [], seconds)
         if sys.stdin.fileno() in ready:
             # A line asks for an examination; the end of the input means stop.
             if not os.read(sys.stdin.fileno(), 4096):
                 raise Stopped("the launcher asked to stop or ended")
             self._examine()
-        if self.watch.fd in ready:
-            self._note_shared_memory()
+        if self.shared_memory.look():
+            ours = self.shared_memory.files - {Path(name) for name in self.job.foreign_memory}
+            base_dir.note_shared_memory(Path(self.job.base_dir), ours)
         self.exits.update(processes.reap())
         self._report_deaths(self.witness.deaths())
         if self.witness.is_due():
@@ -244,16 +277,6 @@ class Keeper:
         except OSError as error:  # a full disk must not keep a hanging run
             print(f"{file} was not written: {error}", file=sys.stderr)
         report(event="examined", file=str(file))
-
-    def _note_shared_memory(self) -> None:
-        """Look up which new files are ours, once for a burst of new files."""
-        time.sleep(max(0.0, self.next_scan - time.monotonic()))
-        self.watch.drain()
-        running = processes.of_run(self.job.run_id, os.getpid())
-        self.shared_memory |= processes.shared_memory_of(process.pid for process in running)
-        ours = self.shared_memory - {Path(name) for name in self.job.foreign_memory}
-        base_dir.note_shared_memory(Path(self.job.base_dir), ours)
-        self.next_scan = time.monotonic() + SHM_SCAN_SECONDS
 
 
 def report(**event: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo.launch.supervise import witness
 from grpo.stack import seats
-from grpo.stack.json_files import read_json, replace
+from grpo.stack.json_files import open_file, read_json, replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 
@@ -27,6 +27,7 @@ OF_DEATHS = {
 }
 _CREATION = "raised in its creation task"  # Ray, of an actor that did not start
 FILE_VARIABLE = "GRPO_FAILURE_FILE"
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
 NO_ENGINE = "Engine core initialization failed"  # vLLM, of whatever kept an engine's processes from starting
 _OF_ENGINE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\)\S* ERROR .*?\] ([A-Za-z_][\w.]*(?:Error|Exception): .+)")
@@ -116,6 +117,18 @@ def why_no_engine(log: Path) -> str | None:
     """Return the first exception in the driver's log with which a process of an engine failed to start."""
     match = next(filter(None, map(_OF_ENGINE.search, _lines(log))), None)
     return redact(match[1][:LONGEST]) if match else None
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, path.stat().st_size - 200_000))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
+    return [line for line in lines if line and "%|" not in line][-count:]
 
 
 def _lines(log: Path) -> list[str]:

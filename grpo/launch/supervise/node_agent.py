@@ -24,7 +24,6 @@ from grpo.launch.supervise.witness import SCAN_SECONDS, Witness
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 
-SHM_SCAN_SECONDS = 0.5
 GRACE_SECONDS = 5.0
 
 
@@ -73,42 +72,25 @@ class NodeAgent:
             return [asdict(death) for death in self._witness.last_deaths()]
 
 
-class Agent:
-    """The agent of a node. It ends when it has ended the run."""
-
-    def __init__(self, run_id: str, folder: Path) -> None:
-        self.run_id, self.folder = run_id, folder
-        self.foreign = set(machine.SHM.iterdir()) if machine.SHM.is_dir() else set()
-        self.shared_memory: set[Path] = set()
-        self.watch = processes.SharedMemoryWatch()
-
-    def run(self) -> None:
-        """Wait until the pipe closes, then clean up."""
-        while True:
-            ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd], [], [])
-            if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-                break
-            self.watch.drain()
-            running = processes.of_run(self.run_id, os.getpid())
-            self.shared_memory |= processes.shared_memory_of(process.pid for process in running)
-            time.sleep(SHM_SCAN_SECONDS)  # one look for a burst of files
-        self.clean_up()
-
-    def clean_up(self) -> None:
-        """End the run's processes on this node, and delete what they leave."""
-        ended = processes.end_all(self.run_id, os.getpid(), GRACE_SECONDS)
-        processes.remove_shared_memory((self.shared_memory | ended.shared_memory) - self.foreign)
-        shutil.rmtree(self.folder, ignore_errors=True)
+def end_with_pipe(run_id: str, folder: Path) -> None:
+    """Be the agent of this node: once the pipe closes, end the run's processes, and delete what they leave."""
+    foreign = set(machine.SHM.iterdir()) if machine.SHM.is_dir() else set()
+    memory = processes.SharedMemoryWatch(run_id)
+    while not select.select([sys.stdin], [], [], processes.SHM_SCAN_SECONDS)[0]:
+        memory.look()
+    ended = processes.end_all(run_id, os.getpid(), GRACE_SECONDS)
+    processes.remove_shared_memory((memory.files | ended.shared_memory) - foreign)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
-    """Go into the background and be the agent of this node."""
+    """Go into the background as the agent of this node."""
     run_id, folder = sys.argv[1:]
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ray's and the shell's; the pipe tells when to end
         signal.signal(signum, signal.SIG_IGN)
     if os.fork():
         os._exit(0)
-    Agent(run_id, Path(folder)).run()
+    end_with_pipe(run_id, Path(folder))
 
 
 if __name__ == "__main__":

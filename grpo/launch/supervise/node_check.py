@@ -8,7 +8,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,13 @@ LIMIT = 240.0  # seconds for all nodes, which import Ray and this project
 _ENGINES, _STORE, _PROCESSES = "engines'", "Ray's", "processes"  # in names of a plan's parts of host memory
 
 
-@dataclass(frozen=True)
-class Question:
-    """What the nodes are asked for, see :func:`grpo.launch.checks.node.facts`."""
-
-    models: list[str]
-    files: list[str]
-    tokens: list[str]
-
-
 def problems(seats: Seats, config: Config, plan: Plan, run_dir: Path) -> list[Problem]:
     """Return what makes a node unfit for its part of the run."""
     needs = {address: needs_of(address, seats, config, plan, run_dir) for address in seats.nodes}
     tokens = write_tokens({folder for need in needs.values() for folder in need.shared})
     try:
-        question = Question([*_models(config)], own_files(config), sorted(tokens.values()))
-        found, why = ask(seats, question)
+        models = list(dict.fromkeys((config.args.pretrain, config.args.engine_model)))
+        found, why = ask(seats, models=models, files=own_files(config), tokens=sorted(tokens.values()))
     finally:
         for file in tokens.values():
             Path(file).unlink(missing_ok=True)
@@ -98,10 +88,6 @@ def memory_of(plan: Plan, engines: float, ranks: float) -> int:
     return int(total)
 
 
-def _models(config: Config) -> Iterator[str]:
-    yield from dict.fromkeys((config.args.pretrain, config.args.engine_model))
-
-
 def own_files(config: Config) -> list[str]:
     """Return the user's own files that engines read."""
     files = [str(file.path) for file in user_files.from_environment()]
@@ -122,9 +108,13 @@ def write_tokens(folders: set[str]) -> dict[str, str]:
     return tokens
 
 
-def ask(seats: Seats, question: Question) -> tuple[dict[str, Any] | None, str]:
-    """Return the facts of each node by its address, or None and why there are none."""
-    request = json.dumps({"nodes": seats.nodes, **vars(question)})
+def ask(seats: Seats, **asked: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """Return the facts of each node by its address, or None and why there are none.
+
+    Args:
+        asked: the arguments of :func:`grpo.launch.checks.node.facts`.
+    """
+    request = json.dumps({"nodes": seats.nodes, "asked": asked})
     command = [sys.executable, "-P", "-m", "grpo.launch.supervise.node_check"]
     try:
         done = subprocess.run(command, cwd=CHECKOUT, input=request, capture_output=True, text=True, timeout=LIMIT)
@@ -151,8 +141,7 @@ def main() -> None:
     ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
     stores = object_stores(ray.nodes())
     task = ray.remote(max_retries=0)(_facts)
-    arguments = [request[name] for name in ("models", "files", "tokens")]
-    calls = {address: task.options(**cluster.at(address)).remote(*arguments) for address in request["nodes"]}
+    calls = {address: task.options(**cluster.at(address)).remote(**request["asked"]) for address in request["nodes"]}
     found = {}
     for address, call in calls.items():
         try:
@@ -163,11 +152,11 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def _facts(models: list[str], files: list[str], tokens: list[str]) -> dict[str, Any]:
+def _facts(**asked: list[str]) -> dict[str, Any]:
     # Pickled by reference: the node imports it from its own checkout.
     from grpo.launch.checks import node
 
-    return node.facts(models, files, tokens)
+    return node.facts(**asked)
 
 
 if __name__ == "__main__":

@@ -47,15 +47,11 @@ def lost(is_death: bool) -> list[str]:
     until = time.monotonic() + (NOTICE_SECONDS if is_death else 0.0)
     while _agents:
         gone = cluster.lost_nodes()
-        if gone or time.monotonic() > until or not _is_silent():
+        # Where an agent does not answer, its node may be lost.
+        if gone or time.monotonic() > until or len(_answers("answer", 5.0)) == len(_agents):
             return gone
         time.sleep(1.0)
     return []
-
-
-def _is_silent() -> bool:
-    """Tell whether an agent does not answer, so that its node may be lost."""
-    return len(_answers("answer", 5.0)) < len(_agents)
 
 
 def deaths() -> dict[str, list[dict[str, Any]]]:

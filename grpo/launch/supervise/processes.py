@@ -11,8 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -21,22 +21,19 @@ from grpo.stack.machine import SHM
 RUN_ID_VARIABLE = "GRPO_RUN_ID"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
+SHM_SCAN_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How the processes of a run ended.
 
     Attributes:
-        signalled: the pids of all that got a signal.
-        killed: those that needed SIGKILL; ``left``: those that still run.
+        left: the pids of those that still run.
         shared_memory: the files under /dev/shm that they used while they were being ended; some may be others' files.
     """
 
-    signalled: frozenset[int]
-    killed: frozenset[int]
-    left: frozenset[int]
-    shared_memory: frozenset[Path]
+    left: set[int]
+    shared_memory: set[Path]
 
 
 def become_subreaper() -> None:
@@ -122,7 +119,6 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
     """
     started = time.monotonic()
     signalled: set[int] = set()
-    killed: set[int] = set()
     memory: set[Path] = set()
     looked_at: set[str] = set()
     while True:
@@ -134,15 +130,13 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
             looked_at = names
         waited = time.monotonic() - started
         if not alive or waited > grace + limit:
-            left = frozenset(process.pid for process in alive)
-            return Ended(frozenset(signalled), frozenset(killed), left, frozenset(memory))
+            return Ended({process.pid for process in alive}, memory)
         for process in alive:
             if waited >= grace:
-                if send(process, signal.SIGKILL):
-                    killed.add(process.pid)
+                send(process, signal.SIGKILL)
             elif process.pid not in signalled:
                 send(process, signal.SIGTERM)
-            signalled.add(process.pid)
+                signalled.add(process.pid)
         time.sleep(_POLL_SECONDS)
 
 
@@ -169,14 +163,12 @@ def _mapped_inodes(pid: int) -> set[int]:
 
 def _open_inodes(pid: int) -> set[int]:
     inodes = set()
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             # A file may be closed while we look.
             with contextlib.suppress(FileNotFoundError):
                 if os.readlink(link).startswith(f"{SHM}/"):
                     inodes.add(os.stat(link).st_ino)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return inodes
     return inodes
 
 
@@ -192,24 +184,26 @@ def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
 
 
 class SharedMemoryWatch:
-    """Tells when a file is created under /dev/shm (inotify(7)), so that its owner can be looked up at once.
+    """Looks up whose new files under /dev/shm are while their owners live.
 
     A killed process leaves its segments behind, and nothing then tells whose they are. Segments from its last half
     second can remain: an unused file without a known owner is not deleted.
+
+    Attributes:
+        files: those that the run's processes have used so far.
     """
 
-    _IN_CREATE = 0x100
+    def __init__(self, run_id: str) -> None:
+        self.files: set[Path] = set()
+        self._run_id, self._names, self._next = run_id, set[str](), 0.0
 
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.fd < 0 or libc.inotify_add_watch(self.fd, bytes(SHM), self._IN_CREATE) < 0:
-            raise OSError(ctypes.get_errno(), f"cannot watch {SHM}")
-
-    def drain(self) -> None:
-        """Forget the events so far."""
-        try:
-            while os.read(self.fd, 65536):
-                continue
-        except BlockingIOError:
-            return
+    def look(self) -> bool:
+        """Look for new files, at most twice a second; return whether there were any."""
+        if time.monotonic() < self._next:
+            return False
+        before, self._names = self._names, set(os.listdir(SHM))
+        if not self._names - before:
+            return False
+        self.files |= shared_memory_of(process.pid for process in of_run(self._run_id, os.getpid()))
+        self._next = time.monotonic() + SHM_SCAN_SECONDS
+        return True

@@ -17,7 +17,6 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.response_text import text_of
-from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -35,7 +34,6 @@ class AgentExecutor(AgentExecutorBase):
         self._limits: RolloutLimits = settings.limits
         self._max_samples, self._source = settings.max_samples, settings.template
         self._thinking = thinking_settings.given(os.environ)
-        self._delimiter: Delimiter | None = None
 
     async def execute(
         self,
@@ -53,19 +51,11 @@ class AgentExecutor(AgentExecutorBase):
             max_length: of prompt and turns together, in tokens.
         """
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
-        policy = EnginePolicy(template, llm_engine, sampling_params, max_length, self._budget(hf_tokenizer))
+        ours = self._thinking
+        thinking = (ours.delimiter(hf_tokenizer), ours.budget) if ours else None
+        policy = EnginePolicy(template, llm_engine, sampling_params, max_length, thinking)
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
         make = maker(self._kinds[name], name, prompt, label, lambda: text_of(hf_tokenizer, policy.history.response()))
         _, response = await roll_out(make, policy, self._limits, self._max_samples)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}
-
-    def _budget(self, tokenizer: FastTokenizer) -> tuple[Delimiter, Budget] | None:
-        """Return the delimiter and the budget of each turn's thinking; None without a budget."""
-        if self._thinking is None:
-            return None
-        if self._delimiter is None:
-            self._delimiter = delimiter(
-                self._thinking.delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False)
-            )
-        return self._delimiter, self._thinking.budget

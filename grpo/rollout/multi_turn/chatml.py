@@ -1,15 +1,20 @@
-"""Formats in which a turn is one text: Qwen3's, and a plain one for models without a format."""
+"""Formats in which a turn is one text: Qwen3's, and a plain one for models without a format.
+
+In both, tool calls are JSON between <tool_call> and </tool_call>.
+"""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message, functions_of
-from grpo.rollout.multi_turn.parts import Part
-from grpo.rollout.multi_turn.template import Template, text_of
-from grpo.rollout.multi_turn.tool_calls import render_calls, with_calls
+from grpo.rollout.multi_turn.parts import Codec, Part
+from grpo.rollout.multi_turn.template import Template, call_of, text_of
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
+
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 
 class Qwen3(Template):
@@ -31,7 +36,7 @@ class Qwen3(Template):
                 if i > last_question and (thinking or i == len(messages) - 1):
                     parts += structure("<think>\n") + inside(thinking.strip("\n")) + structure("\n</think>\n\n")
                     content = content.lstrip("\n")
-                parts += inside(content) + render_calls(self.codec, message.get("tool_calls") or [], bool(content))
+                parts += inside(content) + _render_calls(self.codec, message.get("tool_calls") or [], bool(content))
                 parts += structure("<|im_end|>\n")
             elif role == "tool":
                 if messages[i - 1]["role"] != "tool":
@@ -55,7 +60,7 @@ class Qwen3(Template):
         if is_thought:
             message["reasoning_content"] = before.rpartition("<think>")[2].strip("\n")
             text = after.lstrip("\n")
-        return message | with_calls(text)
+        return message | _with_calls(text)
 
 
 class Plain(Template):
@@ -83,13 +88,48 @@ class Plain(Template):
         if message["role"] != "assistant":
             return structure(f"[{message['role']}]\n") + inside(content) + structure("\n\n")
         parts = structure("[assistant]\n") + inside(content)
-        return parts + render_calls(self.codec, calls, bool(content)) + structure(f"{self.stops[0]}\n\n")
+        return parts + _render_calls(self.codec, calls, bool(content)) + structure(f"{self.stops[0]}\n\n")
 
     def parse(self, tokens: Sequence[int]) -> Message:
         """See :meth:`Template.parse`."""
-        return {"role": "assistant"} | with_calls(self.codec.decode(self._body(tokens)))
+        return {"role": "assistant"} | _with_calls(self.codec.decode(self._body(tokens)))
 
 
 def _is_response(message: Message) -> bool:
     content = text_of(message)
     return content.startswith("<tool_response>") and content.endswith("</tool_response>")
+
+
+def _render_calls(codec: Codec, calls: Sequence[dict[str, Any]], follows_text: bool) -> list[Part]:
+    structure, parts = codec.structure, []
+    for number, call in enumerate(calls):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        parts += structure("\n" if number or follows_text else "") + structure('<tool_call>\n{"name": "')
+        parts += codec.content(name) + structure('", "arguments": ') + codec.content(arguments)
+        parts += structure("}\n</tool_call>")
+    return parts
+
+
+def _with_calls(text: str) -> Message:
+    """Return content and tool calls of a text."""
+    blocks = _TOOL_CALL.findall(text)
+    if not blocks:
+        return {"content": text}
+    calls = [call_of(number, _function(block.strip())) for number, block in enumerate(blocks)]
+    return {"content": text[: text.index("<tool_call>")].removesuffix("\n"), "tool_calls": calls}
+
+
+def _function(text: str) -> dict[str, str]:
+    """Return name and arguments of a call, the arguments exactly as written."""
+    try:
+        read = json.loads(text)
+        name, arguments = read["name"], read["arguments"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"name": "", "arguments": text}
+    at = re.search(r'"arguments"\s*:\s*', text)
+    written = text[at.end() : text.rindex("}")].rstrip() if at else ""
+    try:
+        is_whole = json.loads(written) == arguments
+    except ValueError:  # the arguments are not the last field
+        is_whole = False
+    return {"name": str(name), "arguments": written if is_whole else json.dumps(arguments, ensure_ascii=False)}

@@ -13,8 +13,7 @@ from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message
 from grpo.rollout.multi_turn.parts import Part
-from grpo.rollout.multi_turn.template import Template, text_of
-from grpo.rollout.multi_turn.tool_calls import call_of
+from grpo.rollout.multi_turn.template import Template, call_of, text_of
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
 

@@ -62,12 +62,12 @@ class RolloutHistory:
     def add(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
         """Keep the last prompt, and the tokens that the engine sampled after it."""
         self._next.append(tokens, Origin.SAMPLED, log_probs)
-        self._commit(self._next, self._why)
+        self._commit()
 
     def add_untrained(self, tokens: Sequence[int]) -> None:
         """Keep the last prompt and a turn with unreliable log-probs, which is not trained on."""
         self._next.append(tokens, Origin.FORCED)
-        self._commit(self._next, self._why)
+        self._commit()
 
     def add_forced(self, tokens: Sequence[int]) -> None:
         """Insert tokens into the turn that was kept last, such as the end of its thinking."""
@@ -82,14 +82,14 @@ class RolloutHistory:
         self._next, self._why = Trajectory(), why
         self._next.append(prompt, Origin.PROMPT)
 
-    def _commit(self, sample: Trajectory, why: str | None) -> None:
-        self._why = None  # what is added next belongs to the same sample
-        if self.samples and why is None:
-            self.samples[-1] = sample
+    def _commit(self) -> None:
+        if self.samples and self._why is None:
+            self.samples[-1] = self._next
             return
-        if self.samples and why is not None:
-            self.differences.append(why)
-        self.samples.append(sample)
+        if self.samples and self._why is not None:
+            self.differences.append(self._why)
+        self.samples.append(self._next)
+        self._why = None  # what is added next belongs to the same sample
 
 
 def describe(codec: Codec, tokens: Sequence[int], difference: Difference) -> str:

@@ -2,24 +2,20 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, logs_of_turns
 from grpo.rollout.engine import ids_only
 from grpo.rollout.invariant import EngineAccount, describe, log_probs_of, sound
-from grpo.rollout.multi_turn.conversation import (
-    ContextFull,
-    Outcome,
-    play,
-)
+from grpo.rollout.multi_turn.conversation import ContextFull, Outcome, play
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.isolation import EnvironmentFault
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.thinking import Budget, Delimiter
-from grpo.rollout.trajectory import Origin, Trajectory
+from grpo.rollout.trajectory import Origin
 from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
@@ -40,6 +36,7 @@ class EnginePolicy:
         thinking: the delimiter and the budget of each turn; None for no budget.
 
     Attributes:
+        template: the model's.
         tokens: how many it has sampled.
         mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
     """
@@ -57,13 +54,8 @@ class EnginePolicy:
         self.mismatches = self.tokens = 0
         self._thinking = thinking
         self._budgeted: list[Rollout] = []
-        self._template, self._engine, self._params, self._max_length = template, engine, params, max_length
-        self._turn = 0
-
-    @property
-    def stop_ids(self) -> list[int]:
-        """Return the ids of the tokens that end a turn."""
-        return self._template.stop_ids
+        self._engine, self._params, self._max_length = engine, params, max_length
+        self.template, self._turn = template, 0
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         """Sample a turn; see :class:`grpo.rollout.multi_turn.conversation.Policy`.
@@ -73,7 +65,7 @@ class EnginePolicy:
             EnvironmentFault: for messages that the template cannot render.
         """
         try:
-            rendered = self._template.render(messages, tools)
+            rendered = self.template.render(messages, tools)
         except Exception as error:  # for example an unknown role or missing content
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
         prompt = self.history.prompt(rendered)
@@ -81,7 +73,7 @@ class EnginePolicy:
             self._plain(prompt) if self._thinking is None else self._limited(prompt, *self._thinking)
         )
         self._turn += 1
-        message = self._template.parse(tokens)
+        message = self.template.parse(tokens)
         for number, call in enumerate(message.get("tool_calls") or []):
             call["id"] = f"call_{self._turn}_{number}"
         return message, is_cut
@@ -122,7 +114,7 @@ class EnginePolicy:
         params = ids_only(self._params)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
-        params.stop_token_ids = self._template.stop_ids
+        params.stop_token_ids = self.template.stop_ids
         params.logprobs = params.logprobs or 0  # only for the sampled token
         if params.seed is not None:
             params.seed += self._turn * SEED_STRIDE
@@ -130,7 +122,7 @@ class EnginePolicy:
         return params
 
     def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
-        if mismatch := describe("the prompt", given, prompt, self._template.codec.decode):
+        if mismatch := describe("the prompt", given, prompt, self.template.codec.decode):
             self._count(f"{mismatch}; the turn begins a new sample with the engine's tokens")
             self.history.branch(given, mismatch)
         if log_probs is None:
@@ -166,6 +158,7 @@ async def roll_out(
     for difference in policy.history.differences:
         logger.debug("a history branched: %s", difference)
     used = kept[-max_samples:]
+    from_environment = (sample.count(Origin.ENVIRONMENT) for sample in policy.history.samples)
     response: dict[str, Any] = {
         "truncated": outcome.ending == "length",
         "reward": score.reward,
@@ -175,7 +168,7 @@ async def roll_out(
             "branches": float(len(policy.history.differences)),
             "branches_dropped": float(len(kept) - len(used)),
             **policy.logs(),
-            "environment_tokens": float(_environment_tokens(policy.history.samples)),
+            "environment_tokens": float(max(from_environment, default=0)),
             **score.logs,
         },
     }
@@ -185,16 +178,12 @@ async def roll_out(
     return outcome, response | last | {"branches": earlier}
 
 
-def _environment_tokens(samples: Sequence[Trajectory]) -> int:
-    return max((sample.count(Origin.ENVIRONMENT) for sample in samples), default=0)
-
-
 def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
     """Return a sample without a reward, which :func:`grpo.batch.branches.give_advantages` removes from the update.
 
     Until then, one token under its action mask keeps OpenRLHF's means over a sample defined.
     """
-    tokens = policy.stop_ids[:1] * 2
+    tokens = policy.template.stop_ids[:1] * 2
     return {
         "reward": math.nan,
         "scores": score.score,

@@ -89,6 +89,10 @@ def text_of(message: Message) -> str:
     return content
 
 
+def call_of(number: int, function: dict[str, str]) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": function}
+
+
 def _map(value: Any, change: Callable[[str], str]) -> Any:
     """Return a message with every text in it changed, except its role."""
     if isinstance(value, str):

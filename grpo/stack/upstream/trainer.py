@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from ray import ObjectRef
     from torch.optim.lr_scheduler import LambdaLR
+    from torch.utils.data import RandomSampler
 
 # On the controller
 
@@ -22,17 +23,11 @@ class PromptDataset(Protocol):
         """Return the number of prompts."""
 
 
-class PromptSampler(Protocol):
-    """torch's ``RandomSampler``."""
-
-    generator: "torch.Generator"
-
-
 class PromptLoader(Protocol):
     """The ``StatefulDataLoader`` of an episode's prompts."""
 
     dataset: PromptDataset
-    sampler: PromptSampler
+    sampler: "RandomSampler"
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over an episode's prompts."""
@@ -73,26 +68,14 @@ class Actor(Protocol):
     allocated: Any
 
 
-class Scores(Protocol):
-    """Part of ``grpo.update.log_probs.TokenScores``; ``[B, S]`` each."""
-
-    @property
-    def entropy(self) -> "torch.Tensor":
-        """Return the entropy at the sampling temperature, nat."""
-
-    @property
-    def unallocated(self) -> "torch.Tensor":
-        """Return the probability of the rows of the vocabulary that stand for no token."""
-
-
 class ModelOutput(Protocol):
     """What the model returns for a micro-batch; ``["logits"]`` are the scores of the last positions.
 
     Attributes:
-        scores: of all positions. The patch ``metrics_actor`` sets it.
+        scores: a ``grpo.update.log_probs.TokenScores`` of all positions. The patch ``metrics_actor`` sets it.
     """
 
-    scores: Scores
+    scores: Any
 
     def __getitem__(self, name: str) -> "torch.Tensor":
         """Return one of the outputs."""

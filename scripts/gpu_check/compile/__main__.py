@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
-from scripts.gpu_check.compile.cards import CARDS
-from scripts.gpu_check.compile.report import Report, table
+from scripts.gpu_check.compile.report import CARDS, Report, table
 
 _LOG_CHARACTERS = 6000
 
@@ -66,13 +66,7 @@ def _sizes(text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m scripts.gpu_check.compile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("scripts.gpu_check.compile", __doc__)
     parser.add_argument("--architecture", nargs="+", choices=list(CARDS), default=list(CARDS), metavar="NAME")
     parser.add_argument(
         "--experts",

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia.driver import CudaDriver
 
-from scripts.gpu_check.compile.cards import Card
+from scripts.gpu_check.compile.report import Card
 
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GptOssConfig
 
-from scripts.gpu_check.compile.cards import Card
+from scripts.gpu_check.compile.report import Card
 from scripts.gpu_check.rung import Skipped
 
 TOKENS = (1, 64, 2048, 8192)  # of a pass

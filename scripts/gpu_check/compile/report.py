@@ -1,4 +1,4 @@
-"""What the check found: kernels with their resources, and parts that failed or were skipped. Imports nothing heavy."""
+"""The GPUs to compile for, and what was found: kernels, and what failed or was skipped. Imports nothing heavy."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -6,6 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ACTOR, ENGINE = "actor", "engine"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU.
+
+    Attributes:
+        capability: of CUDA.
+        multiprocessors: how many it has; they decide some tiles.
+        shared_memory: the most bytes of a block.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory: int = 227 << 10
+
+
+CARDS = {"sm_90": Card((9, 0), 132), "sm_100": Card((10, 0), 148)}  # NVIDIA H100, NVIDIA B200
 
 
 @dataclass(frozen=True)

@@ -15,29 +15,34 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from scripts.gpu_check.compile import driver
-from scripts.gpu_check.compile.cards import CARDS
-from scripts.gpu_check.compile.report import ACTOR, ENGINE, Kernel, Report
+from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, Kernel, Report
 from scripts.gpu_check.rung import Skipped
 
 _NAMED = ("torch", "triton", "vllm")
+WORKERS = (1, 2)  # GPUs of an engine
 Part = tuple[str, str, Callable[[], None]]  # owner, name, and what launches its kernels
 
 
 def parts(experts: Sequence[str]) -> Iterator[Part]:
     """Yield what a run launches; or, if shapes of MXFP4 experts are given, these alone."""
-    from scripts.gpu_check.compile import actor, engine
-    from scripts.gpu_check.compile.models import WORKERS, models
+    from transformers import GptOssConfig
 
-    for shape in experts:
-        config = copy.copy(models()["tiny"])
-        config.hidden_size, config.intermediate_size = map(int, shape.split(","))
-        yield ENGINE, f"MXFP4 experts of {shape}", functools.partial(engine.experts, config, 1)
+    from grpo.model.released import RELEASED
+    from scripts.gpu_check.compile import actor, engine
+    from scripts.tiny_model.warm_start import tiny_config
+
+    models = {name.rpartition("/")[2]: GptOssConfig(**shape.config()) for name, shape in RELEASED.items()}
+    models["tiny"] = tiny_config(512)
+    for sizes in experts:
+        config = copy.copy(models["tiny"])
+        config.hidden_size, config.intermediate_size = map(int, sizes.split(","))
+        yield ENGINE, f"MXFP4 experts of {sizes}", functools.partial(engine.experts, config, 1)
     if experts:
         return
-    for name, config in models().items():
+    for name, config in models.items():
         yield ACTOR, f"attention of {name}", functools.partial(actor.attention, config)
         yield ACTOR, f"MXFP4 experts of {name}", functools.partial(actor.experts, config)
-    for name, config in models().items():
+    for name, config in models.items():
         for workers in WORKERS:
             of = f"{name}, TP={workers}"
             yield ENGINE, f"attention of {of}", functools.partial(engine.attention, config, workers)

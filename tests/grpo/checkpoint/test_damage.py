@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from eval.checks import read_adapter
-from grpo.checkpoint import adapter_files, state_files
+from grpo.checkpoint import adapter_files
 from grpo.checkpoint.digests import NAME
 from grpo.launch import resume
 from grpo.model import model_files
@@ -18,7 +17,7 @@ from scripts import export_model, inspect_checkpoint
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", NAME)
 TRAINER = ("rank_0.safetensors", "rank_1.safetensors", "state.safetensors", NAME)
 FILES = [*(f"adapter/{name}" for name in ADAPTER), *(f"trainer/{name}" for name in TRAINER)]
-PLACES = (0.0, 0.013, 0.37, 0.5, 0.83, 1.0)  # of a file
+PLACES = (0.0, 0.5)  # of a file; test_digests.py changes every byte
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +105,6 @@ def test_missing_and_extra_files_are_detected(
         away.rename(step / part / name)
     (step / part / NAME).unlink()  # the other part has one
     expect(refusals(step, checkpoint, tmp_path / "out", capsys, False), f"{part}/{NAME}")
-
-
-@pytest.mark.timeout(900)
-def test_two_changed_floats_of_the_trainer_are_detected(
-    checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys
-) -> None:
-    file = checkpoints / "step_1" / "trainer" / "rank_0.safetensors"
-    content = state_files.read(file)
-    value = content["master"][0][:2].clone().numpy().tobytes()
-    damaged = file.read_bytes()
-    at = damaged.index(value)
-    huge = torch.full((2,), 1e30).numpy().tobytes()
-    file.write_bytes(damaged[:at] + huge + damaged[at + len(huge) :])
-    assert state_files.read(file)["master"][0][:2].tolist() == pytest.approx([1e30, 1e30])  # a state as any other
-    expect(refusals(file.parents[1], checkpoint, tmp_path / "out", capsys, False), "trainer/rank_0.safetensors")
 
 
 @pytest.mark.timeout(900)

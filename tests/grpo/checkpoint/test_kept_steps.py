@@ -30,6 +30,11 @@ def test_scores_come_from_the_evaluations(tmp_path):
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "exact'
     (tmp_path / "eval.jsonl").write_text(text)
     assert held_out(tmp_path / "eval.jsonl") == {0: 0.1, 20: 0.3}
+    rows = [
+        {"step": step, "exact_match": score, "n": n} for step, score, n in ((0, 0.9, 3), (5, 0.4, 18), (10, 0.5, 18))
+    ]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert held_out(tmp_path / "eval.jsonl") == {5: 0.4, 10: 0.5}, "chosen among evaluations of as many problems"
 
 
 def test_only_whole_checkpoints_count(tmp_path):

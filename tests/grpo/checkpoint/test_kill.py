@@ -85,13 +85,14 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
-    codes = []
+    codes, before = [], tmp_path / "before"
+    for name in ("step_4", *(["step_5"] if existing else []), "step_3"):
+        assert in_a_process(before / name, "old", tmp_path / f"store-{name}", None) == 0
     for die_after in range(60):
         checkpoints = tmp_path / f"{die_after}"
         target = checkpoints / "step_5"
         other = checkpoints / "step_4"
-        for folder in (other, *([target] if existing else []), checkpoints / "step_3"):
-            assert in_a_process(folder, "old", tmp_path / f"store-{die_after}-{folder.name}", None) == 0
+        shutil.copytree(before, checkpoints)
         codes.append(in_a_process(target, "new", tmp_path / f"store-{die_after}", die_after))
         assert whole(other) == "old"
         whole(checkpoints / "step_3")

@@ -12,6 +12,7 @@ import pytest
 from grpo.checkpoint import saving
 from grpo.diagnosis import falls
 from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.rules import RULES
 from grpo.run.saved_steps import saved_steps
 
 FLAGS = {"rollout_batch_size": 8, "n_samples_per_prompt": 8}
@@ -93,7 +94,7 @@ def test_nothing_is_removed_if_the_diagnosis_fails(tmp_path: Path, caplog, monke
     trainer.train(correctness(8))
     with monkeypatch.context() as patched:
         if broken == "rule":
-            patched.setitem(falls.RULES, "flat_learning", lambda run: 1 / 0)
+            patched.setitem(RULES, "flat_learning", lambda run: 1 / 0)
         else:
             (tmp_path / broken).write_text("{")
         for step in (9, 10, 11, 12):

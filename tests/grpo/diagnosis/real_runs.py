@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import RULES
+from tests.grpo.diagnosis.test_early import named
 
 FOLDER = Path(__file__).parent / "real_runs"
 
@@ -36,14 +37,7 @@ class RealRun:
     @functools.cached_property
     def named(self) -> dict[str, int]:
         """Return the findings by name, each with the step after which it is first reported during the run."""
-        monitor = Monitor(self.config)
-        named_at: dict[str, int] = {}
-        for end in range(1, len(self.rows) + 1):
-            step = self.rows[end - 1]["step"]
-            evals = [row for row in self.evals if row["step"] <= step]
-            for finding in monitor.new_onsets(self.rows[:end], evals):
-                named_at.setdefault(finding.name, step)
-        return named_at
+        return named(self.rows, self.evals, self.config)
 
 
 @dataclass(frozen=True)

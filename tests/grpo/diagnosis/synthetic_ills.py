@@ -189,16 +189,8 @@ ILLS: dict[str, Ill] = {
     ill.__name__: ill
     for ill in (
         *(flat_learning, over_fitting, correctness_fall, reward_hacking, instability, spikes, lr_shock),
-        *(
-            off_policy,
-            mismatch,
-            length_collapse,
-            entropy_collapse,
-            truncation,
-            judge_outage,
-            judge_drift,
-            judge_dependent,
-        ),
+        *(off_policy, mismatch, length_collapse, entropy_collapse, truncation),
+        *(judge_outage, judge_drift, judge_dependent),
     )
 }
 # Fewest steps of a sick run: slow pathologies show late.

@@ -24,13 +24,14 @@ def row(step: int, warm_up: int = 1, **changes: float) -> dict[str, float]:
     return {"step": step, "actor_lr": 1e-5 * min(step / warm_up, 1.0), **steady, **changes}
 
 
-def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
-    """Findings by name, each with the step after which it is named while the run goes on."""
-    monitor, named = Monitor(CONFIG), {}
-    for end in range(1, len(rows) + 1):
-        for finding in monitor.new_onsets(rows[:end]):
-            named.setdefault(finding.name, end)
-    return named
+def named(rows, evals=(), config=CONFIG, first: int = 1) -> dict[str, int]:
+    """Findings by name, each with the step after which a run in progress first names it, looked at from row `first`."""
+    monitor, found = Monitor(config), {}
+    for end in range(first, len(rows) + 1):
+        step = rows[end - 1]["step"]
+        for finding in monitor.new_onsets(rows[:end], [one for one in evals if one["step"] <= step]):
+            found.setdefault(finding.name, step)
+    return found
 
 
 @pytest.mark.parametrize("warm_up", WARM_UPS)
@@ -58,22 +59,22 @@ def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
     ],
 )
 def test_faults_present_from_the_first_step_are_reported_within_eight(name: str, changes, warm_up: int) -> None:
-    named = named_after([row(step, warm_up, **changes) for step in range(1, 9)])
+    found = named([row(step, warm_up, **changes) for step in range(1, 9)])
     if "ppo_kl" in changes and warm_up == 30:
         name = "passes_differ"  # no update has moved the policy so far: there is a better reason
-    assert name in named and set(named) <= {name, "instability"}
+    assert name in found and set(found) <= {name, "instability"}
 
 
 @pytest.mark.parametrize("warm_up", WARM_UPS)
 def test_healthy_run_gets_no_finding(warm_up: int) -> None:
-    assert not named_after([row(step, warm_up) for step in range(1, 25)])
+    assert not named([row(step, warm_up) for step in range(1, 25)])
 
 
 def test_clipping_at_learning_rate_zero_means_that_two_passes_differ() -> None:
     tiny = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) | {"actor_lr": 1e-9 * step} for step in range(1, 9)]
-    assert list(named_after(tiny)) == ["passes_differ"]
+    assert list(named(tiny)) == ["passes_differ"]
     usual = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, 9)]
-    assert not named_after(usual), "at its full height it moves the policy"
+    assert not named(usual), "at its full height it moves the policy"
     to_the_engine = CONFIG | {"flags": CONFIG["flags"] | {"old_log_probs": "engine"}}
     assert "see mismatch" in diagnose(of_rows(tiny, (), to_the_engine)).not_judged["passes_differ"]
 
@@ -85,8 +86,8 @@ def test_collapse_after_a_slow_warm_up_is_still_a_shock(warm_up: int) -> None:
         row(step, warm_up, **({"correct": 0.02, "correct_whole": 0.02} if step >= begin else {}))
         for step in range(1, begin + 8)
     ]
-    named = named_after(rows)
-    assert begin <= named["lr_shock"] <= begin + 7
+    found = named(rows)
+    assert begin <= found["lr_shock"] <= begin + 7
     [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
     assert finding.name == "lr_shock" and finding.consequences == ("correctness_fall",)
     assert [action.setting for action in finding.actions[:2]] == ["--resume", "LEARNING_RATE"]
@@ -105,15 +106,15 @@ def test_other_metrics_out_of_range_get_a_finding_and_a_cause(name: str) -> None
 @pytest.mark.parametrize("warm_up", [2, 3, 4, 5, 10, 17, 30])
 def test_ratio_independent_of_the_learning_rate_is_not_caused_by_updates(warm_up: int) -> None:
     """Two passes differ by as much in the first step as later on; an update at a fifth of the rate does less."""
-    differ = named_after([row(step, warm_up, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, warm_up + 8)])
+    differ = named([row(step, warm_up, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, warm_up + 8)])
     assert "passes_differ" in differ
     shares = [min(step / warm_up, 1) for step in range(1, warm_up + 8)]
     update = [
         row(step, warm_up, ppo_clip_ratio=0.15 * share, ppo_kl=0.04 * share**2) for step, share in enumerate(shares, 1)
     ]
-    assert "passes_differ" not in named_after(update)
+    assert "passes_differ" not in named(update)
     single = [row(step, warm_up, ppo_clip_ratio=0.15, optimizer_steps=1.0) for step in range(1, 9)]
-    assert "passes_differ" in named_after(single), "the ratio of a single step is 1, at any rate"
+    assert "passes_differ" in named(single), "the ratio of a single step is 1, at any rate"
 
 
 @pytest.mark.parametrize("chronic", [{"truncated": 0.36, "correct_whole": 0.55}, {"logprob_diff_mean": 0.06}])
@@ -123,11 +124,8 @@ def test_a_chronic_warning_does_not_hide_a_fall_of_correctness(chronic) -> None:
         {"step": step, "exact_match": 0.45 if step < 60 else 0.02, "samples": 256, "n": 256}
         for step in range(0, 81, 10)
     ]
-    monitor, named = Monitor(CONFIG), {}
-    for end in range(55, 81):
-        for finding in monitor.new_onsets(rows[:end], [one for one in evals if one["step"] <= end]):
-            named.setdefault(finding.name, end)
-    assert 60 <= named["correctness_fall"] <= 66 and len(named) == 2
+    found = named(rows, evals, first=55)
+    assert 60 <= found["correctness_fall"] <= 66 and len(found) == 2
     [fall] = [
         finding for finding in diagnose(of_rows(rows, evals, CONFIG)).findings if finding.name == "correctness_fall"
     ]
@@ -175,7 +173,7 @@ def test_one_step_in_range_does_not_hide_a_lasting_fault() -> None:
 def test_groups_without_spread_are_fine_only_if_the_run_itself_has_solved_them(before: float, found) -> None:
     solved = {"zero_spread_groups": 0.9, "correct": 0.97, "correct_whole": 0.97}
     start = [row(step, correct=before) | ({} if before < 0.9 else solved) for step in range(1, 9)]
-    assert named_after([*start, *(row(step, **solved) for step in range(9, 20))]) == found
+    assert named([*start, *(row(step, **solved) for step in range(9, 20))]) == found
 
 
 @pytest.mark.parametrize(
@@ -185,19 +183,19 @@ def test_groups_without_spread_are_fine_only_if_the_run_itself_has_solved_them(b
 def test_errors_and_what_is_far_out_of_range_need_three_steps(name: str, value: float) -> None:
     healthy = 0.0 if name != "reward_error" else 0.005
     rows = [row(step, **{name: value if step >= 10 else healthy}) for step in range(1, 16)]
-    assert named_after(rows) == {f"out_of_range:{name}": 12}
+    assert named(rows) == {f"out_of_range:{name}": 12}
     once = [row(step, **{name: value if step == 10 else healthy}) for step in range(1, 16)]
-    assert not named_after(once)
+    assert not named(once)
 
 
 def test_a_learning_rate_of_zero_is_reported() -> None:
     rows = [row(step) | ({"actor_lr": 0.0} if step >= 10 else {}) for step in range(1, 16)]
-    assert named_after(rows) == {"out_of_range:actor_lr": 15}
+    assert named(rows) == {"out_of_range:actor_lr": 15}
 
 
 def test_lost_sync_is_reported_soon_despite_small_differences() -> None:
     rows = [row(step, logprob_diff_mean=0.001 if step < 7 else 0.004 * (step - 6)) for step in range(1, 16)]
-    assert named_after(rows) == {"mismatch": 15}
+    assert named(rows) == {"mismatch": 15}
 
 
 def test_with_pipeline_a_difference_of_trainer_and_engine_includes_an_update() -> None:
@@ -209,7 +207,7 @@ def test_with_pipeline_a_difference_of_trainer_and_engine_includes_an_update() -
 
 
 def test_lost_line_is_reported_at_once_and_full_disk_in_the_second_step() -> None:
-    assert named_after([row(1), row(2, lost_writes=1)]) == {"out_of_range:lost_writes": 2}
+    assert named([row(1), row(2, lost_writes=1)]) == {"out_of_range:lost_writes": 2}
     # 3e9 bytes are left: too few for the one checkpoint of 4e9, enough for that of 1e9.
     rows = [row(step, disk_free=3e9) for step in range(1, 4)]
     large, small = (CONFIG | {"plan": {"checkpoint_bytes": size}} for size in (4e9, 1e9))

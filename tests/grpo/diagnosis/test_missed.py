@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WATCH, Diagnosis
 from grpo.diagnosis.history import of_rows
-from tests.grpo.diagnosis.test_early import CONFIG, row
+from tests.grpo.diagnosis.test_early import CONFIG, named, row
 
 PEAK = 1e-5
 
@@ -29,16 +29,6 @@ def rows_of(**columns) -> list[dict[str, float]]:
 
 def evaluations(scores: dict[int, float]) -> list[dict[str, float]]:
     return [{"step": step, "exact_match": score, "n": 256, "samples": 256} for step, score in scores.items()]
-
-
-def named(rows, evals=(), config=CONFIG) -> dict[str, int]:
-    """Return each finding with the step after which a run in progress first names it."""
-    monitor, found = Monitor(config), {}
-    for end in range(1, len(rows) + 1):
-        until = [one for one in evals if one["step"] <= rows[end - 1]["step"]]
-        for finding in monitor.new_onsets(rows[:end], until):
-            found.setdefault(finding.name, end)
-    return found
 
 
 def diagnosed(rows, evals=(), config=CONFIG) -> Diagnosis:

@@ -28,7 +28,7 @@ from reward.settings import ChainSettings, JudgeSettings
 from . import boxes
 from .faulty_run import Run
 from .judge_variables import KEY, VARIABLES
-from .recipe import ROOT
+from .recipe import LINKED, ROOT
 
 GB = 10**9
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
@@ -224,7 +224,7 @@ def make_data() -> Callable[[Path, int], Path]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkout by links, with the Python of these tests as its environment and nothing cached."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
+    for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
-from grpo.launch import preflight, rendering, restarts
+from grpo.launch import part, preflight, rendering, restarts
 from grpo.launch.supervise import driver, joined_cluster
 from grpo.launch.supervise.driver import supervise
 from grpo.stack import machine
@@ -21,8 +21,8 @@ preflight.patch_status = lambda: CLEAN
 rendering.render = lambda model, prompts, variables: [rendering.Rendered(8, str(prompt)) for prompt in prompts]
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-launch.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})
-launch.DRIVER = (sys.executable, str(TRAINER))
+part.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})
+part.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5
 driver.EXAMINATION_SECONDS = driver.CLEAN_UP_SECONDS = float(os.environ.get("FAULTY_PATIENCE", "60"))

@@ -1,8 +1,8 @@
 """A stand-in for the trainer with an engine. At each start it takes a line of faults.jsonl, and suffers that fault.
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
-its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, let the clock
-``jump`` by seconds, or ``send`` a signal to the ``target`` and ``cut`` the last line of the metrics before. With
+its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, or ``send`` a
+signal to the ``target`` and ``cut`` the last line of the metrics before. Or the clock has a ``jump`` at steps. With
 ``replace``, another engine takes the place of the dead one, and the next step fails. Or it lingers ``at`` a step until
 the test lets it go on; it saves if asked meanwhile, unless it ``is_deaf`` or the saving ``fails``. Or ``status`` has
 numbers for steps.
@@ -42,10 +42,10 @@ def take_fault(folder: Path) -> dict:
 def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
     if fault.get("replace") and (step, phase) == (fault["step"] + 1, fault["phase"]):
         raise RuntimeError(fault["replace"])
+    if phase == fault.get("phase") and str(step) in fault.get("jump", {}):
+        clock.jump(fault["jump"][str(step)])
     if (fault.get("step"), fault.get("phase")) != (step, phase):
         return
-    if "jump" in fault:
-        return clock.jump(fault["jump"])
     if "cut" in fault:
         file = RunFiles(Path(os.environ["GRPO_RUN_DIR"])).metrics
         file.write_bytes(file.read_bytes()[:-20])

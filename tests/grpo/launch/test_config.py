@@ -55,18 +55,13 @@ def test_the_command_line_parses_to_the_same_configuration(setting) -> None:
     assert again | {"wandb_run_name": ""} == vars(resolved.args) | {"wandb_run_name": ""}
 
 
-def test_results_go_into_the_run_directory(setting) -> None:
+def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path, monkeypatch) -> None:
     args = setting.config().args
     assert args.run_dir == args.metrics_dir == str(setting.run_dir)
-    assert args.ckpt_path == str(setting.run_dir / "checkpoints")
-    assert args.save_path == str(setting.run_dir / "final")
-
-
-def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert args.ckpt_path == str(setting.run_dir / "checkpoints") and args.save_path == str(setting.run_dir / "final")
     monkeypatch.chdir(tmp_path)
     args = setting.config(ckpt_path="big/disk", metrics_dir=tmp_path / "small").args
-    assert args.ckpt_path == str(tmp_path / "big" / "disk")
-    assert args.metrics_dir == str(tmp_path / "small")
+    assert (args.ckpt_path, args.metrics_dir) == (str(tmp_path / "big" / "disk"), str(tmp_path / "small"))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +74,9 @@ def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monke
         (["--advantage_estimator", "grpo"], "invalid choice: 'grpo' (choose from 'reinforce', 'rloo'"),
         (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
         (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: give 1 or more"),
-        (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: give 1 or more"),
         (["--nodes", "2", "--gpus_per_node", "0"], "GPUS_PER_NODE is 0: give 1 or more"),
         (["--prompt_max_len", "-5"], "PROMPT_MAX_LEN is -5"),
-        (["--eval_n_samples_per_prompt", "0"], "EVAL_N_SAMPLES_PER_PROMPT is 0"),
         (["--max_epochs", "0"], "--max_epochs is 0"),
-        (["--vllm_num_engines", "0"], "NUM_ENGINES is 0"),
         (["stray"], "'stray' does not belong to a flag"),
     ],
 )
@@ -94,15 +86,30 @@ def test_a_bad_flag_is_refused(setting, words: list[str], message: str) -> None:
     assert message in str(refusal.value)
 
 
-def test_an_unpatched_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "train_ppo_ray.py"
-    source.write_text(
-        "import argparse\nimport torch_that_is_not_there\n\nif __name__ == '__main__':\n"
-        "    parser = argparse.ArgumentParser()\n    parser.add_argument('--pretrain')\n"
-        "    args = parser.parse_args()\n"
-    )
-    monkeypatch.setattr(config, "trainer_source", lambda: source)
-    with pytest.raises(UserError, match=r"not patched: run \./apply_patches\.sh"):
+UNPATCHED = """
+import argparse
+import torch_that_is_not_there
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pretrain")
+    args = parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (UNPATCHED, r"not patched: run \./apply_patches\.sh"),
+        ("", "has no main block: is it another OpenRLHF.*apply_patches.sh status"),
+        (None, "command line is missing: .*train_ppo_ray.py.*apply_patches.sh status"),
+    ],
+)
+def test_another_openrlhf_is_refused_with_a_remedy(tmp_path, monkeypatch, source: str | None, message: str) -> None:
+    file = tmp_path / "train_ppo_ray.py"
+    if source is not None:
+        file.write_text(source)
+    monkeypatch.setattr(config, "trainer_source", lambda: file)
+    with pytest.raises(UserError, match=message):
         trainer_parser()
 
 
@@ -124,11 +131,3 @@ def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, 
     assert setting.config().args.engine_model == str(tmp_path / "model")
     (tmp_path / "copy").mkdir()
     assert setting.config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
-
-
-def test_a_package_without_the_trainers_command_line_is_refused_with_a_remedy(tmp_path, monkeypatch):
-    (tmp_path / "cli").mkdir()
-    missing = tmp_path / "cli" / "train_ppo_ray.py"
-    monkeypatch.setattr("grpo.launch.config.trainer_source", lambda: missing)
-    with pytest.raises(UserError, match=f"{missing}.*apply_patches.sh status"):
-        trainer_parser()

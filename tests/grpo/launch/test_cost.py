@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.launch import cost, engine_share, gpu_limits, gpu_memory, judge, micro_batches
+from grpo.launch import cost, fitting, gpu_limits, gpu_memory, judge
 from grpo.launch.judge import RunJudge
 from grpo.launch.phases import ACTOR, Rates, phases
 from grpo.launch.plan import describe, make_plan
@@ -90,7 +90,7 @@ def test_a_step_ahead_takes_the_longest_of_engines_actor_and_half_a_batch(settin
 
 def test_engines_and_actor_on_the_same_gpus_take_turns(setting) -> None:
     config = config_of(setting, micro_train_batch_size=1, colocate_all_models=True, gpu_gb=400)
-    text = text_of(engine_share.choose(config))
+    text = text_of(fitting.choose_engine_share(config))
     assert "PIPELINE" not in text and "ENFORCE_EAGER=1" in text
 
 
@@ -123,8 +123,7 @@ RECIPE = {
 
 def planned(setting, model: str = LARGE, **flags):
     """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
-    config = micro_batches.choose(config_of(setting, model, **RECIPE | write_aime(setting.folder) | flags))
-    config = engine_share.choose(config)
+    config = fitting.choose(config_of(setting, model, **RECIPE | write_aime(setting.folder) | flags))
     return config, make_plan(config)
 
 

@@ -14,15 +14,16 @@ from .faulty_run import LAUNCHER
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("seconds", [-86_400, 86_400])
-def test_a_clock_that_jumps_changes_nothing(start, seconds: int) -> None:
-    run = start(5, [{"step": 3, "phase": "generate", "jump": seconds}], hang_minutes=1)
+def test_a_clock_that_jumps_changes_nothing(start) -> None:
+    day = 86_400
+    run = start(5, [{"phase": "generate", "jump": {"2": day, "4": -day}}], hang_minutes=1)
     watch = Stopwatch()
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
     assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
     times = [row["time"] for row in run.rows("metrics.jsonl")]
-    assert abs(times[2] - times[1] - seconds) < watch.seconds() + 1, "the clock did not jump"
+    jumps = times[1] - times[0] - day, times[3] - times[2] + 2 * day
+    assert max(map(abs, jumps)) < watch.seconds() + 1, "the clock did not jump"
     assert "no progress" not in output and "restart" not in output
     assert_seen("the clock jumps by a day", output)
     note("the clock jumps by a day", 0.0)

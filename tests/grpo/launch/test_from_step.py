@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,9 @@ def test_two_damaged_floats_are_not_resumed(setting, save) -> None:
     content = bytearray(state.read_bytes())
     content[-8:] = struct.pack("<2f", 1e30, 1e30)
     state.write_bytes(content)
-    with pytest.raises(UserError, match=r"step_20: trainer/rank_0.* was changed .*: --from-step 10 continues"):
-        resume.resolve_resumed(setting.words(), setting.run_dir)
-    with pytest.raises(UserError, match=r"rank_0.safetensors was changed .*: --from-step 10 continues"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 20)
+    for step in (None, 20):
+        with pytest.raises(UserError, match=r"step_20: trainer/rank_0.* was changed .*: --from-step 10 continues"):
+            resume.resolve_resumed(setting.words(), setting.run_dir, step)
 
 
 def test_checkpoints_of_earlier_versions_are_continued_with_a_note(setting, save) -> None:
@@ -48,8 +46,6 @@ def test_checkpoints_of_earlier_versions_are_continued_with_a_note(setting, save
 def test_only_complete_steps_can_be_continued(setting, save) -> None:
     start(setting)
     checkpoints = setting.run_dir / "checkpoints"
-    with pytest.raises(UserError, match="has no step_10: no step is whole"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, 30, is_sealed=True)
     (checkpoints / "step_20" / "trainer" / "state.safetensors").unlink()
     (checkpoints / ".step_40.partial" / "adapter").mkdir(parents=True)
@@ -137,10 +133,9 @@ def test_a_check_of_an_earlier_step_changes_nothing(setting, save, monkeypatch, 
     save(10, 20, is_sealed=True)
     log(setting.run_dir, "metrics.jsonl", range(1, 25))
     before = {path: path.stat().st_mtime_ns for path in setting.run_dir.rglob("*")}
-    words = ["launch", "check", "--resume", str(setting.run_dir), "--from-step", "10", "--", *setting.words()]
-    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    assert launch.main() == 0
+    words = ["check", "--resume", str(setting.run_dir), "--from-step", "10", "--", *setting.words()]
+    assert launch.main(words) == 0
     said = capsys.readouterr().out
     assert "continuing after step 10" in said and "these newer steps would be moved away: step_20" in said
     assert {path: path.stat().st_mtime_ns for path in setting.run_dir.rglob("*")} == before

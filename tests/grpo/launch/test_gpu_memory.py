@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import engine_share, gpu_limits, gpu_memory
+from grpo.launch import fitting, gpu_limits, gpu_memory
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 
@@ -49,7 +49,7 @@ def test_the_memory_of_a_gpu_is_read_given_or_assumed(box, monkeypatch):
 @pytest.mark.parametrize("more", [{}, {"vllm_enable_sleep": True}])
 @pytest.mark.parametrize("length", [2048, 4096, 16_384])
 def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(box, length, more):
-    need = gpu_memory.needs(engine_share.choose(box("1", length, model=SMALL, gpu_gb=48, **more)))
+    need = gpu_memory.needs(fitting.choose_engine_share(box("1", length, model=SMALL, gpu_gb=48, **more)))
     beside_update = sum(need.engine.values()) if more else need.engine_limit
     assert need.of_actor + beside_update <= need.gpu and need.held + need.engine_limit <= need.gpu
     assert need.engine_limit + gpu_memory.SHARE_STEP * need.gpu > need.left_to_engine, "only rounding is left over"
@@ -87,9 +87,11 @@ def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(box):
 
 
 def test_the_plan_of_a_shared_gpu_says_so(box):
-    text = "\n".join(gpu_memory.describe(engine_share.choose(box("1", model=SMALL, gpu_gb=48))))
+    text = "\n".join(gpu_memory.describe(fitting.choose_engine_share(box("1", model=SMALL, gpu_gb=48))))
     assert "both keep what they hold" in text
-    text = "\n".join(gpu_memory.describe(engine_share.choose(box("1", model=SMALL, gpu_gb=48, vllm_enable_sleep=True))))
+    text = "\n".join(
+        gpu_memory.describe(fitting.choose_engine_share(box("1", model=SMALL, gpu_gb=48, vllm_enable_sleep=True)))
+    )
     assert "the engine drops its cache for the update" in text
 
 

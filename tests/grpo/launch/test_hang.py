@@ -74,6 +74,4 @@ def test_an_engine_that_is_replaced_may_take_as_long_as_a_first_phase_and_is_tol
 
 
 def test_without_a_limit_nothing_hangs(files) -> None:
-    seen = watch(files, minutes=0)
-    seen.look()
-    assert seen.hang() is None
+    assert watch(files, minutes=0).hang() is None

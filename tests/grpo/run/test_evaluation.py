@@ -18,7 +18,7 @@ from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.rollout.stage import Stage
 from grpo.rollout.thinking import Budget, delimiter
-from grpo.run import evaluation, measure, records, run_log, saved_steps
+from grpo.run import evaluation, measure, records, run_log
 from grpo.stack import json_files
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
@@ -303,10 +303,3 @@ def test_problems_that_a_users_reward_failed_on_are_counted(sample, tokenizer):
 )
 def test_what_a_run_measures(reward, agent, expected):
     assert measure.of_run(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
-
-
-def test_the_best_checkpoint_is_chosen_among_evaluations_of_as_many_problems(tmp_path):
-    rows = [{"step": 0, "exact_match": 0.9, "n": 3}, {"step": 5, "exact_match": 0.4, "n": 18},
-            {"step": 10, "exact_match": 0.5, "n": 18}, {"step": 15, "exact_match": None, "n": 0}]  # fmt: skip
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert saved_steps.held_out(tmp_path / "eval.jsonl") == {5: 0.4, 10: 0.5}

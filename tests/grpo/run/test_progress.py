@@ -29,29 +29,35 @@ def append(path: Path, row: dict, end: str = "\n") -> None:
         file.write(json.dumps(row) + end)
 
 
-def test_a_step_is_one_line(tmp_path: Path) -> None:
-    append(tmp_path / "metrics.jsonl", STEP)
-    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert line == (
-        "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  ppo_kl 0.00012  "
-        "52.5 s (generate 31.0, train 20.0)"
-    )
+WHOLE = (
+    "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  ppo_kl 0.00012  "
+    "52.5 s (generate 31.0, train 20.0)"
+)
 
 
-def test_judged_step_shows_quality_and_unjudged_share(tmp_path: Path) -> None:
-    append(tmp_path / "metrics.jsonl", STEP | {"judge_quality": 0.6234, "judge_failed": 0.125})
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, WHOLE),
+        ({"reward_missing": 0.0}, WHOLE),
+        ({"reward_missing": 0.125}, "no reward 12%"),
+        ({"judge_quality": 0.6234, "judge_failed": 0.125}, "correct 0.500  quality 0.623  unjudged 12%  length 812"),
+        (
+            {"reward.right": 0.25, "reward.short": -0.125},
+            "reward.right 0.250  reward.short -0.125  correct",
+        ),
+    ],
+)
+def test_a_step_is_one_line(tmp_path: Path, more: dict, shown: str) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | more)
     [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert "correct 0.500  quality 0.623  unjudged 12%  length 812" in line
+    assert line == WHOLE if shown == WHOLE else shown in line
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None, "seconds": {"train": None}})
     append(tmp_path / "metrics.jsonl", {"step": 2, "seconds": 3.0})
     assert Progress(RunFiles(tmp_path, tmp_path), None).poll() == ["step 1", "step 2"]
-
-
-def test_nothing_is_shown_before_files_exist(tmp_path: Path) -> None:
-    assert Progress(RunFiles(tmp_path, tmp_path), 40).poll() == []
 
 
 def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -66,18 +72,13 @@ def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) ->
     assert progress.poll() == []
 
 
-def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rew\n')
-    append(tmp_path / "metrics.jsonl", STEP)
-    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert line.startswith("step 3/40")
-
-
-def test_lines_without_a_step_are_counted_as_broken(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('3\n[]\n{"reward": 1}\n')
+def test_lines_that_are_broken_or_without_a_step_are_left_out_and_counted(tmp_path: Path) -> None:
     progress = Progress(RunFiles(tmp_path, tmp_path), 40)
-    assert progress.poll() == [] and progress.step == 0
-    assert progress.metrics.broken == 3
+    assert progress.poll() == [], "there is no file yet"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rew\n3\n[]\n{"reward": 1}\n')
+    assert progress.poll() == [] and progress.step == 0 and progress.metrics.broken == 4
+    append(tmp_path / "metrics.jsonl", STEP)
+    assert progress.poll() == [WHOLE]
 
 
 def test_only_changed_lines_of_a_replaced_file_are_new(tmp_path: Path) -> None:
@@ -185,40 +186,35 @@ def lines_of(tmp_path: Path) -> list[str]:
     return progress.results(tmp_path, tmp_path / "final", tmp_path / "checkpoints")
 
 
-@pytest.mark.parametrize(("missing", "shown"), [(0.0, False), (0.125, True)])
-def test_samples_without_a_reward_show_on_the_line(tmp_path: Path, missing: float, shown: bool) -> None:
-    append(tmp_path / "metrics.jsonl", STEP | {"reward_missing": missing})
-    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert ("no reward 12%" in line) == shown and ("no reward" in line) == shown
-
-
-def test_a_run_without_spread_says_that_nothing_was_learned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "ended", "said"),
+    [
+        ({"zero_spread_groups": 1.0}, {"zero_spread_groups": 0.9}, "no group had spread: nothing was learned"),
+        ({"correct": 0.0, "zero_spread_groups": 0.2}, {"correct": 0.01}, "no sample was right in any step"),
+    ],
+)
+def test_a_run_that_learned_nothing_says_so(tmp_path: Path, numbers: dict, ended: dict, said: str) -> None:
     for step in (1, 2):
-        append(tmp_path / "metrics.jsonl", STEP | {"step": step, "zero_spread_groups": 1.0})
-    assert lines_of(tmp_path)[0].startswith("no group had spread: nothing was learned")
-    append(tmp_path / "metrics.jsonl", STEP | {"step": 3, "zero_spread_groups": 0.9})
-    assert not any("nothing was learned" in line for line in lines_of(tmp_path))
+        append(tmp_path / "metrics.jsonl", STEP | numbers | {"step": step})
+    assert lines_of(tmp_path)[0].startswith(said)
+    append(tmp_path / "metrics.jsonl", STEP | numbers | ended | {"step": 3})
+    assert not any(said in line for line in lines_of(tmp_path))
 
 
-def test_greedy_answers_are_beside_the_samples(tmp_path: Path) -> None:
+def test_greedy_answers_and_pass_at_k_are_beside_the_samples(tmp_path: Path) -> None:
+    passed = {"1": {"value": 0.25}, "8": {"value": 0.625}}
     greedy = {"exact_match": 0.7, "ci_low": 0.6, "ci_high": 0.8, "n": 256}
     for step, value in ((0, 0.7), (20, 0.8), (40, 0.9)):
-        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "greedy": greedy | {"exact_match": value}})
+        row = {"step": step, "greedy": greedy | {"exact_match": value}, "pass_at_k": passed}
+        append(tmp_path / "eval.jsonl", EVAL | row)
     first = Progress(RunFiles(tmp_path, tmp_path), None).poll()[0]
-    assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), greedy 0.700"
+    assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), pass@8 0.625, greedy 0.700"
     assert lines_of(tmp_path)[:4] == [
         "exact match  0.250 [0.200, 0.310] (n=256) at step 0",
         "          -> 0.250 [0.200, 0.310] (n=256) at step 40",
         "greedy       0.700 [0.600, 0.800] (n=256) at step 0",
         "          -> 0.900 [0.600, 0.800] (n=256) at step 40",
     ]
-
-
-def test_a_run_in_which_no_sample_was_right_says_so(tmp_path: Path) -> None:
-    append(tmp_path / "metrics.jsonl", STEP | {"correct": 0.0, "zero_spread_groups": 0.2})
-    assert lines_of(tmp_path)[0].startswith("no sample was right in any step")
-    append(tmp_path / "metrics.jsonl", STEP | {"step": 4, "correct": 0.01, "zero_spread_groups": 0.2})
-    assert not any("no sample was right" in line for line in lines_of(tmp_path))
 
 
 def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> None:
@@ -231,28 +227,10 @@ def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> Non
     assert any("not comparable: not every problem was graded" in line for line in lines_of(tmp_path))
 
 
-def test_evaluations_of_all_problems_are_compared_without_a_warning(tmp_path: Path) -> None:
-    for step in (0, 4):
-        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "n": 18, "problems": 18})
-    assert not any("not comparable" in line for line in lines_of(tmp_path))
-
-
 def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -> None:
     score = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
     for step in (0, 10):
         append(tmp_path / "eval.jsonl", {"step": step, **score})
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
     assert shown[0] == "eval at step 0: score of your reward 3.500 [3.000, 4.000] (n=18)"
-    assert not any("exact match" in line for line in shown)
-
-
-def test_pass_at_k_is_on_the_line_of_an_evaluation(tmp_path: Path) -> None:
-    passed = {"1": {"value": 0.25}, "8": {"value": 0.625}}
-    append(tmp_path / "eval.jsonl", EVAL | {"pass_at_k": passed})
-    assert Progress(RunFiles(tmp_path, tmp_path), None).poll()[0].endswith("(n=256), pass@8 0.625")
-
-
-def test_each_of_several_rewards_is_on_the_line(tmp_path: Path) -> None:
-    append(tmp_path / "metrics.jsonl", STEP | {"reward": 0.5, "reward.right": 0.25, "reward.short": -0.125})
-    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert "reward 0.500  reward.right 0.250  reward.short -0.125  correct" in line
+    assert not any("exact match" in line or "not comparable" in line for line in shown)

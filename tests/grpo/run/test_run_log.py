@@ -30,18 +30,22 @@ def test_an_evaluation_is_on_the_line_of_its_step_too(tmp_path):
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
-def test_a_step_has_its_phases_and_its_numbers(tmp_path):
+def test_a_step_has_its_phases_and_its_finite_numbers(tmp_path, caplog):
     log = run_log.RunLog(str(tmp_path))
     for _ in range(2):
         with log.phase("train"):
             time.sleep(0.02)
-    log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
+    status = {"sampled_tokens": 300.0, "grad_norms": [0.5, 1.5], "generated_samples": ["text", 1.0]}
+    with caplog.at_level("WARNING", logger="openrlhf.grpo.run_log"):
+        log.write_step(1, status | {"reward": math.inf, "kl": math.nan, "correct": 0.5})
     log.write_step(2, {"reward": 1})
     first, second = read(tmp_path / "metrics.jsonl")
-    assert first["step"] == 1
-    assert first["reward"] == 0.5
-    assert "kl" not in first and first["dropped_values"] == 1 and second["dropped_values"] == 0
-    assert "generated_samples" not in first
+    assert (first["step"], first["correct"], first["grad_norms"]) == (1, 0.5, [0.5, 1.5])
+    assert first["dropped_values"] == 2 and second["dropped_values"] == 0
+    assert [record.message for record in caplog.records] == ["step 1: not finite and left out: reward, kl"]
+    assert not first.keys() & {"reward", "kl", "generated_samples"}
+    assert first["tokens_per_second"] == 300 / first["seconds"]["total"]
+    assert first["host_memory"] > 0 and first["disk_free"] > 0
     assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
     assert "train" not in second["seconds"]
 
@@ -61,22 +65,6 @@ def test_what_another_thread_does_meanwhile_is_timed_and_is_not_what_the_run_doe
     log.write_step(1, {})
     [row] = read(tmp_path / "metrics.jsonl")
     assert row["seconds"]["generate"] >= 0.02 and row["lost_writes"] == 0
-
-
-def test_non_finite_values_are_left_out_counted_and_named(tmp_path, caplog):
-    log = run_log.RunLog(str(tmp_path))
-    with caplog.at_level("WARNING", logger="openrlhf.grpo.run_log"):
-        log.write_step(7, {"reward": math.inf, "kl": math.nan, "correct": 0.5})
-    assert read(tmp_path / "metrics.jsonl")[0]["dropped_values"] == 2
-    assert [record.message for record in caplog.records] == ["step 7: not finite and left out: reward, kl"]
-
-
-def test_speed_and_resources_are_on_the_line(tmp_path):
-    run_log.RunLog(str(tmp_path)).write_step(1, {"sampled_tokens": 300.0, "grad_norms": [0.5, 1.5]})
-    [row] = read(tmp_path / "metrics.jsonl")
-    assert row["tokens_per_second"] == 300 / row["seconds"]["total"]
-    assert row["host_memory"] > 0 and row["disk_free"] > 0
-    assert row["grad_norms"] == [0.5, 1.5]
 
 
 def test_rolling_metrics_continue_after_a_resume(tmp_path):
@@ -161,8 +149,10 @@ def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     log.write_step(1, {"reward": 0.5})
     (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rew')  # the disk was full in a line
     log.write_step(2, {"reward": 0.5})
-    assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
+    rows = json_files.read_rows(tmp_path / "metrics.jsonl")
+    assert [(line["step"], line["lost_writes"]) for line in rows] == [(2, 1)]
 
 
 @pytest.mark.parametrize(("step", "kept"), [(1, 0), (2, 1)])
@@ -178,15 +168,6 @@ def test_a_lost_write_counts_until_its_step_is_run_again(tmp_path, step, kept):
     assert RunFiles(tmp_path).lost_writes.stat().st_size == SPACE, "it was written in place"
     LostWrites(RunFiles(tmp_path).lost_writes).begin(step)
     assert LostWrites(RunFiles(tmp_path).lost_writes).count == kept
-
-
-def test_line_cut_by_a_full_disk_does_not_affect_other_lines(tmp_path):
-    log = run_log.RunLog(str(tmp_path))
-    log.write_step(1, {})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "rew')
-    log.write_step(3, {})
-    assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
 def test_broken_lines_are_left_out(tmp_path):

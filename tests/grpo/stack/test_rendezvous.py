@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo.stack import rendezvous
+from grpo.stack.cluster import free_port
 
 # Takes seconds, but minutes in parallel with the real stack on two cores.
 pytestmark = pytest.mark.timeout(600)
@@ -20,14 +21,17 @@ import json, os, subprocess, sys
 import psutil, torch, torch.distributed as dist
 from grpo.stack import rendezvous
 rendezvous.install()
-method, rank, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo", init_method=method, rank=rank, world_size=count)
-total = torch.tensor([rank + 1.0])
-dist.all_reduce(total)
-dist.barrier(dist.new_group(list(range(count))))
-listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-print(json.dumps({"total": total.item(), "listening": listening}), flush=True)
-dist.barrier()
+methods, rank, count = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3])
+for method in methods:
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=count)
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    dist.barrier(dist.new_group(list(range(count))))
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    print(json.dumps({"total": total.item(), "listening": listening}), flush=True)
+    dist.barrier()
+    if method != methods[-1]:
+        dist.destroy_process_group()
 if len(sys.argv) > 4:
     again = [sys.executable, "-c", open(sys.argv[4]).read(), method, "0", "1"]
     done = subprocess.run(again, capture_output=True, text=True)
@@ -37,15 +41,15 @@ os._exit(0)
 
 
 def meet(
-    folder: Path | None, method: str, port: int, ranks: int = 2, *more: str
+    folder: Path | None, methods: str, port: int, ranks: int = 2, *more: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Start ranks that meet by a method of torch's, with or without our folder, and return how they ended."""
+    """Start ranks that meet by methods of torch's, with or without our folder, and return how they ended."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
     if folder:
         variables |= rendezvous.variables(folder)
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, method, str(rank), str(ranks), *more],
+            [sys.executable, "-c", RANK, methods, str(rank), str(ranks), *more],
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,36 +64,30 @@ def meet(
     return ended
 
 
-@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{port}"])
-def test_ranks_meet_without_an_open_port(method: str, tmp_path: Path, free_port: int) -> None:
-    folder = tmp_path / "meeting"
-    with socket.create_server(("127.0.0.1", free_port)):  # a stranger has the port; it is only a name
-        ended = meet(folder, method.format(port=free_port), free_port)
+def test_ranks_meet_without_an_open_port(tmp_path: Path) -> None:
+    folder, port, other = tmp_path / "meeting", free_port(), free_port()
+    with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", other)):
+        ended = meet(folder, f"env:// tcp://127.0.0.1:{other}", port)  # strangers have the ports; they are only names
     for rank in ended:
         assert rank.returncode == 0, rank.stderr
-        said = json.loads(rank.stdout.splitlines()[-1])
-        assert said["total"] == 3.0 and set(said["listening"]) == {"127.0.0.1"}, "gloo listens, on loopback"
+        both = [json.loads(line) for line in rank.stdout.splitlines() if line.startswith("{")]
+        assert len(both) == 2
+        for said in both:
+            assert said["total"] == 3.0 and set(said["listening"]) == {"127.0.0.1"}, "gloo listens, on loopback"
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_the_folder_torch_listens_everywhere(free_port: int) -> None:
+def test_without_the_folder_torch_listens_everywhere() -> None:
     """The problem that the folder solves; a joined cluster keeps it."""
-    first, second = meet(None, "env://", free_port)
+    first, second = meet(None, "env://", free_port())
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert {"::", "0.0.0.0"} & set(json.loads(first.stdout.splitlines()[-1])["listening"])
 
 
-def test_second_group_of_the_same_name_is_rejected(tmp_path: Path, free_port: int) -> None:
-    script = tmp_path / "rank.py"
+def test_second_group_of_the_same_name_is_rejected(tmp_path: Path) -> None:
+    script, port = tmp_path / "rank.py", free_port()
     script.write_text(RANK)
-    [first] = meet(tmp_path / "meeting", f"tcp://127.0.0.1:{free_port}", free_port, 1, str(script))
+    [first] = meet(tmp_path / "meeting", f"tcp://127.0.0.1:{port}", port, 1, str(script))
     assert first.returncode == 0, first.stderr
     second = json.loads(first.stdout.splitlines()[-1])
-    assert second["code"] != 0 and f"two groups of ranks chose port {free_port} as their name" in second["errors"]
-
-
-@pytest.fixture
-def free_port() -> int:
-    from grpo.stack.cluster import free_port
-
-    return free_port()
+    assert second["code"] != 0 and f"two groups of ranks chose port {port} as their name" in second["errors"]

@@ -29,7 +29,6 @@ FAST_TOKENIZER, FAST_CLASS = (
 OBJECTS = [
     (trainer.ActorGroup, set(), {LAUNCHER: {"RayActorGroup"}}),
     (trainer.PromptDataset, set(), {"openrlhf/datasets/prompts_dataset.py": {"PromptDataset"}}),
-    (trainer.PromptSampler, set(), {"torch/utils/data/sampler.py": {"RandomSampler"}}),
     (trainer.PromptLoader, {"state_dict", "load_state_dict"}, {"torch/utils/data/dataloader.py": {"DataLoader"}}),
     (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
     (trainer.ModelOutput, {"scores"}, {"transformers/utils/generic.py": {"ModelOutput"}}),

@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from scripts.gpu_check.compile import driver
-from scripts.gpu_check.compile.cards import CARDS
-from scripts.gpu_check.compile.report import ACTOR, Kernel, Report
+from scripts.gpu_check.compile.report import ACTOR, CARDS, Kernel, Report
 
 
 @triton.jit

@@ -14,8 +14,7 @@ import pytest
 
 from grpo.stack.checkout import CHECKOUT
 from scripts.gpu_check.compile.__main__ import compile_for, main
-from scripts.gpu_check.compile.cards import CARDS
-from scripts.gpu_check.compile.report import ACTOR, ENGINE, Kernel, Report
+from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, Kernel, Report
 
 pytestmark = pytest.mark.timeout(1800)
 OURS = {"_forward", "_deltas", "_backward_keys", "_backward_queries", "_unpack"}

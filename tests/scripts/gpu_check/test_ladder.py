@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from grpo.stack.problem import UserError
 from scripts.gpu_check import __main__ as command
 from scripts.gpu_check import kept, rung, seen
 from scripts.gpu_check.ladder import LADDER, climb
@@ -51,37 +52,25 @@ def test_a_failure_keeps_the_numbers_before_it(monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("out of memory")
 
     assert fake(monkeypatch, check).numbers == {"first_s": 1.5}
-    passed = fake(monkeypatch, lambda gpus: Passed("done", {"second_s": 2}))
-    assert passed.numbers == {"second_s": 2}, "notes of an earlier rung of this process"
+    passed = fake(monkeypatch, lambda gpus: Passed(f"{gpus} seen", {"gpus": gpus}))
+    assert (passed.verdict, passed.line, passed.numbers, passed.remedy) == (PASSED, "3 seen", {"gpus": 3}, "")
 
 
-def test_what_passes_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = fake(monkeypatch, lambda gpus: Passed(f"{gpus} seen", {"gpus": gpus}))
-    assert (result.verdict, result.line, result.numbers, result.remedy) == (PASSED, "3 seen", {"gpus": 3}, "")
-
-
-def test_an_exception_is_a_failure_with_traceback_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = fake(monkeypatch, lambda gpus: [][gpus])
-    assert (result.verdict, result.line) == (FAILED, "IndexError: list index out of range")
-    assert "Traceback" in result.traceback and result.remedy == "install a compiler"
-
-
-def test_a_remedy_of_its_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo.stack.problem import UserError
-
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (IndexError("list index out of range"), (FAILED, "IndexError: list index out of range", "install a compiler")),
+        (UserError("broken", "mend it"), (FAILED, "broken", "mend it")),
+        (Skipped("no driver"), (SKIPPED, "no driver", "")),
+    ],
+)
+def test_an_exception_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: tuple) -> None:
     def check(gpus: int) -> Passed:
-        raise UserError("broken", "mend it")
+        raise raised
 
     result = fake(monkeypatch, check)
-    assert (result.verdict, result.line, result.remedy) == (FAILED, "broken", "mend it")
-
-
-def test_a_rung_may_find_that_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(gpus: int) -> Passed:
-        raise Skipped("no driver")
-
-    result = fake(monkeypatch, check)
-    assert (result.verdict, result.line, result.remedy) == (SKIPPED, "no driver", "")
+    assert (result.verdict, result.line, result.remedy) == expected
+    assert ("Traceback" in result.traceback) == (result.verdict == FAILED)
 
 
 @pytest.fixture
@@ -255,9 +244,6 @@ def test_a_broken_pytorch_is_a_fault_and_no_crash(monkeypatch, tmp_path: Path) -
 
 def test_the_module_has_no_heavy_imports() -> None:
     """On a machine whose stack is broken, the ladder still starts."""
-    import subprocess
-    import sys
-
     code = "import sys, scripts.gpu_check.__main__; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "[]\n", done.stderr

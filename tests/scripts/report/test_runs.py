@@ -1,9 +1,7 @@
 """Directories of runs that are whole, in progress, resumed, damaged, or of another version."""
 
-import fcntl
 import logging
 import math
-import os
 
 import pytest
 
@@ -21,14 +19,6 @@ def test_a_run(make_run):
     assert missing(run) == [
         metric.name for metric in SCHEMA if metric.name in ("seconds.old_log_probs", "seconds.save")
     ]
-
-
-def test_metrics_in_a_folder_of_their_own(make_run, tmp_path):
-    folder = make_run(metrics_dir=str(tmp_path / "elsewhere"))
-    (tmp_path / "elsewhere").mkdir()
-    for name in ("metrics.jsonl", "eval.jsonl"):
-        (folder / name).rename(tmp_path / "elsewhere" / name)
-    assert read([folder])[0].step == 30
 
 
 def test_lines_that_a_kill_or_a_resumption_left(make_run, caplog):
@@ -49,19 +39,6 @@ def test_null_and_infinite_values(make_run):
     columns = series(read([folder])[0].metrics)
     assert all(math.isfinite(value) for points in columns.values() for _, value in points)
     assert [step for step, _ in columns["reward"]] == [1] and columns["other"] == [(2, 2.0)] and "new" not in columns
-
-
-def test_states(make_run):
-    folder = make_run()
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert read([folder])[0].state == "running"
-    os.close(descriptor)
-    assert read([folder])[0].state == "stopped", "a version without command.sh does not tell more"
-    (folder / "command.sh").touch()
-    assert read([folder])[0].state == "crashed", "nobody has written down how it ended"
-    (folder / "ends.jsonl").write_text('{"time": 1.0, "code": 0}\n')
-    assert read([folder])[0].state == "finished"
 
 
 def test_broken_and_missing_files_leave_the_rest(make_run):

@@ -90,12 +90,7 @@ def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable
     problems = setting.problems()
     assert any(message in problem for problem in problems)
     assert all(problem.split("->")[1].strip() for problem in problems), "each has a remedy"
-
-
-@pytest.mark.parametrize("damage", [remove_shard, cut_shard, point_to_shard, promise_tensor, forget_tensor])
-def test_one_damage_is_one_problem(setting, tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    damage(tmp_path / "model")
-    assert len(setting.problems()) == 1
+    assert len(problems) == 1 or damage not in (remove_shard, cut_shard, point_to_shard, promise_tensor, forget_tensor)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 import json
 import os
-import time
-from pathlib import Path
 
 import pytest
 
 from grpo.launch.checks import reward
 from reward.reward_func import reward_func as our_reward_func
+from tests.supervised import is_alive, wait_until
 
 pytestmark = pytest.mark.usefixtures("enough_of_everything")
 
@@ -31,9 +30,28 @@ def function(body: str) -> str:
     return f"import time\ndef reward_func(queries, prompts, labels):\n    {body}\n"
 
 
-def test_a_working_reward_is_no_problem(problems):
-    assert problems("def reward_func(prompts, completions, answers): return float('{1}' in prompts[0])") == []
-    assert problems(function("return [float(len(q)) for q in queries]"), function("return 0.5")) == []
+PRINTING = "import threading, time\nprint('{')\n" + function(
+    "threading.Thread(target=time.sleep, args=(600,)).start(); print('x'); return 1.0"
+)
+CHANGING = """
+from reward.reward_func import reward_func as correctness
+def reward_func(queries, prompts, labels):
+    result = correctness(queries, prompts, labels)
+    return {**result, 'rewards': result['rewards'] - 0.5}
+"""
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["def reward_func(prompts, completions, answers): return float('{1}' in prompts[0])"],
+        [function("return [float(len(q)) for q in queries]"), function("return 0.5")],
+        [PRINTING],
+        [CHANGING],
+    ],
+)
+def test_a_working_reward_is_no_problem(problems, texts):
+    assert problems(*texts) == []
 
 
 @pytest.mark.parametrize(
@@ -121,21 +139,7 @@ def test_an_endless_loop_ends_at_the_deadline_with_what_it_started(tmp_path):
     )
     result = reward.try_file(path, {"query": "", "prompt": "", "label": ""}, deadline=5.0)
     assert result["error"] == "did not return within 5 s"
-    while _is_alive(int(child.read_text())):  # the signal has been sent
-        time.sleep(0.05)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_what_the_function_prints_and_its_threads_do_not_matter(problems):
-    assert problems("import threading, time\nprint('{')\n" + function(
-        "threading.Thread(target=time.sleep, args=(600,)).start(); print('x'); return 1.0"
-    )) == []  # fmt: skip
+    wait_until(lambda: not is_alive(int(child.read_text())), "what it started lives")
 
 
 def test_it_is_called_as_in_the_run_on_the_first_line(setting, tmp_path):
@@ -153,12 +157,3 @@ def test_a_file_that_is_missing_is_named(problems, setting, monkeypatch):
     monkeypatch.setenv("GRPO_REWARD_FILES", "/none.py")
     [problem] = setting.problems()
     assert "/none.py does not exist" in problem
-
-
-def test_a_reward_may_call_this_projects_and_change_it(problems):
-    assert problems(
-        "from reward.reward_func import reward_func as correctness\n"
-        "def reward_func(queries, prompts, labels):\n"
-        "    result = correctness(queries, prompts, labels)\n"
-        "    return {**result, 'rewards': result['rewards'] - 0.5}\n"
-    ) == []  # fmt: skip

@@ -40,10 +40,6 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
         ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "THINKING_DELIMITER: use harmony"),
         ({"thinking_delimiter": "that is enough"}, "would not answer in its final message", "use harmony, or a text"),
         ({"generate_max_len": 40, "overlong_buffer_len": 16}, "limit responses to 24", "OVERLONG_BUFFER above 16"),
-        ({"answer_budget": None}, "THINKING_BUDGET is set, but ANSWER_BUDGET is not", "also set ANSWER_BUDGET"),
-        ({"thinking_budget": -1}, "the thinking budget is -1", "give 0 or more"),
-        ({"enable_prefix_caching": None}, "computes every cut thought twice", "add --enable_prefix_caching"),
-        ({"agent_func_path": "/a.py"}, "does not work with --agent_func_path", "remove one of them"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(setting, changes, what: str, remedy: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 from grpo.launch import __main__ as launcher
 from grpo.launch import judge, preflight
 from grpo.launch.config import Config
+from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise import joined_cluster
 from grpo.stack import seats
 from grpo.stack.seats import Seats
@@ -65,38 +65,29 @@ def look(patience: float = 0.0) -> joined_cluster.Admission:
     return joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=8, gpus=16)), patience)
 
 
-def test_this_machine_alone_is_joined(cluster) -> None:
+def test_this_machine_alone_is_joined_and_reported_as_open_without_authentication(cluster, monkeypatch) -> None:
     assert cluster((HERE, True)) == []
-    assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
-
-
-def test_cluster_without_authentication_is_reported_as_open(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster((HERE, True))
     [warning] = look().warnings
     assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert look().warnings == [warning], "what we would send does not close it"
-
-
-def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert cluster((HERE, True), init=WANTS_TOKEN) == []
-    assert look() == joined_cluster.Admission()
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    [problem] = cluster((HERE, True), init=WANTS_TOKEN)
-    assert "cannot be joined: KeyError: 'disabled'" in problem
+    assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
 
 
 WANTS_TOKEN = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
 
 
-def test_several_nodes_are_refused_without_a_token(cluster) -> None:
-    [problem] = cluster((HERE, True), ("second", True))
-    assert f"10.0.0.1:6379 has 2 nodes ({HERE}, second) and admits anyone" in problem
-    assert "RAY_AUTH_MODE=token" in problem
+def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = cluster((HERE, True), init=WANTS_TOKEN)
+    assert "cannot be joined: KeyError: 'disabled'" in problem
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert look() == joined_cluster.Admission()
 
 
 def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = cluster((HERE, True), ("second", True))
+    assert f"10.0.0.1:6379 has 2 nodes ({HERE}, second) and admits anyone" in problem
+    assert "RAY_AUTH_MODE=token" in problem
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert cluster((HERE, True), ("second", True), ("lost", False), init=WANTS_TOKEN) == []
     found = look()
@@ -107,50 +98,34 @@ def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.Monk
     ]
 
 
-def test_a_cluster_without_enough_free_gpus_is_refused(
-    cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("others", "free"), [([("second", True)], 3), ([], 15)])
+def test_a_cluster_without_enough_free_gpus_is_refused(cluster, monkeypatch, capsys, others, free: int) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    [problem] = cluster((HERE, True), ("second", True), init=WANTS_TOKEN, free=3)
-    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem and "10.0.0.2 has 3" in problem
+    [problem] = cluster((HERE, True), *others, init=WANTS_TOKEN, free=free)
+    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem and f"has {free}" in problem
     assert capsys.readouterr().out == ""
 
 
-def test_a_restart_waits_for_gpus(cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A lost node comes back while the launcher waits."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    cluster((HERE, True), ("second", True), init=WANTS_TOKEN, free=3)
-    comes_back = partial(cluster, (HERE, True), ("second", True), init=WANTS_TOKEN)
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
-    monkeypatch.setattr(joined_cluster, "time", clock)
-    assert look(patience=600).seats
-    assert "waiting for GPUs: 6 of 32 on 2 nodes are free, 16 needed" in capsys.readouterr().out
-
-
-def test_one_node_without_enough_free_gpus_is_refused(cluster) -> None:
-    [problem] = cluster((HERE, True), free=15)
-    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem
-
-
-def test_a_restart_waits_for_a_lost_node(
-    cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("is_second_there", "free", "said"),
+    [(True, 3, "6 of 32 on 2 nodes are free, 16 needed"), (False, 8, "8 of 16 on 1 node are free, 16 needed")],
+)
+def test_a_restart_waits_for_gpus_and_for_a_lost_node(
+    cluster, monkeypatch, capsys, is_second_there, free, said
 ) -> None:
-    """The launcher's node alone is left, and is too small; then the lost node is back."""
+    """A node comes back, or its GPUs are free again, while the launcher waits."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    cluster((HERE, True), ("second", False), init=WANTS_TOKEN, free=8)
+    cluster((HERE, True), ("second", is_second_there), init=WANTS_TOKEN, free=free)
     comes_back = partial(cluster, (HERE, True), ("second", True), init=WANTS_TOKEN, free=8)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
     monkeypatch.setattr(joined_cluster, "time", clock)
     assert look(patience=600).seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8)
-    assert "waiting for GPUs: 8 of 16 on 1 node are free, 16 needed" in capsys.readouterr().out
-
-
-def test_another_machine_is_refused(cluster) -> None:
-    [problem] = cluster(("second", True))
-    assert "runs on other machines: second" in problem and "start the run there" in problem
+    assert f"waiting for GPUs: {said}" in capsys.readouterr().out
 
 
 def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = cluster(("second", True))
+    assert "runs on other machines: second" in problem and "start the run there" in problem
     [problem] = cluster(init="raise RuntimeError('Version mismatch')")
     assert "cannot be joined: RuntimeError: Version mismatch" in problem
     monkeypatch.setattr(joined_cluster, "PROBE_SECONDS", 0.5)
@@ -164,9 +139,8 @@ def test_the_launcher_refuses(
     cluster((HERE, True), ("second", True))
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
-    words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
-    monkeypatch.setattr(sys, "argv", words)
-    assert launcher.main() == launcher.REFUSED
+    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    assert launcher.main(words) == REFUSED
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo.launch.supervise import keeper
-from grpo.launch.supervise.log_tail import tail
+from grpo.launch.supervise.last_words import tail
 
 
 def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from grpo.launch.supervise import processes
 from grpo.launch.supervise.node_agent import NodeAgent
 from grpo.stack import machine
+from tests.supervised import is_alive, wait_until
 
 WORK = "import sys, time; print('up', flush=True); time.sleep(600)"
 # Ignores SIGTERM, and holds a file of shared memory that nobody else would delete.
@@ -50,13 +51,6 @@ def start(code: str, run_id: str, *words: object, called: str = sys.executable) 
     return process
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def agents(run_id: str) -> list[psutil.Process]:
     named = (process for process in psutil.process_iter(["cmdline"]) if run_id in (process.info["cmdline"] or []))
     return [process for process in named if "grpo.launch.supervise.node_agent" in process.info["cmdline"]]
@@ -68,14 +62,14 @@ def test_the_run_ends_when_the_actor_does(tmp_path: Path, run_id: str) -> None:
     assert (folder / "tmp").is_dir() and actor.answer()
     other = start(WORK, "another run")
     mine = [start(WORK, run_id), start(STUBBORN, run_id, memory)]
-    wait_until(lambda: len(agents(run_id)) == 1)
+    wait_until(lambda: len(agents(run_id)) == 1, "the agent did not start")
     [agent] = agents(run_id)
     time.sleep(1.5)  # the agent looks at new shared memory
     assert actor._pipe
     actor._pipe.close()  # as Ray's SIGKILL does
     for process in mine:
         process.wait(60)
-    wait_until(lambda: not processes.is_alive(agent))
+    wait_until(lambda: not is_alive(agent.pid), "the agent lives on")
     assert not folder.exists() and not memory.exists()
     assert other.poll() is None
     other.kill()
@@ -87,18 +81,18 @@ def test_the_agent_outlives_signals_and_its_parent(tmp_path: Path, run_id: str) 
     assert agent.ppid() != os.getpid(), "Ray ends the children of an actor"
     agent.terminate()
     time.sleep(0.5)
-    assert processes.is_alive(agent)
+    assert is_alive(agent.pid)
     assert actor._pipe
     actor._pipe.close()
-    wait_until(lambda: not processes.is_alive(agent))
+    wait_until(lambda: not is_alive(agent.pid), "the agent lives on")
 
 
 def test_deaths_are_told(tmp_path: Path, run_id: str) -> None:
     actor = NodeAgent(run_id, str(tmp_path / "run"))
     engine = start(WORK, run_id, called="ray::LLMRayActor")
-    wait_until(lambda: engine.pid in actor._witness.watched())
+    wait_until(lambda: engine.pid in actor._witness.watched(), "the engine is not watched")
     engine.kill()
-    wait_until(lambda: not processes.is_alive(psutil.Process(engine.pid)))
+    wait_until(lambda: not is_alive(engine.pid), "the engine lives on")
     [death] = actor.deaths()
     assert death["role"] == "an engine" and death["pid"] == engine.pid
     engine.wait(60)

@@ -65,8 +65,8 @@ def test_ranks_on_another_node_share_what_they_write(tmp_path: Path) -> None:
 def test_tokens_are_written_where_folders_will_be_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
 
-    def ask(seats: Seats, question: node_check.Question) -> tuple[None, str]:
-        seen.update({file: Path(file).read_text() for file in question.tokens})
+    def ask(seats: Seats, tokens: list[str], **_: list[str]) -> tuple[None, str]:
+        seen.update({file: Path(file).read_text() for file in tokens})
         return None, "of a test"
 
     monkeypatch.setattr(node_check, "ask", ask)
@@ -78,7 +78,7 @@ def test_tokens_are_written_where_folders_will_be_and_removed(tmp_path: Path, mo
 
 def test_a_node_without_the_checkout_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {A: {}, B: {"error": "ModuleNotFoundError: No module named 'grpo'"}}
-    monkeypatch.setattr(node_check, "ask", lambda *_: (found, ""))
+    monkeypatch.setattr(node_check, "ask", lambda *_, **__: (found, ""))
     monkeypatch.setattr(node_check.node, "compare", lambda *_: [])
     [problem] = node_check.problems(ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
     assert "node 10.0.0.2 cannot run this checkout: ModuleNotFoundError" in str(problem)
@@ -89,7 +89,7 @@ def test_nodes_that_do_not_answer_are_a_problem(monkeypatch: pytest.MonkeyPatch)
         raise subprocess.TimeoutExpired(sys.executable, 1.0)
 
     monkeypatch.setattr(node_check.subprocess, "run", run)
-    assert node_check.ask(ACTOR_HERE, node_check.Question([], [], []))[0] is None
+    assert node_check.ask(ACTOR_HERE)[0] is None
 
 
 def test_a_node_that_came_back_has_the_object_store_of_the_living_one() -> None:

@@ -207,45 +207,29 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
-    run = start(tmp_path, "wait")
-    driver = run.driver()
-    os.killpg(run.shell.pid, signum)
-    output = run.finish()
-    assert run.shell.returncode == 128 + signum
-    assert_nothing_left(driver)
-    assert (tmp_path / "late").exists(), "nothing was created in the grace period"
-    [line] = [line for line in output.splitlines() if "ending the run" in line]
-    assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name)
-    assert "Traceback" not in output
-
-
-def test_ctrl_c_many_times(tmp_path: Path, start, bystander) -> None:
+    """An impatient user types Ctrl-C many times."""
     run = start(tmp_path, "wait")
     driver = run.driver()
     watch = Stopwatch()
-    for _ in range(10):
-        os.killpg(run.shell.pid, signal.SIGINT)
+    for _ in range(10 if signum == signal.SIGINT else 1):
+        os.killpg(run.shell.pid, signum)
         time.sleep(0.05)
     output = run.finish()
-    assert run.shell.returncode == 130
-    assert_seen("Ctrl-C ten times", output)
-    note("Ctrl-C ten times", watch.seconds())
+    assert run.shell.returncode == 128 + signum
+    [line] = [line for line in output.splitlines() if "ending the run" in line]
+    assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name) and "Traceback" not in output
+    if signum == signal.SIGINT:
+        assert_seen("Ctrl-C ten times", output)
+        note("Ctrl-C ten times", watch.seconds())
     assert_nothing_left(driver)
-    assert "Traceback" not in output
+    assert (tmp_path / "late").exists(), "nothing was created in the grace period"
 
 
-def test_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_the_launcher_or_its_whole_process_group_is_killed(tmp_path: Path, start, bystander, kill) -> None:
     run = start(tmp_path, "wait")
     driver = run.driver()
-    run.shell.kill()
-    assert_nothing_left(driver)
-    run.finish()
-
-
-def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
-    run = start(tmp_path, "wait")
-    driver = run.driver()
-    os.killpg(run.shell.pid, signal.SIGKILL)
+    kill(run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
 
@@ -265,26 +249,18 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
     assert_nothing_left(driver)
 
 
-def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_the_keeper_is_ended(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
     run = start(tmp_path, "wait")
     driver = run.driver()
     watch = Stopwatch()
-    os.kill(run.keeper(), signal.SIGKILL)
+    os.kill(run.keeper(), signum)
     output = run.finish()
-    note("the keeper is killed", watch.seconds())
-    assert run.shell.returncode == 1
+    assert run.shell.returncode == 1 and "Traceback" not in output
     assert_nothing_left(driver)
-    assert_seen("the keeper is killed", output)
-    assert "Traceback" not in output
-
-
-def test_the_keeper_gets_sigterm(tmp_path: Path, start, bystander) -> None:
-    run = start(tmp_path, "wait")
-    driver = run.driver()
-    os.kill(run.keeper(), signal.SIGTERM)
-    run.finish()
-    assert run.shell.returncode == 1
-    assert_nothing_left(driver)
+    if signum == signal.SIGKILL:
+        note("the keeper is killed", watch.seconds())
+        assert_seen("the keeper is killed", output)
 
 
 def test_closed_output_ends_the_run(tmp_path: Path, start, bystander) -> None:

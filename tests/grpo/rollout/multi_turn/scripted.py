@@ -16,6 +16,14 @@ from grpo.rollout.multi_turn.environment import (
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 LIMITS = RolloutLimits(turns=8, seconds=300, tool_seconds=20, score_seconds=60)
+VARIABLES = {
+    "GRPO_TURN_LIMIT": "4",
+    "GRPO_ROLLOUT_SECONDS": "60",
+    "GRPO_TOOL_SECONDS": "20",
+    "GRPO_SCORE_SECONDS": "60",
+    "GRPO_MAX_BRANCHES": "3",
+    "GRPO_TEMPLATE": "hub",
+}
 
 
 def odd_tokens(codec, text, seed=0):

@@ -12,7 +12,7 @@ from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from tests.grpo.batch.made_experiences import made_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, params
 from tests.grpo.rollout.multi_turn.test_budgeted_turns import StreamingEngine
 
 FAILING = """
@@ -41,16 +41,8 @@ class Environment(environment.Environment):
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    values = {
-        "TURN_LIMIT": "4",
-        "ROLLOUT_SECONDS": "60",
-        "TOOL_SECONDS": "20",
-        "SCORE_SECONDS": "60",
-        "MAX_BRANCHES": "3",
-        "TEMPLATE": "hub",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(f"GRPO_{name}", value)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
 
 
 def loaded_actor():

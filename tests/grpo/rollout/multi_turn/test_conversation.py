@@ -176,31 +176,24 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
             load("retrieval").check()
 
 
+VARIABLES = {
+    "TURN_LIMIT": ("3", "0"),
+    "ROLLOUT_SECONDS": ("9", "x"),
+    "TOOL_SECONDS": ("0.5", "-1"),
+    "SCORE_SECONDS": ("4", "inf"),
+    "MAX_BRANCHES": ("0", "-1"),
+    "TEMPLATE": ("hub", "own"),
+}
+
+
 def test_settings_come_from_variables():
-    given = {
-        "ENVIRONMENT": "e",
-        "TURN_LIMIT": "3",
-        "ROLLOUT_SECONDS": "9",
-        "TOOL_SECONDS": "0.5",
-        "SCORE_SECONDS": "4",
-        "MAX_BRANCHES": "0",
-    }
-    given["TEMPLATE"] = "hub"
-    environ = {f"GRPO_{name}": value for name, value in given.items()}
+    environ = {"GRPO_ENVIRONMENT": "e"} | {f"GRPO_{name}": value for name, (value, _) in VARIABLES.items()}
     mixture = Mixture([Member("e", "e", 1.0)])
     settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1, "hub")
     assert EnvironmentSettings.from_variables(environ) == settings
-    wrong = {
-        "TURN_LIMIT": "0",
-        "ROLLOUT_SECONDS": "x",
-        "TOOL_SECONDS": "-1",
-        "SCORE_SECONDS": "inf",
-        "MAX_BRANCHES": "-1",
-        "TEMPLATE": "own",
-    }
-    for name, value in wrong.items():
-        with pytest.raises(UserError, match=f"{name} is '?{value}"):
-            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": value})
+    for name, (_, wrong) in VARIABLES.items():
+        with pytest.raises(UserError, match=f"{name} is '?{wrong}"):
+            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": wrong})
     with pytest.raises(SetupError, match="set ENVIRONMENT"):
         EnvironmentSettings.from_variables({})
 

@@ -1,43 +1,32 @@
-"""Errors of an environment: its rollout gets no reward, and other rollouts continue."""
+"""Faults of an environment: errors, and methods that hang or block, cost its own rollout at most. It is closed."""
 
 import asyncio
+import math
+import threading
+from dataclasses import replace
 
 import pytest
 
-from grpo.rollout.multi_turn import conversation
+from grpo.rollout.multi_turn import conversation, isolation
 from grpo.rollout.multi_turn.conversation import play, scored
 from grpo.rollout.multi_turn.environment import ToolError
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
+from tests.supervised import wait_until
+
+SOON = replace(LIMITS, tool_seconds=0.2, score_seconds=0.2)
+SEARCHES = {"tool_calls": [call("search", {"query": "x"})]}
 
 
-def test_an_environment_that_cannot_score_gives_no_reward(caplog):
-    class Unsure(Library):
-        async def score(self, messages, ending):
-            raise KeyError("gold")
+class Tidy(Library):
+    """Knows how often it was closed."""
 
-    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure()), 60))
-    assert score.reward != score.reward and "could not be scored" in caplog.text
+    closed = 0
 
-
-@pytest.mark.parametrize("method", ["start", "reply"])
-@pytest.mark.parametrize("error", [KeyError("gold"), TimeoutError("its own")])
-def test_environment_error_ends_its_rollout_but_not_the_run(method, error, caplog):
-    class Broken(Library):
-        """Says nothing of what it has."""
-
-    async def fail(*_):
-        raise error
-
-    setattr(Broken, method, fail)
-    environment = Broken()
-    outcome = talk(Spoken({"content": "x"}), environment)
-    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1
-    assert type(error).__name__ in caplog.text
-    score = asyncio.run(scored(environment, outcome, 60))
-    assert score.reward != score.reward
+    async def close(self):
+        self.closed += 1
 
 
 class Unlucky(Library):
@@ -113,10 +102,22 @@ class MuteToolError(Mute, ToolError):
     pass
 
 
-@pytest.mark.parametrize("error", [Mute, MuteToolError])
+CANNOT = "an object of type {} that cannot be shown"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("gold"), "'gold'"),
+        (TimeoutError("its own"), "its own"),  # not that of a limit
+        (Mute(), CANNOT.format("Mute")),
+        (MuteToolError(), CANNOT.format("MuteToolError")),
+    ],
+)
 @pytest.mark.parametrize("method", ["__init__", "start", "call", "reply", "score", "close"])
-def test_an_error_that_cannot_be_shown_is_a_fault_like_any_other(method, error, caplog, monkeypatch):
+def test_an_error_costs_its_rollout_what_the_method_gives(method, error, text, caplog, monkeypatch):
     monkeypatch.setattr(conversation, "logged_errors", set())
+    environments = []
 
     async def fail(*_):
         raise error
@@ -124,15 +125,103 @@ def test_an_error_that_cannot_be_shown_is_a_fault_like_any_other(method, error, 
     def fail_to_make(*_):
         raise error
 
-    faulty = type("Faulty", (Library,), {method: fail_to_make if method == "__init__" else fail})
-    searches = {"tool_calls": [call("search", {"query": "x"})]}
-    outcome, score = asyncio.run(play(faulty, Spoken(searches, {"content": "x"}), LIMITS))
+    faulty = type("Faulty", (Tidy,), {method: fail_to_make if method == "__init__" else fail})
+
+    def make():
+        environments.append(faulty())
+        return environments[-1]
+
+    outcome, score = asyncio.run(play(make, Spoken(SEARCHES, {"content": "x"}), LIMITS))
+    assert [each.closed for each in environments] == [method != "close"] * (method != "__init__")
+    assert outcome.is_closed == (method != "close")
     if method == "call":
-        heard = "search failed" if error is Mute else "an object of type MuteToolError that cannot be shown"
-        assert outcome.messages[2]["content"] == f"error: {heard}" and outcome.errors == 1
+        heard = {MuteToolError: text, TimeoutError: "search took more than 20 seconds"}
+        assert outcome.messages[2]["content"] == f"error: {heard.get(type(error), 'search failed')}"
+        assert outcome.errors == 1
     if method in ("call", "close"):
-        assert outcome.ending == "done" and score.reward == 1 and outcome.is_closed == (method == "call")
+        assert outcome.ending == "done" and score.reward == 1
     else:
-        assert outcome.ending == "error" and score.reward != score.reward and error.__name__ in outcome.fault
-    if (method, error) != ("call", MuteToolError):  # which is for the model alone
-        assert f"{error.__name__}: an object of type {error.__name__} that cannot be shown" in caplog.text
+        assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1 and score.reward != score.reward
+        assert f"{type(error).__name__}: {text}" in outcome.fault
+        assert ("could not be scored" in caplog.text) == (method == "score")
+    if method != "call" or type(error) in (KeyError, Mute):  # the others are for the model alone
+        assert f"{type(error).__name__}: {text}" in caplog.text
+
+
+class Blocking(Tidy):
+    """Blocks where it is told to, until it is released."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.method, self.released = method, threading.Event()
+        if method not in ("constructor", "tools"):
+            setattr(self, method, self.block)
+
+    def made(self):
+        if self.method == "constructor":
+            self.released.wait()
+        return self
+
+    @property
+    def tools(self):
+        if self.method == "tools":
+            self.released.wait()
+        return Library.tools
+
+    async def block(self, *_):
+        self.released.wait()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(isolation, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(isolation, "CLOSE_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize("method", ["constructor", "start", "tools", "call", "reply", "score"])
+def test_a_method_that_blocks_its_thread_costs_only_its_own_rollout(method, impatient):
+    blocking = Blocking(method)
+    said = ({"content": "x"},) if method in ("reply", "score") else (SEARCHES, {"content": "x"})
+    limits = replace(SOON, seconds=1.0)
+
+    async def together():
+        rollouts = (play(Tidy, Spoken(SEARCHES, {"content": "x"}), LIMITS) for _ in range(8))
+        return await asyncio.gather(play(blocking.made, Spoken(*said), limits), *rollouts)
+
+    (outcome, score), *others = asyncio.run(together())
+    assert outcome.ending == "error" and outcome.logs()["environment_blocked"] == 1 and math.isnan(score.reward)
+    assert outcome.logs()["close_failed"] == 1
+    assert ("0.2 seconds" if method == "score" else "it blocked its thread") in outcome.fault
+    for other, scored_ in others:
+        assert other.ending == "done" and scored_.reward == 1 and not other.is_blocked and other.is_closed
+    blocking.released.set()
+    wait_until(lambda: blocking.closed == 1, "it was not closed as soon as its thread was free", 20)
+
+
+def test_a_score_that_never_returns_is_a_missing_reward():
+    class Endless(Tidy):
+        async def score(self, messages, ending):
+            await asyncio.sleep(3600)
+
+    environment = Endless()
+    outcome, score = asyncio.run(play(lambda: environment, Spoken({"content": "x"}), SOON))
+    assert outcome.fault == "score failed (it took more than 0.2 seconds)" and math.isnan(score.reward)
+    assert outcome.logs()["ended_by_error"] == 1 and not outcome.is_blocked and environment.closed == 1
+
+
+def test_close_runs_after_a_policy_that_fails():
+    class Lost:
+        async def respond(self, messages, tools):
+            raise ConnectionError("the engine")
+
+    environment = Tidy()
+    with pytest.raises(ConnectionError):
+        asyncio.run(play(lambda: environment, Lost(), SOON))
+    assert environment.closed == 1
+
+
+def test_no_thread_stays_after_a_rollout():
+    before = threading.active_count()
+    for _ in range(3):
+        asyncio.run(play(Tidy, Spoken({"content": "x"}), SOON))
+    wait_until(lambda: threading.active_count() <= before, "a thread stayed", 20)

@@ -15,7 +15,7 @@ from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.stage import Stage
 from tests.grpo.batch.test_rewards import sample
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, params
 from tests.grpo.rollout.multi_turn.test_agent import loaded_actor
 
 GUESS = """
@@ -44,16 +44,8 @@ def data(tmp_path, *rows):
 def two(tmp_path, monkeypatch):
     """A run with single answers and an environment of a file's own, and its arguments."""
     (tmp_path / "guess.py").write_text(GUESS)
-    values = {
-        "TURN_LIMIT": "4",
-        "ROLLOUT_SECONDS": "60",
-        "TOOL_SECONDS": "20",
-        "SCORE_SECONDS": "60",
-        "MAX_BRANCHES": "3",
-        "TEMPLATE": "hub",
-    }
-    for name, value in (values | {"ENVIRONMENT": f"single {tmp_path / 'guess.py'}"}).items():
-        monkeypatch.setenv(f"GRPO_{name}", value)
+    for name, value in (VARIABLES | {"GRPO_ENVIRONMENT": f"single {tmp_path / 'guess.py'}"}).items():
+        monkeypatch.setenv(name, value)
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})
     return SimpleNamespace(
         agent_func_path=str(AGENT), prompt_data=str(data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",

@@ -1,20 +1,29 @@
-"""Chooses the size of micro-batches that no flag sets: as many samples as the plan says fit on a GPU."""
+"""Chooses what no flag sets, as the plan says that it fits: micro-batches, and an engine's share of a shared GPU."""
 
 from grpo.launch import gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs
 
+MICRO_BATCHES = ("micro_train_batch_size", "micro_rollout_batch_size")
 _SHARE = 0.9  # of a GPU: the need is calculated, and nobody asked for this size
-_SIZES = ("micro_train_batch_size", "micro_rollout_batch_size")
 
 
 def choose(config: Config) -> Config:
-    """Return the configuration with the sizes that it lacks. The objective does not depend on them."""
-    missing = [name for name in _SIZES if name not in config.given]
-    return config.changed(**dict.fromkeys(missing, largest(config))) if missing else config
+    """Return the configuration with what it lacks. The objective does not depend on it."""
+    if missing := [name for name in MICRO_BATCHES if name not in config.given]:
+        config = config.changed(**dict.fromkeys(missing, largest_micro_batch(config)))
+    return choose_engine_share(config)
 
 
-def largest(config: Config) -> int:
+def choose_engine_share(config: Config) -> Config:
+    """Return the configuration with what the actor leaves to an engine, if they share GPUs and no flag sets it."""
+    if not config.args.colocate_all_models or "vllm_gpu_memory_utilization" in config.given:
+        return config
+    need = gpu_memory.needs(config)
+    return config.changed(vllm_gpu_memory_utilization=need.share_left) if need else config
+
+
+def largest_micro_batch(config: Config) -> int:
     """Return the largest size that fits with room to spare and divides a rank's share of an optimizer batch, or 1.
 
     A pass for log-probs keeps less than the update does, so the size fits there too.

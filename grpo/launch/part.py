@@ -1,0 +1,148 @@
+"""One part of a run, from a start or a resume to its end: the trainer under supervision, and what is said of it."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, stop_rules
+from grpo.launch.config import Config
+from grpo.launch.hang import HangWatch
+from grpo.launch.judge import RunJudge
+from grpo.launch.plan import Plan
+from grpo.launch.refusals import REFUSED, note
+from grpo.launch.restarts import Verdict
+from grpo.launch.signals import Signalled
+from grpo.launch.supervise import last_words
+from grpo.launch.supervise.driver import STOPPED, supervise
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.watch import End, Saving
+from grpo.run.lost_writes import LOSSY
+from grpo.run.progress import Progress, find_adapter, way_on
+from grpo.run.run_files import RunFiles, read_parts
+from grpo.run.save_request import SaveRequest
+from grpo.run.saved_steps import saved_steps
+from grpo.stack import seats
+from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack.seats import Seats
+from reward import judge_place
+from reward.settings import STAND_IN_VARIABLE
+
+DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
+
+
+def run(
+    options: argparse.Namespace,
+    folder: Path,
+    config: Config,
+    plan: Plan,
+    run_judge: RunJudge,
+    held: int,
+    places: Seats | None,
+) -> int:
+    """Run the trainer in the run directory under the lock `held`; a summary comes last."""
+    for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
+        os.environ.pop(left, None)
+    status = preflight.patch_status()
+    stand_in = ["--stand-in"] if run_judge.is_stand_in else []
+    again = options.options.split()
+    run_dir.write(
+        folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again, options.config
+    )
+    files = RunFiles(folder, Path(config.args.metrics_dir))
+    progress = Progress(files, plan.steps)
+    progress.lost.begin(resume.resumed_step(config))
+    progress.skip()
+    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
+    if places:
+        environment[seats.VARIABLE] = places.dump()
+    if run_judge.settings:
+        environment[judge_place.VARIABLE] = judge_place.NAME
+    is_finished = False
+    try:
+        end = _train(files, config, plan, progress, environment, run_judge, held)
+        code, is_finished = end.code, end.code == 0
+        if is_finished and progress.lost.count:
+            code, end = LOSSY, End(LOSSY)
+        verdict = _note_end(files, config, progress, end)
+        judge.finish(run_judge, folder)
+        print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
+        if verdict.wait is not None:
+            time.sleep(verdict.wait)
+            restarts.go_on(options, folder, held)
+    except Signalled as came:
+        if not is_finished:  # what is finished stays finished
+            code = came.code
+            note(files, code)
+    if not is_finished:
+        print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
+    return code
+
+
+def _train(
+    files: RunFiles,
+    config: Config,
+    plan: Plan,
+    progress: Progress,
+    environment: dict[str, str],
+    run_judge: RunJudge,
+    held: int,
+) -> End:
+    """Run the trainer under supervision; return how it ended."""
+    from grpo.launch.onsets import Onsets  # here, since only a run needs numpy
+
+    args, onsets = config.args, Onsets(progress, files.read_config())
+    folders = {"checkpoints": Path(args.ckpt_path), "metrics": Path(args.metrics_dir)}
+    folders["the run directory"] = files.folder
+    request = SaveRequest(files.save_request)
+    request.close()  # of an earlier part
+    head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
+    end = supervise(
+        [*DRIVER, *config.argv],
+        ray=None if os.environ.get("RAY_ADDRESS") else head,
+        log_dir=files.logs,
+        environment=environment,
+        progress=lambda: [*progress.poll(), *onsets.new_lines()],
+        stand_in_models=run_judge.stand_in_models,
+        inherited=[held],
+        folders=folders,
+        watch=HangWatch(files, progress, args.hang_minutes, lambda: stop_rules.find(args, progress, folders)),
+        saving=Saving(request, args.sigterm_seconds),
+    )
+    request.close()
+    if end.cause and (stop := stop_rules.of_failure(args, progress.step, last_words.read(files.logs))):
+        return End(STOPPED, stop)
+    return end
+
+
+def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
+    """Return what a part of the run has reached, and why it failed."""
+    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
+    lines = progress.summary(files.folder, save_path, ckpt_path)
+    adapter = find_adapter(save_path, ckpt_path)
+    if adapter:
+        lines.append(evaluate_command.describe(config, adapter))
+    if end.code == 0:
+        lines.append(f"again        {files.command}")
+    if end.cause:
+        lines += [f"{'stopped' if end.code == STOPPED else 'failed':<12} {end.cause.what}"]
+        lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
+    return lines
+
+
+def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
+    """Record how a part of the run ended, and decide whether the run goes on by itself."""
+    verdict = Verdict(None, [])
+    more: dict[str, Any] = {"seconds": progress.seconds()}
+    if progress.lost.count:
+        more["lost"] = progress.lost.describe()
+    if end.cause:
+        saved = saved_steps(config.args.ckpt_path)
+        more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
+        more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
+        if end.code not in (REFUSED, STOPPED):
+            verdict = restarts.decide([*read_parts(files.ends), more], config.args.restarts, progress.has_moved())
+        more["restart"] = verdict.wait is not None
+    return verdict if note(files, end.code, **more) else Verdict(None, [])
