@@ -59,7 +59,7 @@ def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
 
     Args:
         model: the folder of the base model.
-        license_id: the hub's id of a licence.
+        license_id: the hub's id of a license.
 
     Raises:
         UserError: as :func:`run_of`.
