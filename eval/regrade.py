@@ -7,24 +7,19 @@ An evaluation with --reward is scored by the same files again, which config.json
 Exit code: 0 done, 1 some samples have no grade or score, 2 refused: nothing was written.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from eval import own_reward
 from eval.output import read_config, write_result
 from eval.table import result_table
+from grpo.stack import command
 from grpo.stack.problem import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m eval.regrade",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.make_parser("eval.regrade", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         folder = parser.parse_args(argv).folder

@@ -72,9 +72,9 @@ class HangWatch(Watch):
         usual = self._usual()
         if self._phase == START:
             takes = "usually 1 to 3 min with the tiny model; a large one takes longer to load"
-        else:
-            takes = "the first of this run" if usual is None else f"usually {usual / 60:.1f} min"
-        return f"waiting: {self._doing()} ({takes})"
+            return f"waiting for engines and actor to start ({takes})"
+        takes = "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
+        return f"waiting for {self._phase} of step {self._step} ({takes})"
 
     def _doing(self) -> str:
         return "engines and actor are starting" if self._phase == START else f"step {self._step}: {self._phase}"
