@@ -19,7 +19,7 @@ from grpo.stack.problem import UserError
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = command.make_parser("eval.regrade", __doc__)
+    parser = command.parser("eval.regrade", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         folder = parser.parse_args(argv).folder
