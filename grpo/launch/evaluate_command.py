@@ -59,7 +59,8 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
     if is_users(config) and not given:
         rewards = user_files.from_environment()
         words += ["--reward", *(str(one.path) for one in rewards)]
-        words += ["--reward-weights", *(str(one.weight) for one in rewards)]
+        if any(one.weight != 1 for one in rewards):
+            words += ["--reward-weights", *(str(one.weight) for one in rewards)]
     return words
 
 
