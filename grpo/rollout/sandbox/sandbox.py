@@ -66,6 +66,10 @@ class _Nursery:
             theirs.close()
         return ours, descriptors[0]
 
+    def leave_to_parent(self) -> None:
+        """Forget the fork server, in a fork of this process: it ends with the parent, and its lock may be held."""
+        self._lock, self._process, self._control = threading.Lock(), None, None
+
     def _running(self) -> socket.socket:
         if self._process is not None and self._process.poll() is None and self._control is not None:
             return self._control
@@ -99,6 +103,7 @@ def _confirm(message: bytes) -> None:
 
 
 _nursery = _Nursery()
+os.register_at_fork(after_in_child=_nursery.leave_to_parent)
 
 
 class Sandbox:
