@@ -29,6 +29,7 @@ from data.checks import check_lengths, check_overlap
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
 from grpo.stack import command
+from grpo.stack.counted import counted
 from grpo.stack.problem import UserError
 
 
@@ -78,7 +79,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     bad += contradictions + contradictions_in_split
     if bad and not options.skip_bad:
         listed = "\n".join(f"  {line}" for line in bad)
-        raise UserError(f"{len(bad)} bad rows:\n{listed}", "correct them, or leave them out with --skip-bad")
+        raise UserError(f"{counted(len(bad), 'bad row')}:\n{listed}", "correct them, or leave them out with --skip-bad")
     about: dict[str, Any] = {"sources": origins, "rules": rules}
     if options.solve_rates:
         rates = solve_rates.read(options.solve_rates)

@@ -36,8 +36,8 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
 LEAST_SHARE = 0.1
 # A call without an answer counts as a failure of its model only if it had this share of `call_timeout`.
 FULL_SHARE = 0.9
-# LaTeX has fewer characters a token than prose. An estimate that is too high costs throughput, until the reply corrects
-# it; one that is too low costs a 429.
+# LaTeX has fewer characters per token than prose. An estimate that is too high costs throughput until the
+# reply corrects it; one that is too low costs a 429.
 BYTES_PER_TOKEN = 2.5
 
 

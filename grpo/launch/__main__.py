@@ -174,7 +174,7 @@ def _main(options: argparse.Namespace) -> int:
 def _admitted(
     options: argparse.Namespace, config: Config, plan: Plan, folder: Path, run_judge: RunJudge
 ) -> joined_cluster.Admission:
-    """Make all checks, a restart for ten minutes again and again: what has crashed may still hold memory or GPUs."""
+    """Make all checks. A restart repeats them for up to ten minutes: what crashed may still hold memory or GPUs."""
     is_restart = options.held is not None
     until = time.monotonic() + (joined_cluster.ROOM_SECONDS if is_restart else 0.0)
     shown = ""

@@ -1,4 +1,4 @@
-"""Notices a run that does not get on: a phase that lasts several times as long as usual."""
+"""Notices a run that makes no progress: a phase that lasts several times as long as usual."""
 
 import statistics
 import time

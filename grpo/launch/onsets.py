@@ -1,4 +1,4 @@
-"""Tells the user of a running run what the diagnosis finds in it, once per onset."""
+"""Prints what the diagnosis finds while a run is going, once per onset."""
 
 import logging
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ choice is only noted, in the passes of requests that it has named, so that it co
 A layer writes its choice to a buffer of its own, at a fixed address, so captured graphs write there too. After each
 forward pass, the recorder copies the buffers and notes for each request which token was fed at which position. A
 request that finds its prompt in the prefix cache did not compute these positions. The recorder therefore also keeps the
-choices by slot of the KV cache: who reads a slot of the cache, reads the choices that made it.
+choices by slot of the KV cache: a request that reuses a slot gets the choices with which it was computed.
 """
 
 from dataclasses import dataclass, field

@@ -102,7 +102,7 @@ class Stage:
         return references
 
     def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Wait for the responses to a prompt. Return what is there, and what is still being sampled."""
+        """Wait for the responses to a prompt. Return those that are complete, and those still being sampled."""
         ready, again = self._wait(references)
         return ready, [again.get(reference, reference) for reference in references if reference not in ready]
 

@@ -26,7 +26,7 @@ SECTIONS = [
     ("time", "Phases"),
     ("evaluations", "Evaluations"),
     ("configuration", "Configuration"),
-    ("missing", "Not written"),
+    ("missing", "Missing metrics"),
 ]
 SAMPLES = ("samples", "Samples")  # after the first charts
 

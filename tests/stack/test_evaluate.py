@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from data.prepare import Options, Source, prepare
 from eval import compare
+from scripts.export_model import export_model
 from tests import forked
 from tests.scripts.conftest import save_adapter
 
@@ -39,8 +40,8 @@ def adapter(tiny_model, tmp_path_factory) -> Path:
     return save_adapter(tiny_model / "mxfp4", tmp_path_factory.mktemp("adapter"), r=16, lora_alpha=32)
 
 
-def command(tiny_model: Path, data: Path, out: Path, *options: object) -> list[str]:
-    words = [sys.executable, "-m", "eval.evaluate", "--model", tiny_model / "bf16", "--data", data, "--out", out]
+def command(model: Path, data: Path, out: Path, *options: object) -> list[str]:
+    words = [sys.executable, "-m", "eval.evaluate", "--model", model, "--data", data, "--out", out]
     return list(map(str, [*words, "--max-tokens", 40, *options]))
 
 
@@ -54,12 +55,14 @@ def evaluate(*arguments: object, run=forked.run) -> tuple[list[dict], str]:
 
 @pytest.fixture(scope="module")
 def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]:
-    """The most likely response to each problem, of the base and of the model with the adapter."""
+    """The most likely response to each problem, of the base, of the model with the adapter, and of the merged one."""
     out = tmp_path_factory.mktemp("greedy")
     options = ["--n", 1, "--temperature", 0]
-    base, _ = evaluate(tiny_model, data, out / "base", *options)
-    changed, _ = evaluate(tiny_model, data, out / "adapter", *options, "--adapter", adapter)
-    return {"base": base, "adapter": changed}
+    base, _ = evaluate(tiny_model / "bf16", data, out / "base", *options)
+    changed, _ = evaluate(tiny_model / "bf16", data, out / "adapter", *options, "--adapter", adapter)
+    export_model(tiny_model / "mxfp4", adapter, out / "model", experts="bf16")
+    merged, _ = evaluate(out / "model", data, out / "merged", *options)
+    return {"base": base, "adapter": changed, "merged": merged}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,7 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
 def test_engine_agrees_with_transformers_and_peft(greedy, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     assert is_greedy(reference, tokenizer, data, greedy["adapter"])
+    assert is_greedy(reference, tokenizer, data, greedy["merged"])
     with reference.disable_adapter():
         assert is_greedy(reference, tokenizer, data, greedy["base"])
         assert not is_greedy(reference, tokenizer, data, greedy["adapter"]), "the adapter changes nothing"
@@ -127,7 +131,7 @@ def test_conversations_are_sampled_on_tokens(greedy, tiny_model, data, tmp_path)
     file = tmp_path / "guessing.py"
     file.write_text(GUESSING)
     options = ["--n", 1, "--temperature", 0, "--environment", file, "--max-model-len", 400]
-    rows, printed = evaluate(tiny_model, data, tmp_path / "out", *options)
+    rows, printed = evaluate(tiny_model / "bf16", data, tmp_path / "out", *options)
     assert len(rows) == PROBLEMS and "token_mismatch" in printed
     whole = [row for row in rows if row["ending"] != "length"]  # the tiny model rambles on in some conversations
     assert len(whole) >= PROBLEMS / 2 and not any(row["token_mismatch"] for row in rows)
@@ -157,7 +161,7 @@ def children(process: int) -> list[int]:
 def sampled(tiny_model, data, adapter, tmp_path_factory) -> tuple[Path, list[dict]]:
     """Four samples a problem of the model with the adapter: the folder, and the samples."""
     out = tmp_path_factory.mktemp("sampled") / "whole"
-    return out, evaluate(tiny_model, data, out, *SAMPLING, "--adapter", adapter)[0]
+    return out, evaluate(tiny_model / "bf16", data, out, *SAMPLING, "--adapter", adapter)[0]
 
 
 def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
@@ -171,7 +175,7 @@ def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
 def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_model, data, adapter, tmp_path):
     whole, expected = sampled
     budgets = ["--thinking-budget", THINKING, "--answer-budget", 10]
-    rows, printed = evaluate(tiny_model, data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
+    rows, printed = evaluate(tiny_model / "bf16", data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     equal = {0.0: [], 1.0: []}
     for plain, sample in same(expected, rows):
@@ -200,7 +204,7 @@ def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_
 def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(sampled, tiny_model, data, adapter, tmp_path):
     (whole, expected), cut = sampled, tmp_path / "cut"
     options = [*SAMPLING, "--adapter", adapter]
-    words = command(tiny_model, data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
+    words = command(tiny_model / "bf16", data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         started = time.monotonic()
@@ -216,7 +220,7 @@ def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(sampled, ti
     (cut / "samples.jsonl").write_bytes(before + b'{"id": "torn", "sam')  # where a kill may leave a line
 
     as_typed = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
-    rows, printed = evaluate(tiny_model, data, cut, *options, "--batch", 3, run=as_typed)
+    rows, printed = evaluate(tiny_model / "bf16", data, cut, *options, "--batch", 3, run=as_typed)
     assert (cut / "samples.jsonl").read_bytes().startswith(before)
     assert f"{PROBLEMS:8}" in printed and "pass@4" in printed
     assert not any(map(is_running, others))

@@ -170,7 +170,7 @@ def _value(schema: Any) -> Any:
     return schema["enum"][0] if schema.get("enum") else values.get(str(schema.get("type")), "1")
 
 
-@functools.cache  # a restart makes the checks again and again
+@functools.cache  # a restart repeats the checks
 def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
     """Play a conversation on a line of TRAIN_DATA, apart."""
     deadline = DEADLINE + limits.tool_seconds + limits.score_seconds

@@ -1,4 +1,4 @@
-"""What the processes of a run that does not get on are doing: stacks, states, and the cluster, in one file."""
+"""What the processes of a run that makes no progress are doing: stacks, states, and the cluster, in one file."""
 
 import os
 import subprocess

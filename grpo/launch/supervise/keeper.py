@@ -280,7 +280,7 @@ class Keeper:
 
 
 def report(**event: Any) -> None:
-    """Send the launcher an event. A missing launcher does not stop the cleaning."""
+    """Send the launcher an event. The cleanup continues if the launcher is gone."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
