@@ -32,7 +32,11 @@ main() {
 find_python() {
     local python
     for python in "$here/.venv/bin/python" python3.12 python3.11; do
-        command -v "$python" && return
+        # pyenv has commands for versions that are not in use; they fail.
+        if "$python" -c '' 2>/dev/null; then
+            command -v "$python"
+            return
+        fi
     done
     return 1
 }
