@@ -76,7 +76,7 @@ def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:
     for file in files:
         if not file.path.is_file():
             raise UserError(
-                f"{file.path} does not exist, which scored these samples",
+                f"{file.path}, which scored these samples, no longer exists",
                 "restore it, or repeat the command of the evaluation with another --reward; it keeps the samples",
             )
     return [{"path": str(file.path), "sha256": file_digest(file.path), "weight": file.weight} for file in files]

