@@ -246,7 +246,7 @@ def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "python")
     (tmp_path / "python").write_text(
-        '#!/bin/sh\n[ "$3" = grpo.settings.options ] || { echo "launched $*"; cat "$4"; }\n'
+        '#!/bin/sh\n[ "$1" = -c ] || [ "$3" = grpo.settings.options ] || { echo "launched $*"; cat "$4"; }\n'
     )
     for file in (script, scripts / "setup.sh", scripts / "launch.sh", tmp_path / "python"):
         file.chmod(0o755)
