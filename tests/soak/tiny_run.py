@@ -110,10 +110,12 @@ class TinyRun:
         """Return what the run has left: processes, shared memory, temporary folders.
 
         Counts every new file under /dev/shm that no process uses, since nothing tells who created it. So nothing else
-        may create files there meanwhile.
+        may create files there meanwhile. Leaves out Python's semaphores (32 bytes each): one stays if its owner and its
+        resource tracker are killed within half a second of its creation, before the keeper has seen whose it is.
         """
         alive = [f"process {process.pid}" for process in self.seen if processes.is_alive(process)]
-        shared = set(SHM.iterdir()) - self._foreign - processes.shared_memory_of(psutil.pids())
+        new = {path for path in SHM.iterdir() if not path.name.startswith("sem.mp-")}
+        shared = new - self._foreign - processes.shared_memory_of(psutil.pids())
         return [*alive, *(str(path) for path in sorted(shared | self.temporary) if path.exists())]
 
     def phase(self) -> tuple[str, int]:
