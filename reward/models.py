@@ -58,7 +58,7 @@ def find_missing(models: Sequence[str], key: str, endpoint: Endpoint) -> Iterato
                 yield ModelProblem(f"the Gemini API refuses the key of {name}: {error}", f"export a valid {name}")
                 return
             if error.kind is not Kind.NO_MODEL:
-                yield ModelProblem(f"the Gemini API cannot be asked for {model}: {error}", _remedy(error, endpoint))
+                yield ModelProblem(f"the Gemini API cannot be asked about {model}: {error}", _remedy(error, endpoint))
                 return
             yield ModelProblem(f"the Gemini API does not offer {model}: {error}", f"choose one of {MODELS_PAGE}")
 

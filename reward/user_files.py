@@ -58,7 +58,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile
     weights = values.get("REWARD_WEIGHTS", "").split() or ["1"] * len(paths)
     if len(weights) != len(paths):
         raise SettingsError(
-            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files", "give one weight a file"
+            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files",
+            "give one weight per file",
         )
     return [RewardFile(path, _weight(weight)) for path, weight in zip(paths, weights, strict=True)]
 

@@ -61,7 +61,7 @@ class RunHistory:
         flags = self.config.get("flags") or {}
         try:
             updates = plan["scheduled_optimizer_steps"] * flags["lr_warmup_ratio"]
-            last = math.ceil(updates / plan["optimizer_steps_per_rollout"])
+            last = math.ceil(updates / plan["optimizer_steps_per_step"])
         except (KeyError, TypeError, ZeroDivisionError):
             last = UNKNOWN_WARM_UP
             self.notes.append(f"actor_lr and the plan are missing, so the first {last} steps count as the warm-up")

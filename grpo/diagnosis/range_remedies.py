@@ -34,7 +34,7 @@ RANGES = {
         (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.OVERLONG),
     ),
     "high_reward_wrong": Remedy(
-        "wrong samples are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
+        "wrong rollouts are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE),
     ),
     "reward_correct_correlation": _CORRELATION,
@@ -44,14 +44,14 @@ RANGES = {
         (advice.FILTERING, advice.EASIER_DATA, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "judge_failed": Remedy(
-        "the judge fails on some samples, which are then rewarded by another measure than the rest",
+        "the judge fails on some rollouts, which are then rewarded by another measure than the rest",
         (advice.QUOTA, advice.DEADLINE, advice.WHOLE_GROUPS),
     ),
     "judge_fallbacks": Remedy(
         "the first model of the judge often fails, and another one judges instead",
         (
             Advice("JUDGE_RPM", "to your quota", "the first model then answers instead of a fallback"),
-            Advice("JUDGE_MODELS", "with a reliable model first", "the same judge for all samples"),
+            Advice("JUDGE_MODELS", "with a reliable model first", "the same judge for all rollouts"),
         ),
     ),
     "reward_missing": Remedy(
@@ -62,7 +62,7 @@ RANGES = {
         "a disk that the run writes to is almost full",
         (
             Advice("CKPT_DIR", "on another disk", "a full disk stops checkpoints"),
-            Advice("METRICS_DIR", "on another disk", "takes metrics and samples"),
+            Advice("METRICS_DIR", "on another disk", "takes metrics and rollouts"),
             advice.SAVE_LESS,
         ),
     ),
@@ -86,7 +86,7 @@ RANGES = {
         ),
     ),
     "policy_loss_spike": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
+        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks it (largest loss)",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN),
     ),
     "actor_lr": Remedy(
@@ -140,7 +140,7 @@ RANGES = {
         ),
     ),
     "reward_error": Remedy(
-        "the reward function cannot grade some samples: unreadable labels, or an exception (see the log)",
+        "the reward function cannot grade some rollouts: unreadable labels, or an exception (see the log)",
         (advice.LABELS, Advice("REWARD", "a function that handles every response", "test it on the lines of samples/")),
     ),
     "ended_by_turns": Remedy(

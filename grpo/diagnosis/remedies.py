@@ -41,13 +41,13 @@ REMEDIES = {
         (advice.LABELS, advice.REWARD, advice.EASIER_DATA),
     ),
     "no_gradient": Remedy(
-        "all samples of each group get the same reward, so there is no gradient: all problems are too hard or too "
+        "all rollouts of each group get the same reward, so there is no gradient: all problems are too hard or too "
         "easy, no answer matches its label, or the reward is constant",
         (advice.EASIER_DATA, advice.LABELS, advice.REWARD, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "lost_gradient": Remedy(
         "rewards differ, and yet the gradient is exactly zero: it does not reach the adapter, the learning rate or all "
-        "weights of samples are zero, or advantages are clipped away",
+        "weights of rollouts are zero, or advantages are clipped away",
         (
             Advice("--check", "before the next start", "it reports versions that were not tested"),
             advice.EAGER_ATTENTION,
@@ -60,7 +60,7 @@ REMEDIES = {
         cause_without_judge="the policy learns something other than correctness that the reward function rewards",
     ),
     "instability": Remedy(
-        "the updates are too large: the policy moves too far from the one that produced the samples",
+        "the updates are too large: the policy moves too far from the one that produced the rollouts",
         (
             advice.GO_BACK,
             advice.RATE_DOWN,
@@ -72,7 +72,7 @@ REMEDIES = {
         ),
     ),
     "spikes": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)."
+        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks it (largest loss)."
         " Gradients that grow from step to step come before a collapse",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),

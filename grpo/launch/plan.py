@@ -31,8 +31,8 @@ _ADAPTERS_IN_STORE, TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 class Plan:
     """Numbers that follow from a configuration. Sizes are in bytes; None if the model or the data cannot be read."""
 
-    samples_per_rollout: int
-    optimizer_steps_per_rollout: int
+    rollouts_per_step: int
+    optimizer_steps_per_step: int
     gradient_accumulation: int
     prompts: int | None = None
     steps_per_episode: int | None = None
@@ -41,7 +41,7 @@ class Plan:
     scheduled_optimizer_steps: int | None = None
     eval_prompts: int | None = None
     evals: int | None = None
-    max_tokens_per_rollout: int = 0
+    max_tokens_per_step: int = 0
     model_bf16_bytes: int | None = None
     model_actor_bytes: int | None = None
     model_file_bytes: int | None = None
@@ -62,12 +62,12 @@ class Plan:
 def make_plan(config: Config) -> Plan:
     """Compute the plan. `unknown` lists what cannot be read; the preflight refuses it."""
     args = config.args
-    samples = config.samples_per_rollout
+    samples = config.rollouts_per_step
     plan = Plan(
-        samples_per_rollout=samples,
-        optimizer_steps_per_rollout=samples * args.max_epochs // args.train_batch_size,
+        rollouts_per_step=samples,
+        optimizer_steps_per_step=samples * args.max_epochs // args.train_batch_size,
         gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
-        max_tokens_per_rollout=samples * config.max_model_len,
+        max_tokens_per_step=samples * config.max_model_len,
         ray_gpus=config.gpus,
         # One CPU for each bundle, one for the trainer, and a few for Ray's own processes.
         ray_cpus=config.gpus + 4,
@@ -113,15 +113,13 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.model_actor_bytes = sum(actor_bytes(config, model).values())
     plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
     adapter = plan.lora_parameters * WEIGHT_BYTES
-    plan.object_store_bytes = max(
-        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * TOKEN_BYTES
-    )
+    plan.object_store_bytes = max(_MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_step * TOKEN_BYTES)
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
     if args.pipeline:  # the batch of the next step, and unfinished groups
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
-        saved = plan.max_tokens_per_rollout * (args.rollout_batch_size + args.partial_rollouts)
+        saved = plan.max_tokens_per_step * (args.rollout_batch_size + args.partial_rollouts)
         plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
@@ -132,14 +130,14 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
 def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     if not args.pipeline:
         return []
-    first, last = plan.optimizer_steps_per_rollout, 2 * plan.optimizer_steps_per_rollout - 1
+    first, last = plan.optimizer_steps_per_step, 2 * plan.optimizer_steps_per_step - 1
     lines = [
         f"            PIPELINE=1: the policy that sampled is {first}"
         + (f" to {last}" if last > first else "")
         + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
     ]
     if args.partial_rollouts:
-        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
+        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_step - 1
         lines.append(
             f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
             f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
@@ -184,14 +182,14 @@ def describe(plan: Plan, config: Config) -> list[str]:
     args = config.args
     is_simulated = on_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
     lines = [
-        f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
-        f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
-        f"each ({plan.max_tokens_per_rollout:,} in total)",
+        f"rollouts    {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} rollouts = "
+        f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
+        f"({plan.max_tokens_per_step:,} in total)",
         *_prompts(args),
         *describe_lengths(config),
-        f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
-        f"prompts) = {counted(plan.optimizer_steps_per_rollout, 'optimizer step')} per rollout"
-        + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 and not args.pipeline else ""),
+        f"update      {plan.rollouts_per_step} rollouts / train batch {args.train_batch_size} (rollouts, not "
+        f"prompts) = {counted(plan.optimizer_steps_per_step, 'optimizer step')} per global step"
+        + (", all but the first off-policy" if plan.optimizer_steps_per_step > 1 and not args.pipeline else ""),
         *_staleness(plan, args),
         f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
@@ -227,8 +225,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"({counted(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
         f"{counted(args.num_episodes, 'episode')}{limit}: {counted(plan.steps or 0, 'global step')}",
     ]
-    if plan.steps and plan.optimizer_steps_per_rollout:
-        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_rollout)
+    if plan.steps and plan.optimizer_steps_per_step:
+        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_step)
         lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
@@ -246,8 +244,8 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"            the data give {counted(plan.steps, 'step')}, fewer than the {asked} asked for: NUM_EPISODES="
-        f"{math.ceil(asked / per_episode)} repeats them often enough"
+        f"            the data suffice for {counted(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
+        f"{math.ceil(asked / per_episode)}"
     ]
 
 

@@ -67,7 +67,7 @@ ROLLOUT = (
     Setting("GENERATE_MAX_LEN", int, "Longest response, in tokens. A response that is cut before its final answer is "
             "wrong. `--plan` says which lengths fit.", flag="generate_max_len", check=COUNT),
     Setting("TEMPERATURE", float, "Sampling temperature.", flag="temperature",
-            check=above(0, "more than 0, at which all samples of a prompt would be equal")),
+            check=above(0, "more than 0, at which all rollouts of a prompt would be equal")),
     Setting("TOP_P", float, "Nucleus sampling; 1 keeps all tokens.", "1.0", "top_p", check=POSITIVE_SHARE),
     Setting("DYNAMIC_FILTERING", bool, "1: draw another prompt for each one whose rollouts teach nothing, because "
             "their mean score is not strictly inside DYNAMIC_FILTERING_RANGE. See [groups](groups.md).",
@@ -101,10 +101,10 @@ LENGTH = (
     Setting("LENGTH_SCHEDULE", str, "Raises the limit of responses up to GENERATE_MAX_LEN: at global steps, "
             "`1024,2048@50,3072@100`, or once this share of rollouts was truncated in the last 5 steps, "
             "`1024,3072@20%`. Evaluations always have GENERATE_MAX_LEN.", "", "length_schedule", is_ours=True),
-    Setting("OVERLONG_BUFFER", float, "The reward falls over the last so many tokens before the limit, see [loss and "
+    Setting("OVERLONG_BUFFER", float, "The reward falls linearly over this many tokens before the limit, see [loss and "
             "length](loss-and-length.md). Empty: no penalty. With ENVIRONMENT, the tokens of all turns count.", "",
             "overlong_buffer_len"),
-    Setting("OVERLONG_PENALTY", float, "By how much it falls at most. DAPO subtracts up to 1 from rewards of -1 and 1, "
+    Setting("OVERLONG_PENALTY", float, "The reduction at the limit. DAPO subtracts up to 1 from rewards of -1 and 1, "
             "Magistral 0.1.", "0.5", "overlong_penalty_factor", only_with="OVERLONG_BUFFER",
             check=at_least(0, "0 or more: less would reward length")),
 )  # fmt: skip
@@ -189,8 +189,8 @@ ALGORITHM = (
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),
-    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: so many prompts may have unfinished rollouts at the sync, see "
-            "[unfinished rollouts](unfinished-rollouts.md). 0: a step waits for all its own.", "0", "partial_rollouts",
+    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: this many prompts may have unfinished rollouts at the sync, see "
+            "[unfinished rollouts](pipeline.md#unfinished-rollouts). 0: none.", "0", "partial_rollouts",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=NOT_NEGATIVE),
     Setting("PARTIAL_POLICIES", int, "How many policies may continue such a rollout.", "2", "partial_policies",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=at_least(2)),
@@ -198,7 +198,7 @@ ALGORITHM = (
             "`engine`. Empty: engine with PIPELINE=1, else trainer.", "", "old_log_probs", is_ours=True,
             choices=("trainer", "engine")),
     Setting("ROUTING_REPLAY", bool, "1: the actor takes the engine's choice of experts for each token, see [routing "
-            "replay](routing-replay.md).", "0", "routing_replay", is_ours=True),
+            "replay](parity.md#routing-replay).", "0", "routing_replay", is_ours=True),
     Setting("PARITY_LIMIT", float, "The run stops if engines and actor differ on the first rollouts by more than this, "
             "in nat on average, or in a way that rounding does not explain. 0: no check. See [parity](parity.md).",
             "0.05", "parity_limit", is_ours=True, check=at_least(0, "nat, such as 0.05, or 0 for no check")),
@@ -256,12 +256,12 @@ EVALUATION = (
     Setting("EVAL_AT_START", bool, "1: evaluate before the first step.", "1", "eval_at_start", is_ours=True),
     Setting("EVAL_TEMPERATURE", float, "Temperature of evaluations. 0 makes the samples greedy.", "1.0",
             "eval_temperature", check=NOT_NEGATIVE),
-    Setting("EVAL_N_SAMPLES_PER_PROMPT", int, "Samples of each held-out problem, for pass@1 and pass@n, beside a "
-            "greedy one. Empty: 8, or 1 with EVAL_TEMPERATURE=0.", flag="eval_n_samples_per_prompt", check=COUNT),
+    Setting("EVAL_N_SAMPLES_PER_PROMPT", int, "Samples of each held-out problem, for pass@1 and pass@n, besides the "
+            "greedy answer. Empty: 8, or 1 with EVAL_TEMPERATURE=0.", flag="eval_n_samples_per_prompt", check=COUNT),
     Setting("SAVE_STEPS", int, "Global steps between checkpoints, which hold adapter and optimizer; -1: none.",
             flag="save_steps", check=_INTERVAL),
-    Setting("MAX_CHECKPOINTS", int, "The newest so many are kept, and always the best by held-out score and the last "
-            "one before a fall of correctness.", flag="max_ckpt_num", check=POSITIVE),
+    Setting("MAX_CHECKPOINTS", int, "Number of newest checkpoints to keep. The best by held-out score and the last one "
+            "before a fall of correctness are always kept.", flag="max_ckpt_num", check=POSITIVE),
     Setting("CKPT_DIR", str, "Where checkpoints go. Empty: the run directory.", "", "ckpt_path"),
     Setting("METRICS_DIR", str, "Where metrics.jsonl and eval.jsonl go. Empty: the run directory.", "", "metrics_dir",
             is_ours=True),
@@ -275,22 +275,22 @@ EVALUATION = (
 )  # fmt: skip
 
 FAULTS = (
-    Setting("RESTARTS", int, "After a crash the run continues from its newest checkpoint, at most so often without a "
-            "new one in between; 0: never. The same error after the same step twice ends it.", "3", "restarts",
-            is_ours=True, check=NOT_NEGATIVE),
-    Setting("HANG_MINUTES", float, "A run hangs if a phase (generate, train, sync, ...) lasts so long and 5 times as "
-            "long as usual, or 4 times so long if the run has not completed this phase before; 0: never. Its stacks go "
-            "to logs/, and it is ended or restarted.", "30", "hang_minutes", is_ours=True,
+    Setting("RESTARTS", int, "After a crash, the run restarts from its newest checkpoint, at most this many times "
+            "without a new one; 0: never. It does not restart if the same error occurs again after the same step.",
+            "3", "restarts", is_ours=True, check=NOT_NEGATIVE),
+    Setting("HANG_MINUTES", float, "A run hangs if a phase (generate, train, sync, ...) takes longer than this and 5 "
+            "times as long as usual, or 4 times this if the run has not completed the phase before; 0: no check. The "
+            "stacks of all processes go to logs/, and the run ends or restarts.", "30", "hang_minutes", is_ours=True,
             check=at_least(0, "minutes, or 0 for no check")),
-    Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C the run saves its last completed "
-            "step, and ends after at most so many seconds and 10 more; a second one ends it at once. 0: so does the "
-            "first.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
-    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls so far below its best, "
+    Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this many "
+            "seconds to save its last completed step, then ends within 10. A second signal ends it at once. 0: the "
+            "first does.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
+    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls this far below its best, "
             "such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
     Setting("STOP_NON_FINITE", bool, "1: end the run with code 3 if the loss is not finite; it is not saved.", "0",
             "stop_non_finite", is_ours=True),
-    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has less left, in GB. Empty: never.", "",
-            "stop_disk_gb", is_ours=True, check=above(0)),
+    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has fewer GB left than this. Empty: never.",
+            "", "stop_disk_gb", is_ours=True, check=above(0)),
     Setting("STOP_JUDGE_FAILED", float, "Save and end the run with code 3 if the judge fails on a larger share of the "
             "rollouts of 3 steps in a row, such as 0.5. Empty: never.", "", "stop_judge_failed", is_ours=True,
             check=Check("a share below 1", lambda value: 0 <= value < 1)),

@@ -29,7 +29,7 @@ class Fall:
     """A fall of correctness that has not recovered.
 
     Attributes:
-        onset: the first step whose samples may show it.
+        onset: the first step whose rollouts may show it.
         evidence: with the levels, and z in standard errors.
     """
 
@@ -110,7 +110,7 @@ def fall_of_training(run: RunHistory) -> Fall | str:
 
 
 def _fall_of_held_out(run: RunHistory) -> Fall | str:
-    """Return the same of the evaluations, on which one value is enough: each has many samples.
+    """Return the same of the evaluations, on which one value is enough: each has many rollouts.
 
     All evaluations have the same problems, so samples of a problem are independent, unless they are greedy.
     """
@@ -120,12 +120,12 @@ def _fall_of_held_out(run: RunHistory) -> Fall | str:
     if isinstance(fall, str):
         return fall
     good = int(run.held_out.steps[run.held_out.steps < fall.onset][-1])
-    # The policy of the last good evaluation drew the samples of the step after it.
+    # The policy of the last good evaluation drew the rollouts of the step after it.
     return Fall(min(good + 2, fall.onset), fall.z, fall.evidence)
 
 
 def _largest_fall(series: Series, samples: float, least: int) -> Fall | str:
-    """Return the most improbable lasting fall of a share of right samples.
+    """Return the most improbable lasting fall of a share of right rollouts.
 
     Args:
         samples: independent samples in a value, at least.
@@ -156,7 +156,7 @@ def _largest_fall(series: Series, samples: float, least: int) -> Fall | str:
 
 
 def _deviance(before: np.ndarray, n_before: np.ndarray, after: np.ndarray, n_after: np.ndarray) -> np.ndarray:
-    """Return twice the log-likelihood that two levels gain over one, with one sample in each value.
+    """Return twice the log-likelihood that two levels gain over one, with one rollout in each value.
 
     Unlike a difference in standard errors, it holds for levels near 0, where a few samples tell much.
     """
@@ -171,7 +171,7 @@ def _information(level: np.ndarray) -> np.ndarray:
 
 
 def _dispersion(before: np.ndarray, after: np.ndarray, samples: float) -> float:
-    """Return the variance of one value, relative to that of a single sample.
+    """Return the variance of one value, relative to that of a single rollout.
 
     Samples of a prompt are alike, so a value has as many independent samples as prompts, or more. The scatter from
     value to value shows how many. The values after a fall may scatter little because few are right. Neighbours may
@@ -186,7 +186,7 @@ def _dispersion(before: np.ndarray, after: np.ndarray, samples: float) -> float:
 
 
 def _scatter(values: np.ndarray, samples: float) -> tuple[float, int]:
-    """Return the sum of the squared deviations relative to a single sample's variance, and their number."""
+    """Return the sum of the squared deviations relative to a single rollout's variance, and their number."""
     level = float(values.mean())
     variance = max(level * (1 - level), 0.5 / samples)
     return float((np.diff(values) ** 2).sum() / 2 / variance), len(values) - 1

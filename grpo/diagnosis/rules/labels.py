@@ -11,9 +11,9 @@ NEAR = 5  # steps on each side of an evaluation to compare it with
 LEAST = 3  # of those steps
 RECENT = 3  # evaluations that count
 # If both files are equally hard, more than half of the training labels are wrong. A training file made harder on
-# purpose seldom halves the share of right samples.
+# purpose seldom halves the share of right rollouts.
 SHARE = 0.5
-COLDER_SHARE = 0.25  # a lower evaluation temperature alone may double the share of right samples
+COLDER_SHARE = 0.25  # a lower evaluation temperature alone may double the share of right rollouts
 LEAST_GAP = 0.2  # of correctness: a smaller gap may come from the problems
 BEYOND_NOISE = 3.5  # standard errors: a run has a few dozen evaluations, each tested once
 
@@ -21,8 +21,8 @@ BEYOND_NOISE = 3.5  # standard errors: a run has a few dozen evaluations, each t
 def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     """Held-out problems are solved at least twice as often as training problems.
 
-    The cost of the length limit is removed: only uncut training samples count. The training steps both before and after
-    an evaluation must be low, so neither fast learning nor a collapse counts.
+    The cost of the length limit is removed: only uncut training rollouts count. The training steps both before and
+    after an evaluation must be low, so neither fast learning nor a collapse counts.
     """
     whole = _whole(run)
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
@@ -45,7 +45,7 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
 
 
 def _whole(run: RunHistory) -> Series:
-    """Return the share of right samples among those that were not cut: no cut sample counts as right."""
+    """Return the share of right rollouts among those that were not cut: no cut rollout counts as right."""
     if len(whole := run.column("correct_whole")):
         return whole
     if not len(run.column("truncated")):

@@ -20,7 +20,7 @@ from grpo.diagnosis.series import (
     trend,
 )
 
-MASTERED = 0.9  # share of right samples above which little gain is possible
+MASTERED = 0.9  # share of right rollouts above which little gain is possible
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 

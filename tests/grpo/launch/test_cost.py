@@ -44,12 +44,12 @@ def test_hours_calls_tokens_and_price_of_the_whole_run(setting) -> None:
     text = text_of(config, judge_of(price=(2.0, 12.0)))
     assert f"{6 * 64} calls in 6 steps" in text
     prompts, replies = 6 * 64 * (1000 + 3072) / 1e6, 6 * 64 * 2000 / 1e6
-    assert f"up to {prompts:.1f} million prompt tokens" in text and f"{replies:.1f} million tokens of replies" in text
+    assert f"up to {prompts:.1f} million prompt tokens" in text and f"{replies:.1f} million reply tokens" in text
     assert f"{2 * prompts + 12 * replies:.0f} USD at JUDGE_PRICE" in text and "USD" not in text_of(config)
     sampling = int(re.search(r"sampling +(\d+) s", text)[1])
-    assert int(re.search(r"of (\d+) s, if all", text)[1]) == pytest.approx(sampling + 60 + 43, abs=2)
+    assert int(re.search(r"of (\d+) s, if every", text)[1]) == pytest.approx(sampling + 60 + 43, abs=2)
     assert re.search(r"training +26 s \(21 to 39\): calculated from one H100", text)
-    assert "34 ms for each of 3,072 tokens, 32 samples an engine, eager; calculated, see docs/step-time.md" in text
+    assert "34 ms for each of 3,072 tokens, 32 rollouts per engine, eager; calculated, see docs/gpu.md" in text
 
 
 def test_the_hint_of_the_other_way_is_the_plan_of_that_way(setting, monkeypatch) -> None:

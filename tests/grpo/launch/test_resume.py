@@ -286,7 +286,7 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert run_with(supervise, metrics_dir=metrics) == LOSSY
     reason = f"{metrics}/metrics.jsonl: File too large"
     assert shown[0][-1].startswith("step 1")
-    assert shown[1:] == [[f"! lost       {n} since step 2, the last one: {reason}; the run goes on"]
+    assert shown[1:] == [[f"! lost       {n} failed since step 2 (last: {reason}); the run continues"]
                          for n in ("1 write", "2 writes")]  # fmt: skip
     assert_seen("the disk of the metrics fills", shown[1][0])
     note("the disk of the metrics fills", 0.0)
