@@ -75,7 +75,7 @@ class Unfinished:
     # The batch of a step
 
     def begin(self, policy: int) -> tuple[list[Sample], int]:
-        """Let the engines continue. Return the finished rollouts that wait for a batch, and the number of sampled groups.
+        """Let the engines continue. Return the finished rollouts that wait for a batch, and the number of open groups.
 
         Args:
             policy: the one that samples from now on, in optimizer steps.

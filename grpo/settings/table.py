@@ -289,8 +289,8 @@ FAULTS = (
             "such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
     Setting("STOP_NON_FINITE", bool, "1: end the run with code 3 if the loss is not finite; it is not saved.", "0",
             "stop_non_finite", is_ours=True),
-    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has fewer GB left than this. Empty: never.",
-            "", "stop_disk_gb", is_ours=True, check=above(0)),
+    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has fewer GB left than this. Empty: "
+            "never.", "", "stop_disk_gb", is_ours=True, check=above(0)),
     Setting("STOP_JUDGE_FAILED", float, "Save and end the run with code 3 if the judge fails on a larger share of the "
             "rollouts of 3 steps in a row, such as 0.5. Empty: never.", "", "stop_judge_failed", is_ours=True,
             check=Check("a share below 1", lambda value: 0 <= value < 1)),

@@ -66,7 +66,7 @@ def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, 
         assert math.isnan(result["rewards"]) and math.isnan(result["scores"])
         assert (result["extra_logs"]["reward_error"], result["extra_logs"]["reward.good"]) == (1.0, 1.0)
     [record] = caplog.records
-    assert record.exc_info and "the reward bad failed on a sample" in record.getMessage()
+    assert record.exc_info and "the reward bad failed on a rollout" in record.getMessage()
 
 
 def test_infinite_rewards_are_none(load):

@@ -156,7 +156,7 @@ def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     assert state.seconds_left(1150.0) == 25 * 10 + 3 * 30, "at 20, 30 and 40"
     assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
     assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
-    assert "no new line for" in shown(state, now=9999.0) and "no new line" not in shown(state, now=1160.0)
+    assert "no update for" in shown(state, now=9999.0) and "no update for" not in shown(state, now=1160.0)
     run.let_go(130)
     state.refresh()
     assert state.seconds_left(1150.0) is None
@@ -170,7 +170,7 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
     text = printed(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
-    assert "lost: 1 write since step 2, the last one: samples/step_2.jsonl" in " ".join(text.split())
+    assert "lost: 1 write failed since step 2 (last: samples/step_2.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:

@@ -139,7 +139,7 @@ def test_evaluations_are_tabled_and_compared(finished, capsys):
     assert table.main([str(finished)]) == 0
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["base", "step 6, final"]
     assert compare.main([str(finished / "samples" / f"eval_{step}.jsonl") for step in (0, 6)]) == 0
-    assert "better in B" in capsys.readouterr().out
+    assert "B is better on" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)

@@ -105,23 +105,23 @@ def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPa
     assert not any("proxy" in line or "gateway" in line for line in stand_in), "it is asked directly"
 
 
-CALLS, TRY = "calls per step: ", "a try takes up to 90 s; if no model answers, the deadline leaves "
+CALLS, TRY = "calls per step: ", "a try times out after 90 s; if no model answers, the deadline allows "
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, CALLS + "up to 64 plus failed tries; JUDGE_UNFINISHED=0 judges only samples with a final answer"),
+        ({}, CALLS + "up to 64 plus failed tries; JUDGE_UNFINISHED=0 judges only rollouts with a final answer"),
         (
             {"JUDGE_UNFINISHED": "0"},
-            CALLS + "one for each of 64 samples with a final answer, plus failed tries; JUDGE_UNFINISHED is 0",
+            CALLS + "one for each of 64 rollouts with a final answer, plus failed tries (JUDGE_UNFINISHED=0)",
         ),
         (
             {"JUDGE_MODELS": "first second third"},
             TRY + "4 tries: 90 and 70 s for first, 40 s for second, 40 s for third",
         ),
         ({"JUDGE_MODELS": "only"}, TRY + "3 tries: 90, 90 and 60 s for only"),
-        ({"JUDGE_CALL_TIMEOUT": "20"}, TRY.replace("90", "20") + "time for all 6 tries"),
+        ({"JUDGE_CALL_TIMEOUT": "20"}, TRY.replace("90", "20") + "all 6 tries"),
     ],
 )
 def test_the_plan_says_what_a_step_costs_in_calls_and_how_many_tries_fit(configure, changes, said: str) -> None:
@@ -197,4 +197,4 @@ def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
     with StandIn() as server:
         [problem] = problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
-    assert "64 samples, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem
+    assert "64 rollouts, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem

@@ -163,7 +163,7 @@ def test_a_plan_refuses_a_model_of_another_family_instead_of_offering_it(setting
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
     config = setting.config(max_steps=50)
     lines = "\n".join(describe(make_plan(config), config))
-    assert "the data give 6 steps, fewer than the 50 asked for: NUM_EPISODES=25 " in lines
+    assert "the data suffice for 6 steps, not for 50; set NUM_EPISODES=25" in lines
     assert make_plan(setting.config(max_steps=50, num_episodes=25)).steps == 50
     for steps in (6, None):
         config = setting.config(max_steps=steps)

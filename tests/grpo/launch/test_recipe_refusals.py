@@ -111,7 +111,7 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal() -> None:
         ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131,072"),
         ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
         ({"THINKING_BUDGET": "2048", "ANSWER_BUDGET": "1024"}, "= 3073 tokens, but GENERATE_MAX_LEN is 3072"),
-        ({"JUDGE_RPM": "1"}, "64 samples, but the judge can send only 12 requests within JUDGE_DEADLINE"),
+        ({"JUDGE_RPM": "1"}, "64 rollouts, but the judge can send only 12 requests within JUDGE_DEADLINE"),
     ],
 )
 def test_a_plan_of_what_no_gpu_could_run_is_refused_before_the_model_is_here(variables, what) -> None:

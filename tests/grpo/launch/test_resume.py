@@ -291,7 +291,7 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert_seen("the disk of the metrics fills", shown[1][0])
     note("the disk of the metrics fills", 0.0)
     output = capsys.readouterr().out
-    assert f"lost         2 writes since step 2, the last one: {reason}" in output
+    assert f"lost         2 writes failed since step 2 (last: {reason})" in output
     assert "again  " not in output and "not finished" not in output
     run = run_state.Run(setting.run_dir)
     assert (run.state, run.code) == ("finished", LOSSY)
