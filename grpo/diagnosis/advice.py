@@ -60,7 +60,7 @@ THINKING = Advice(
 )
 EFFORT = Advice("REASONING_EFFORT", "low", "gpt-oss thinks for fewer tokens")
 LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups in which all rewards are equal", 2.0)
-LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer and less noisy optimizer steps per rollout", 2.0)
+LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer and less noisy optimizer steps per global step", 2.0)
 LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)
 CORRECTNESS = Advice(
     "CORRECTNESS_WEIGHT", "0.9", "the reward depends more on the exact check", enough=lambda now: now >= 0.9

@@ -4,7 +4,7 @@ from grpo.diagnosis import advice
 from grpo.diagnosis.advice import Advice, Remedy
 
 _FAR = Remedy(
-    "the updates of a rollout move the policy too far from the sampling policy: they are too many or too large",
+    "the updates of a step move the policy too far from the sampling policy: they are too many or too large",
     (advice.LARGER_BATCH, advice.RATE_DOWN, advice.CLIP_RATIO, advice.CLIP_GRADIENT),
 )
 _DIFFERENCE = Remedy(
@@ -55,7 +55,7 @@ RANGES = {
         ),
     ),
     "reward_missing": Remedy(
-        "samples get no reward: the reward function or the environment fails on them; the engines' log has the reason",
+        "rollouts get no reward: the reward function or the environment fails on them; the engines' log has the reason",
         (Advice("REWARD", "a function that handles every response", "test it on the lines of samples/"),),
     ),
     "disk_free": Remedy(
@@ -67,11 +67,11 @@ RANGES = {
         ),
     ),
     "lost_writes": Remedy(
-        "lines of metrics or samples could not be written: the disk is full or missing",
+        "metrics or rollouts could not be written: the disk is full or missing",
         (Advice("METRICS_DIR", "on another disk", "lines that cannot be written are lost"), advice.SAVE_LESS),
     ),
     "engines_replaced": Remedy(
-        "engines die again and again: out of memory, or a GPU at fault; the console names the engine and its signal",
+        "engines keep dying: out of memory, or a GPU at fault; the console names the engine and its signal",
         (
             Advice("GPU_MEMORY_UTILIZATION", "0.05 lower", "leaves memory to what vLLM does not count"),
             Advice("--check", "before the next start", "it tests GPUs, memory, and shared memory"),
@@ -98,7 +98,7 @@ RANGES = {
         ),
     ),
     "advantage_mean": Remedy(
-        "the advantages of a step do not cancel out: samples lack a reward, or advantages are clipped",
+        "the advantages of a step do not cancel out: rollouts lack a reward, or advantages are clipped",
         (advice.REWARD, Advice("ADVANTAGE_ESTIMATOR", "dr_grpo", "subtracts the mean of each group")),
     ),
     "advantage_clipped": Remedy(
@@ -133,7 +133,7 @@ RANGES = {
         "the advantage depends on the length: long responses are cut or penalised, or the judge prefers a length",
         (
             advice.LENGTH,
-            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
+            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short rollouts"),
             Advice("OVERLONG_PENALTY", "to a half", "length then costs less relative to correctness", 0.5),
             advice.CORRECTNESS,
             advice.QUALITY,

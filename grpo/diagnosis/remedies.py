@@ -86,7 +86,7 @@ REMEDIES = {
         ),
     ),
     "off_policy": Remedy(
-        "several optimizer steps per rollout move the policy away from the sampling policy",
+        "several optimizer steps per global step move the policy away from the sampling policy",
         (advice.LARGER_BATCH, advice.RATE_DOWN, advice.CLIP_RATIO),
     ),
     "mismatch": Remedy(
@@ -105,7 +105,7 @@ REMEDIES = {
         "short responses are rewarded as much as long ones, or the updates have damaged the policy",
         (
             advice.GO_BACK,
-            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
+            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short rollouts"),
             advice.RATE_DOWN,
             advice.KL,
             advice.CORRECTNESS,

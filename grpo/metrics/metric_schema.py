@@ -179,7 +179,7 @@ SCHEMA = (
     Metric("actor_lr", "", 5, "learning rate that was applied, mean over the optimizer steps of the step", "actor",
            (1e-12, None)),
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
-    Metric("optimizer_steps", "", 5, "optimizer steps in this rollout; all but the first are off-policy", "actor"),
+    Metric("optimizer_steps", "", 5, "optimizer steps in this step; all but the first are off-policy", "actor"),
     Metric("staleness", "", 5, "optimizer steps between the policy that sampled the rollouts and the one that the step "
            "begins with, mean over tokens", "launcher", when="PIPELINE"),
     Metric("staleness_max", "", 5, "staleness of the oldest token", "launcher", when="PARTIAL_ROLLOUTS"),

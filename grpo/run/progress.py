@@ -208,7 +208,7 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
     if "waits" not in row:
-        return [f"step {row['step']}: engines and actor were compared by another version, in other numbers"]
+        return [f"step {row['step']}: engines and actor were compared by another version of this project"]
     comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []
@@ -244,8 +244,8 @@ def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
     if is_whole(first) and is_whole(last):
         return []
     return [
-        "             not comparable: not every problem was graded; python -m eval.compare on samples/ of the run "
-        "compares the common ones"
+        "             not comparable: not every problem was graded; to compare those that were, run "
+        "python -m eval.compare on the files in samples/"
     ]
 
 

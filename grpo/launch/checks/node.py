@@ -137,7 +137,7 @@ def _resources(node: str, there: Mapping[str, Any], needs: Needs) -> Iterator[Pr
             )
     if there["memory"] < needs.memory:
         yield Problem(
-            f"{size(there['memory'])} of memory are free on {node}, but its part of the run needs {size(needs.memory)}",
+            f"{size(there['memory'])} of memory is free on {node}, but its part of the run needs {size(needs.memory)}",
             "end other programs there, or use a larger machine",
         )
     if there["store"] < needs.store:

@@ -69,7 +69,7 @@ def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses() -> Non
         ([], {"ENVIRONMENT": "{folder}/none.py"}, "none.py does not exist"),
         (["--steps", "-3"], {}, "STEPS is -3"),
         (["--gpus", "2"], {"EXPERTS": "bf16"}, "set EXPERTS=packed"),
-        ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is no JSON"),
+        ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is not JSON"),
     ],
 )
 def test_a_plan_without_a_model_reads_the_files_that_are_here(tmp_path, options, variables, message):
@@ -84,8 +84,8 @@ def test_a_plan_without_a_model_reads_the_files_that_are_here(tmp_path, options,
     ("variables", "message"),
     [
         ({"JUDGE": "2"}, "JUDGE is '2': set it to 1 (on) or 0 (off)"),
-        ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they have to add up to 1"),
-        ({"QUALITY_WEIGHT": "1.5"}, "have to add up to 1"),
+        ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they must add up to 1"),
+        ({"QUALITY_WEIGHT": "1.5"}, "must add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
         ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),

@@ -146,4 +146,4 @@ def test_a_comparison_survives_a_json_file():
     assert head == "step 3: engines and actor differ (with the adapter, rollouts since step 2)"
     assert (few, last) == ("    too few tokens", "    all: too far apart; look")
     earlier = {"step": 1, "limit": 0.05, "has_adapter": False, "rows": [{"name": "all", "mean": 0.001}], "problems": []}
-    assert parity_lines(earlier) == ["step 1: engines and actor were compared by another version, in other numbers"]
+    assert parity_lines(earlier) == ["step 1: engines and actor were compared by another version of this project"]
