@@ -95,7 +95,7 @@ class Step(Stage):
         return (lambda sample: sample.number) if self._unfinished else super().places()
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return as :meth:`Stage.begin`: a step may draw only so many prompts, and none that rests."""
+        """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts, and no retired one."""
         spare, running = self._unfinished.begin(self._policy) if self._unfinished else ([], 0)
         carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
         ready = len(carried) // self.args.n_samples_per_prompt

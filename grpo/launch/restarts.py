@@ -30,7 +30,7 @@ class Verdict:
 
 
 def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> Verdict:
-    """Decide whether a run goes on after its last end.
+    """Decide whether a run restarts after its last end.
 
     Args:
         ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)

@@ -102,7 +102,7 @@ def _best(found: Iterable[Choice]) -> Choice | None:
 
 
 def choices(config: Config, count: int, seconds: Callable[[Config], float]) -> list[Choice]:
-    """Return the ways to use so many nodes: numbers of ranks that the batches allow, and all engines that then fit.
+    """Return the ways to use this many nodes: numbers of ranks that the batches allow, and all engines that then fit.
 
     A run does not get fewer engines or ranks than it has, nor more engines than rollouts.
     """

@@ -17,7 +17,7 @@ LOSS = "policy_loss"
 
 
 def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Stop | None:
-    """Return the first rule of these flags that applies; None if the run may go on."""
+    """Return the first rule of these flags that applies; None if the run may continue."""
     return next(_stops(args, progress, folders), None)
 
 

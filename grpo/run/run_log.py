@@ -84,7 +84,7 @@ class RunLog:
         self._seconds[phase] += seconds
 
     def note_phase(self, phase: str, step: int) -> None:
-        """Say what the run does from now on, for whoever watches that it gets on."""
+        """Note the phase that begins now, for the launcher's detection of hangs."""
         self._noted = phase, step
         note = json.dumps({"phase": phase, "step": step, "time": time.time()})
         self._attempt(self._files.phase, lambda file: replace(file, note + "\n"))

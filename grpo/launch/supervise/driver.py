@@ -171,7 +171,7 @@ class _Supervisor:
             keeper_input.write(b"examine\n")
 
     def _has_saved(self) -> bool:
-        """Ask for a checkpoint, once; return whether it is there, or its time is up."""
+        """Ask for a checkpoint, once; return whether it was saved, or timed out."""
         if not self.saving or (self.stop and not self.stop.is_saved):
             return True
         if self.save_until is None:

@@ -373,13 +373,13 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     [
         ((), {}, "has no checkpoint", "ready:"),
         ((4,), {"actor_learning_rate": 0.5}, "  LEARNING_RATE was 1e-06, now 0.5", "ready:"),
-        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
-        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to go on"),
+        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to continue"),
+        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to continue"),
         (
             (6,),
             {"max_steps": 6},
             "after step 6",
-            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on",
+            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to continue",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
     memory, shared = setting.problems()
-    assert "2.0 GB of memory are free, but the run needs about" in memory
+    assert "2.0 GB of memory is free, but the run needs about" in memory
     assert "/dev/shm has 67.1 MB free" in shared and "--shm-size" in shared
 
 
