@@ -268,7 +268,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
-    """Return how to continue a run that has not finished: the command, with the options and settings of its last part."""
+    """Return how to continue an unfinished run: the command, with the options and settings of its last part."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
     return f"{resume_command(run_dir, config)} {then}"

@@ -97,7 +97,7 @@ SURPRISES = (
     *("6 global steps", "4 for 2 engines of 2, 4 for the actor"),
 )
 SINGULAR = (
-    *("1 optimizer step per global step", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),
+    *("1 optimizer step per", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),
 )
 ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
