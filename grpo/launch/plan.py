@@ -169,7 +169,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         )
     if args.retire_after is not None:
         lines.append(
-            f"problems    rest for {counted(args.retire_for, 'step')} after "
+            f"problems    are retired for {counted(args.retire_for, 'step')} after "
             f"{counted(args.retire_after, 'solved group')} in a row"
         )
     if args.template_date is not None:

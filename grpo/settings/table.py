@@ -21,8 +21,8 @@ MODEL = (
     Setting("MODEL", str, "The model to train: a folder, or a hub id that is already in the hub's cache.",
             flag="pretrain"),
     Setting("ADAPTER", str, "A LoRA adapter of MODEL to start from: a folder in PEFT's format, such as another run's "
-            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must be its own. See [starting from an adapter]"
-            "(runs.md#starting-from-an-adapter). Empty: a new one, which changes nothing at first.", "", "adapter",
+            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must match it. See [starting from an adapter]"
+            "(runs.md#starting-from-an-adapter). Empty: a new adapter, which at first changes nothing.", "", "adapter",
             is_ours=True),
     Setting("ENGINE_MODEL", str, "What the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems, see [data](data.md). Empty: data/prepared/train.jsonl.",
@@ -44,10 +44,10 @@ CHAT = (
 )  # fmt: skip
 
 GPUS = (
-    Setting("NUM_ENGINES", int, "vLLM engines of the whole run.", flag="vllm_num_engines", check=COUNT),
-    Setting("ENGINE_TP", int, "GPUs of an engine (tensor parallelism). An engine never spans nodes.",
+    Setting("NUM_ENGINES", int, "vLLM engines in the whole run.", flag="vllm_num_engines", check=COUNT),
+    Setting("ENGINE_TP", int, "GPUs per engine (tensor parallelism). An engine never spans nodes.",
             flag="vllm_tensor_parallel_size", check=COUNT),
-    Setting("ACTOR_GPUS", int, "GPUs that train, of the whole run.", flag="actor_num_gpus_per_node", check=COUNT,
+    Setting("ACTOR_GPUS", int, "GPUs that train, in the whole run.", flag="actor_num_gpus_per_node", check=COUNT,
             also="ref_num_gpus_per_node"),
     Setting("COLOCATE", bool, "1: engines and actor share GPUs and take turns. NUM_ENGINES x ENGINE_TP and ACTOR_GPUS "
             "must then be equal.", flag="colocate_all_models"),
@@ -60,8 +60,8 @@ GPUS = (
 )  # fmt: skip
 
 ROLLOUT = (
-    Setting("ROLLOUT_BATCH_SIZE", int, "Prompts of a global step.", flag="rollout_batch_size", check=COUNT),
-    Setting("N_SAMPLES_PER_PROMPT", int, "Rollouts of a prompt: the size of a group.", flag="n_samples_per_prompt",
+    Setting("ROLLOUT_BATCH_SIZE", int, "Prompts per global step.", flag="rollout_batch_size", check=COUNT),
+    Setting("N_SAMPLES_PER_PROMPT", int, "Rollouts per prompt: the size of a group.", flag="n_samples_per_prompt",
             check=COUNT),
     Setting("PROMPT_MAX_LEN", int, "Longest prompt, in tokens.", flag="prompt_max_len", check=COUNT),
     Setting("GENERATE_MAX_LEN", int, "Longest response, in tokens. A response that is cut before its final answer is "
@@ -78,10 +78,10 @@ ROLLOUT = (
     Setting("DYNAMIC_FILTERING_BATCHES", int, "A step draws at most this many times ROLLOUT_BATCH_SIZE prompts; then "
             "the groups nearest to the range fill it.", "4", "dynamic_filtering_batches", is_ours=True, check=POSITIVE,
             only_with="DYNAMIC_FILTERING"),
-    Setting("RETIRE_AFTER", int, "A problem rests after this many groups in a row in which every rollout had the score "
-            "1. Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
-    Setting("RETIRE_FOR", int, "Global steps for which such a problem rests. One more such group, and it rests again.",
-            "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
+    Setting("RETIRE_AFTER", int, "Retire a problem after this many groups in a row in which every rollout had the "
+            "score 1. Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
+    Setting("RETIRE_FOR", int, "Global steps for which a retired problem is not drawn. One more such group retires it "
+            "again.", "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
     Setting("DROP_REPETITION", float, "Leave a rollout out of the update and of its group's mean if more than this "
             "share of the 3-grams in some 512 tokens occurred earlier in them, such as 0.8. Empty: none.", "",
             "drop_repetition", is_ours=True, check=Check("a share between 0 and 1, such as 0.8", lambda v: 0 < v < 1)),
@@ -92,8 +92,8 @@ ROLLOUT = (
 
 LENGTH = (
     Setting("THINKING_BUDGET", int, "Tokens after which the thinking is cut, see [thinking budget]"
-            "(thinking-budget.md). Empty: GENERATE_MAX_LEN limits thinking and answer together. With ENVIRONMENT, of "
-            "each turn.", "", "thinking_budget", is_ours=True),
+            "(thinking-budget.md). Empty: GENERATE_MAX_LEN limits thinking and answer together. With ENVIRONMENT, "
+            "it applies to each turn.", "", "thinking_budget", is_ours=True),
     Setting("ANSWER_BUDGET", int, "Tokens of the answer, with THINKING_BUDGET. Both and the delimiter must fit into "
             "GENERATE_MAX_LEN.", "", "answer_budget", is_ours=True),
     Setting("THINKING_DELIMITER", str, "What ends the thinking: harmony (gpt-oss), think (`</think>`), or a text with "
@@ -133,7 +133,7 @@ REWARD = (
     Setting("JUDGE_RPM", int, "Your quota: requests per minute to each model, over all engines. The local server of "
             "`--tiny` has no quota.", "120", check=POSITIVE),
     Setting("JUDGE_TPM", int, "Your quota: prompt tokens per minute to each model.", "1000000", check=POSITIVE),
-    Setting("JUDGE_CONCURRENCY", int, "Calls under way at once, for each model.", "32", check=POSITIVE),
+    Setting("JUDGE_CONCURRENCY", int, "Concurrent calls to each model.", "32", check=POSITIVE),
     Setting("JUDGE_PRICE", float, 'Prices for `--plan` in USD: of a million prompt tokens and of a million tokens of '
             'replies, such as "2 12". Empty: unknown.', "", count=2, check=NOT_NEGATIVE),
     Setting("JUDGE_BASE_URL", str, "Where key and prompts are sent. Variables of google-genai have no effect, and "
@@ -221,8 +221,8 @@ OPTIMIZER = (
     # Schedules of transformers that accept `min_lr`, which OpenRLHF always passes, and need no metric.
     Setting("LR_SCHEDULER", str, "Schedule of the learning rate.", flag="lr_scheduler", choices=(
         "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr")),
-    Setting("MAX_GRAD_NORM", float, "Longer gradients are scaled down to this norm. 0: none.", "1.0", "max_norm",
-            check=NOT_NEGATIVE),
+    Setting("MAX_GRAD_NORM", float, "Gradients with a larger norm are scaled down to this one. 0: never.", "1.0",
+            "max_norm", check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
     Setting("LORA_ALPHA", int, "The adapter is scaled by this / LORA_RANK.", flag="lora_alpha", check=POSITIVE),
     Setting("TARGET_MODULES", str, "Projections with an adapter, of the attention alone: the engines keep their MXFP4 "
@@ -242,9 +242,9 @@ MEMORY = (
     Setting("ACTOR_SHARD", str, "`zero3` gives each GPU a part of the frozen model, and gathers a layer when it is "
             "used. `none` keeps the whole model on each GPU, so that only gradients of the adapter travel.", "zero3",
             "actor_shard", is_ours=True, choices=("zero3", "none")),
-    Setting("OFFLOAD", bool, "1: the actor's parts of the model lie in host memory. Empty: 1 with EXPERTS=bf16 and "
+    Setting("OFFLOAD", bool, "1: keep the actor's parts of the model in host memory. Empty: 1 with EXPERTS=bf16 and "
             "ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
-    Setting("ADAM_OFFLOAD", bool, "1: the optimizer's state lies in host memory.", "1", "adam_offload"),
+    Setting("ADAM_OFFLOAD", bool, "1: keep the optimizer's state in host memory.", "1", "adam_offload"),
     Setting("GRADIENT_CHECKPOINTING", bool, "1: recompute activations in the backward pass.", "1",
             "gradient_checkpointing"),
     Setting("PERSISTENCE_THRESHOLD", int, "Parameters with fewer elements stay whole on every rank. Empty: DeepSpeed's "
@@ -265,7 +265,7 @@ EVALUATION = (
     Setting("CKPT_DIR", str, "Where checkpoints go. Empty: the run directory.", "", "ckpt_path"),
     Setting("METRICS_DIR", str, "Where metrics.jsonl and eval.jsonl go. Empty: the run directory.", "", "metrics_dir",
             is_ours=True),
-    Setting("LOG_SAMPLES", int, "Rollouts of a step that are written besides its extremes. Empty: all.", "",
+    Setting("LOG_SAMPLES", int, "Rollouts per step that are written in addition to its extremes. Empty: all.", "",
             "log_samples", is_ours=True, check=NOT_NEGATIVE),
     Setting("USE_TENSORBOARD", bool, "1: also write TensorBoard files into the run directory.", "1", "use_tensorboard",
             more=("1",)),

@@ -96,9 +96,7 @@ SURPRISES = (
     *("8 prompts x 8 rollouts = 64, ", "8 optimizer steps per global step, all but the first off-policy"),
     *("6 global steps", "4 for 2 engines of 2, 4 for the actor"),
 )
-SINGULAR = (
-    *("1 optimizer step per", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),
-)
+SINGULAR = (*("1 optimizer step per", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),)
 ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
 
