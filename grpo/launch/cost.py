@@ -83,7 +83,7 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
     args = config.args
 
     def seconds(**changes: Any) -> str:
-        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s a step"
+        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s per step"
 
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
@@ -113,9 +113,9 @@ def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> I
                 f"{abs(share):.0%} {'faster' if share < 0 else 'slower'}{sure};"
             )
             yield f"{_INDENT}  its cache has {gpu_memory.describe_cache(need)}"
-            several = f"{1e6 * ALL_REDUCE:.0f} us for an all-reduce and {1e3 * RAY:.0f} ms for Ray in a pass"
+            several = f"{1e6 * ALL_REDUCE:.0f} us per all-reduce and {1e3 * RAY:.0f} ms of Ray per pass"
     if several:
-        yield f"{_INDENT}  an engine of several GPUs is assumed to need {several}"
+        yield f"{_INDENT}  for an engine of several GPUs, assumes {several}"
 
 
 def seconds_of_step(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> float:

@@ -171,7 +171,7 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
     least, expected, most = (
         min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:]))
     )
-    source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
+    source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s per call"
     waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
     yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
 
@@ -199,7 +199,7 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     moved = count / args.micro_train_batch_size * weights
     if args.offload:
         copies = moved / config.actor_ranks / rates.host
-        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if fully overlapped"
         yield Phase("copies from the host", copies, 0.0, copies, source)
     if config.actor_ranks == 1:
         return
@@ -209,7 +209,7 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     between = moved * equal_nodes.gathered_from_others(places) / NETWORK if places else 0.0
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
-    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
+    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if fully overlapped")
 
 
 def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:

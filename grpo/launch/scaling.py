@@ -90,7 +90,7 @@ def _further(config: Config, seconds: Callable[[Config], float]) -> Iterator[str
         now = full.seconds
     best = _best(choices(config, count + 1, seconds))
     if best is None or best.seconds >= now:
-        yield f"  node {count + 1:<5}would not help: no division that fits takes less than {now:,.0f} s a step"
+        yield f"  node {count + 1:<5}would not help: no division that fits takes less than {now:,.0f} s per step"
         return
     gain = f"a step would take {best.seconds:,.0f} s instead of {now:,.0f}"
     yield f"  node {count + 1:<5}{gain}, with {best.ways(config)}"
