@@ -100,7 +100,7 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     times = [int(re.search(r"NUM_ENGINES=4 ENGINE_TP=1 would sample in (\d+) s", text)[1]) for text in (eager, graphs)]
     assert 92 < times[0] < int(re.search(r"sampling +(\d+) s", eager)[1]) and times[1] < times[0]
     assert "faster, within the margin of error;" in eager and "its cache has 50 of the longest sequences at" in eager
-    assert "assumed to need 8 us for an all-reduce and 2 ms for Ray in a pass" in eager
+    assert "assumes 8 us per all-reduce and 2 ms of Ray per pass" in eager
     assert "ENFORCE_EAGER=0 would take" in eager and "ENFORCE_EAGER=1 would take" in graphs
     small = text_of(config_of(setting, gpu_gb=48, vllm_gpu_memory_utilization=0.9))
     assert "NUM_ENGINES=4 ENGINE_TP=1 does not fit: its cache has no room" in small
