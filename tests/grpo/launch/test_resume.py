@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
         file.unlink()
     else:
         state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
-    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
+    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(complete: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
 
