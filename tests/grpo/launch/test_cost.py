@@ -129,7 +129,7 @@ def planned(setting, model: str = LARGE, **flags):
 
 @pytest.mark.parametrize("row", next(table for table in page("README.md").tables if table[0][1] == "GPUs")[1:])
 def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
-    model, gpus, host, longest, hours = row
+    model, gpus, host, longest, hours = (cell.replace(" ", "") for cell in row)
     name = f"openai/gpt-oss-{model.partition(',')[0]}"
     box, _, size = gpus.removesuffix("GB").partition("x")
     size = {"141": "140.4"}.get(size, size)  # of 2**30 bytes: what nvidia-smi states of an H200

@@ -41,7 +41,7 @@ def test_each_missing_model_is_named(configure) -> None:
 def test_a_retired_model_is_named_with_its_replacement(configure, model: str) -> None:
     with StandIn() as server:  # a server that still answers it
         [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
-    assert f"JUDGE_MODELS: {model} is retired" in problem and f"put {RETIRED[model]} in its place" in problem
+    assert f"JUDGE_MODELS: {model} is retired" in problem and f"replace it with {RETIRED[model]}" in problem
     assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1, "even without a request"
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_answer_is_one_problem(configure, monkeypatch, is
         if is_listening:
             nobody.listen()
         [problem] = problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
-    assert "cannot be asked for first" in problem and "JUDGE=0" in problem and KEY not in problem
+    assert "cannot be asked about first" in problem and "JUDGE=0" in problem and KEY not in problem
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
