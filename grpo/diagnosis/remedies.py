@@ -20,7 +20,7 @@ REMEDIES = {
         "the policy memorises the training problems",
         (
             Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
-            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best exact match is kept", 0.5),
+            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best held-out result is kept", 0.5),
             advice.RATE_DOWN,
             Advice("LORA_RANK", "to a half", "leaves less capacity to memorise", 0.5),
         ),
