@@ -54,6 +54,16 @@ REMEDIES = {
             advice.REWARD,
         ),
     ),
+    "masked_gradient": Remedy(
+        "MASK_TRUNCATED=1 leaves truncated rollouts out of the loss, and all rollouts of groups with differing rewards "
+        "are truncated",
+        (
+            advice.LENGTH,
+            advice.EFFORT,
+            advice.THINKING,
+            Advice("MASK_TRUNCATED", "0", "trains on truncated rollouts too", enough=lambda now: now <= 0),
+        ),
+    ),
     "reward_hacking": Remedy(
         "the policy learns to please the reward function or the judge instead of being correct",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE, advice.REWARD, advice.KL),

@@ -79,6 +79,26 @@ def test_no_gradient_although_groups_have_spread() -> None:
     assert named(later) == {"lost_gradient": 23}
 
 
+@pytest.mark.parametrize(
+    ("masks", "truncated", "alike", "name"),
+    [
+        (1, 1.0, 0.25, "masked_gradient"),
+        (1, 0.75, 0.25, "masked_gradient"),  # the other quarter is that of the groups without spread
+        (1, 0.7, 0.25, "lost_gradient"),
+        (0, 1.0, 0.25, "lost_gradient"),
+    ],
+)
+def test_a_gradient_that_the_user_masked_is_not_lost(masks, truncated, alike, name) -> None:
+    rows = rows_of(grad_norm=np.zeros(3), correct=[0.2] * 3, truncated=[truncated] * 3, zero_spread_groups=[alike] * 3)
+    config = {"flags": {"mask_truncated": bool(masks)}}
+    [finding] = [one for one in diagnose(of_rows(rows, (), config)).findings if "gradient" in one.name]
+    assert finding.name == name and finding.severity == CRITICAL
+    advised = {action.setting: action.change for action in finding.actions}
+    if name == "masked_gradient":
+        assert "MASK_TRUNCATED=1" in finding.cause
+        assert advised["MASK_TRUNCATED"] == "0 (now 1)" and "GENERATE_MAX_LEN" in advised
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
     after = np.arange(22) >= 10
