@@ -87,7 +87,7 @@ class Finding:
 
     @property
     def says_it_fell(self) -> bool:
-        """Say whether correctness fell with it, in training or on the held-out problems; or the score, if that counts."""
+        """Say whether correctness or the score fell with it, in training or on the held-out problems."""
         measures = ("correct", EXACT_MATCH, SCORE, HELD_OUT_SCORE)
         levels = [one.numbers for one in self.evidence if one.metric in measures and "before" in one.numbers]
         return any(each["before"] - each["after"] > LEAST_FALL * max(1.0, abs(each["before"])) for each in levels)

@@ -20,7 +20,7 @@ REMEDIES = {
         "the policy memorises the training problems",
         (
             Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
-            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best held-out result is kept", 0.5),
+            Advice("NUM_EPISODES", "to a half", "stop earlier; the best checkpoint is kept", 0.5),
             advice.RATE_DOWN,
             Advice("LORA_RANK", "to a half", "leaves less capacity to memorise", 0.5),
         ),
@@ -82,8 +82,9 @@ REMEDIES = {
         ),
     ),
     "spikes": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)."
-        " Gradients that grow from step to step come before a collapse",
+        "some micro-batches have a very large ratio or advantage, or very unlikely tokens with POLICY_LOSS=cispo; "
+        "samples/step_N.jsonl marks the sample (largest loss). Gradients that grow from step to step come before a "
+        "collapse",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),
     "lr_shock": Remedy(

@@ -57,7 +57,8 @@ class Fall:
 def correctness_fall(run: RunHistory) -> list[Finding] | str:
     """Correctness fell by more than sampling explains and has not recovered, in training or on the held-out problems.
 
-    With a reward of the user's own, the score counts. It is critical if both fell, or if little is left. A fall that noise may explain is watched.
+    With a reward of the user's own, the score counts. It is critical if both fell, or if little is left. A fall that
+    noise may explain is watched.
     """
     if not len(run.held_out):
         run.need(run.training_name, 5)

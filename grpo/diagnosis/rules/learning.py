@@ -79,7 +79,9 @@ def _still(run: RunHistory) -> list[Evidence] | None:
             return None
         evidence.append(_change(entropy, drift.change, drift.z))
     if not evidence or (len(evidence) == 1 and len(entropy) < 60):
-        raise NotJudged(f"{run.training_name} is flat so far, but there are too few numbers to tell whether the policy moves")
+        raise NotJudged(
+            f"{run.training_name} is flat so far, but there are too few numbers to tell whether the policy moves"
+        )
     return evidence
 
 

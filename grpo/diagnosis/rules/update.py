@@ -185,7 +185,8 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     The values before it show what is usual. For the first values, the later ones do.
 
     Steps whose groups all agree have zero loss and no advantages, so they do not tell what is usual. A ratio near 1
-    keeps the loss of a token below its advantage, and a gradient within its healthy range does no harm.
+    keeps the loss of a token below its advantage, times its log-prob with POLICY_LOSS=cispo. The entropy is the mean of
+    that over tokens. A gradient within its healthy range does no harm.
     """
     size = np.abs(column.values)
     # The mean over micro-batches is near zero, so its ratio to the usual says less.
@@ -195,6 +196,8 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     else:
         advantages = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
         least = 2 * max((float(np.median(values[values > 0])) for values in advantages if values.any()), default=0.0)
+        if run.setting("POLICY_LOSS") == "cispo" and len(entropy := run.column("entropy")):
+            least *= float(np.median(entropy.values))
     limits = np.full(len(size), np.inf)
     for index in np.flatnonzero(size > least):
         others = size[:index][size[:index] > 0]

@@ -134,6 +134,19 @@ def test_a_loss_spike_is_reported_in_its_own_step() -> None:
     assert named(rows) == {"spikes": 11}
 
 
+@pytest.mark.parametrize(("loss", "found"), [("cispo", True), ("ppo", False)])
+def test_a_loss_spike_counts_on_the_scale_of_the_loss(loss: str, found: bool) -> None:
+    """A token's loss in CISPO is its log-prob times its advantage: of a sure policy, a small part of the advantage."""
+    usual = 0.012 + 0.004 * np.cos(np.arange(30))
+    rows = rows_of(
+        policy_loss_max=np.where(np.arange(30) == 25, 0.3, usual), entropy=np.full(30, 0.06), correct=noisy([0.5] * 30),
+        advantage_max=np.full(30, 0.7), advantage_min=np.full(30, -0.8),
+    )  # fmt: skip
+    config = {"flags": {"policy_loss_type": loss}}
+    assert ("spikes" in named(rows, config=config)) is found
+    assert "spikes" not in named(rows[:25], config=config)
+
+
 def test_entropy_rises_while_correctness_falls() -> None:
     ramp = np.clip((np.arange(60) - 20) / 20, 0, 1)
     rows = rows_of(entropy=0.5 + 1.6 * ramp, correct=noisy(0.52 - 0.22 * ramp, prompts=16))

@@ -26,9 +26,7 @@ def run_of(training, held_out, scale=ONES, every=10, **columns):
         {"step": step, "score": low + width * rng.binomial(128, share) / 128, "actor_lr": 1e-6, **columns}
         for step, share in enumerate(training, 1)
     ]
-    evals = [
-        evaluation(every * at, low + width * rng.binomial(1, share, 200)) for at, share in enumerate(held_out)
-    ]
+    evals = [evaluation(every * at, low + width * rng.binomial(1, share, 200)) for at, share in enumerate(held_out)]
     return of_rows(rows, evals, CONFIG)
 
 
