@@ -29,7 +29,7 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
     evaluations = judged[-RECENT:]
     if not evaluations:
-        raise NotJudged(f"no evaluation has {LEAST} steps with a value of correct before and after it")
+        raise NotJudged(f"no evaluation has {LEAST} steps with a value of {run.training_name} before and after it")
     level, held_out, training = _levels(run, whole, evaluations)
     error = (_training_error(run, training) ** 2 + _held_out_error(run, held_out) ** 2) ** 0.5
     z = (held_out - level) / error
