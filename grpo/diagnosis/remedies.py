@@ -20,7 +20,7 @@ REMEDIES = {
         "the policy memorises the training problems",
         (
             Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
-            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best exact match is kept", 0.5),
+            Advice("NUM_EPISODES", "to a half", "stop earlier; the best checkpoint is kept", 0.5),
             advice.RATE_DOWN,
             Advice("LORA_RANK", "to a half", "leaves less capacity to memorise", 0.5),
         ),
@@ -54,6 +54,16 @@ REMEDIES = {
             advice.REWARD,
         ),
     ),
+    "masked_gradient": Remedy(
+        "MASK_TRUNCATED=1 leaves truncated rollouts out of the loss, and all rollouts of groups with differing rewards "
+        "are truncated",
+        (
+            advice.LENGTH,
+            advice.EFFORT,
+            advice.THINKING,
+            Advice("MASK_TRUNCATED", "0", "trains on truncated rollouts too", enough=lambda now: now <= 0),
+        ),
+    ),
     "reward_hacking": Remedy(
         "the policy learns to please the reward function or the judge instead of being correct",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE, advice.REWARD, advice.KL),
@@ -72,8 +82,9 @@ REMEDIES = {
         ),
     ),
     "spikes": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks it (largest loss)."
-        " Gradients that grow from step to step come before a collapse",
+        "some micro-batches have a very large ratio or advantage, or very unlikely tokens with POLICY_LOSS=cispo; "
+        "samples/step_N.jsonl marks the rollout (largest loss). Gradients that grow from step to step come before a "
+        "collapse",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),
     "lr_shock": Remedy(

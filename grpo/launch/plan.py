@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from grpo.checkpoint import adapter_files
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
@@ -122,9 +123,12 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
         saved = plan.max_tokens_per_step * (args.rollout_batch_size + args.partial_rollouts)
         plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
-    # and the final adapter.
+    # the final adapter; and the copy of the one that the run starts from.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
+    if args.adapter:
+        weights = Path(args.adapter) / adapter_files.WEIGHTS
+        plan.disk_bytes += weights.stat().st_size if weights.is_file() else adapter
 
 
 def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
@@ -258,7 +262,8 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
-        f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
+        f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
+        + (", copy of ADAPTER" if config.args.adapter else ""),
     ]
 
 

@@ -80,6 +80,16 @@ def test_a_function_may_import_a_module_beside_it(load, tmp_path):
     assert reward_func(*CALL)["rewards"] == 0.25
 
 
+def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
+    """Python would take the .pyc of the first text for that of the second."""
+    file, rewards = tmp_path / "mine.py", []
+    for value in ("0.25", "0.75"):
+        file.write_text(returning(value))
+        os.utime(file, (1e9, 1e9))
+        rewards.append(user_files.load(file)(*CALL))
+    assert rewards == [0.25, 0.75]
+
+
 @pytest.mark.parametrize(
     ("files", "weights", "message"),
     [

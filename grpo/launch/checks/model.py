@@ -145,5 +145,6 @@ def check_released(config: Config) -> Iterator[Problem]:
             yield Problem(f"{variable} {name} {what}", remedy)
     if actor := as_model(config.args.pretrain):
         yield from _check_context(config, actor)
+    yield from check_adapter(config, actor)
     if engine := as_model(config.args.engine_model):
         yield from _check_workers(config, engine)
