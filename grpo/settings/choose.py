@@ -82,10 +82,10 @@ def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
 
 
 def _choose_tiny_gpus() -> int | None:
-    """Return the box of a tiny run that fits a machine with fewer than 4 GPUs."""
+    """Return the box of a tiny run that fits a machine with fewer than 3 GPUs."""
     if is_cpu_stack() or os.environ.get("RAY_ADDRESS"):
         return None
-    return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
+    return {1: 1, 2: 2}.get(len(machine.gpus()))
 
 
 def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:
