@@ -242,6 +242,8 @@ def test_most_informative_samples() -> None:
     ]
     chosen = {sample.why.split()[0]: sample.response for sample in pick(rows)}
     assert chosen == {"wrong": "s20", "right": "s40", "the": "s90"}
+    ungraded = [row | {"correct": None} for row in rows]
+    assert [sample.response for sample in pick(ungraded)] == ["s90", "s10"]  # the highest reward, the lowest
     assert pick(rows[:1])[0].question == "What is 2+2?" and "gold 4" in pick(rows[:1])[0].numbers
     assert [sample.response for sample in pick([{"response": "of another version"}])] == ["of another version"]
     assert pick([]) == []

@@ -195,6 +195,15 @@ def test_the_score_of_an_own_reward_has_its_held_out_curve_in_the_first_section(
     assert [point.value for point in first.curves[0].held_out] == pytest.approx([0.3, 0.45, 0.6])
 
 
+def test_the_options_are_set_by_the_user_and_a_judge_that_is_off_has_no_settings(make_run):
+    config = {"judge": {"JUDGE": "1"}, "judge_off": "REWARD is your own function", "changes": {"REWARD": ["r.py", ""]}}
+    folder = make_run()
+    (folder / "config.json").write_text(json.dumps(config | {"options": ["--tiny", "--steps", "8"]}))
+    (run,) = read([folder])
+    assert run_settings.set_by_user(run) == {"REWARD": ["r.py", ""], "--tiny": ["", ""], "--steps": ["8", ""]}
+    assert "JUDGE" not in run_settings.settings(run) and "JUDGE" not in run_settings.read_given(run)
+
+
 def test_resumptions_are_marked_and_their_changes_listed(make_run):
     folder = make_run()
     write_lines(folder / "resumes.jsonl", [{"step": 8, "changed": {"JUDGE_RPM": ["60", "120"]}}, {"step": 8}])
