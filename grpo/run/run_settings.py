@@ -41,7 +41,7 @@ def set_by_user(run: Run) -> dict[str, list[str]]:
         name: [_text(part) for part in pair] for name, pair in run.part("changes").items() if isinstance(pair, list)
     }
     words = run.config.get("options")
-    for option in re.findall(r"--\S+(?: (?!--)\S+)*", " ".join(words) if isinstance(words, list) else ""):
+    for option in re.findall(r"--\S+(?: (?!--)\S+)*", " ".join(map(str, words)) if isinstance(words, list) else ""):
         name, _, value = option.partition(" ")
         given[name] = [value, ""]
     return given
