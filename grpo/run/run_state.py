@@ -149,6 +149,12 @@ class Run:
         return min(times, default=None)
 
     @property
+    def has_stepped(self) -> bool:
+        """Tell whether the run has logged a step since it started or was resumed last."""
+        begun = self.resumes[-1]["time"] if self.resumes else 0.0
+        return any(not is_number(row.get("time")) or row["time"] >= begun for row in self.metrics[-1:])
+
+    @property
     def last_line(self) -> float | None:
         """Return when the newest step or evaluation was written, in seconds since 1970."""
         rows = (*self.metrics[-1:], *self.evals[-1:])
@@ -161,13 +167,15 @@ class Run:
         return statistics.median(times) if times else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the run's end, evaluations included; None if unknown.
+        """Return the seconds until the run's end, evaluations included; None if unknown, also while the run starts.
 
         Args:
             now: seconds since 1970.
         """
         pace = self.seconds_a_step()
         if self.state != RUNNING or self.planned is None or pace is None or self.last_line is None:
+            return None
+        if not self.has_stepped:
             return None
         in_step = min(max(now - self.last_line, 0.0), pace)
         left = (self.planned - self.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()

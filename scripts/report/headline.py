@@ -132,7 +132,7 @@ def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
     usual = statistics.median(seconds)
     shown = [Tile("time per step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
     left = (run.planned or 0) - run.step
-    if run.state == RUNNING and left > 0:
+    if run.state == RUNNING and run.has_stepped and left > 0:
         shown.append(Tile("time left", duration(usual * left), "", f"{left} steps, without evaluations"))
     return shown
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
+from grpo.run.measure import EXACT_MATCH, SCORE, keep_last_measure, read_measure
 from grpo.run.progress import describe_continuation, interval, is_number
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
@@ -142,7 +142,8 @@ def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
     if run.graded:
-        first, last = run.graded[0], run.graded[-1]
+        measured = keep_last_measure(run.graded)
+        first, last = measured[0], measured[-1]
         text = f"held out: {interval(first)} at step {first['step']}"
         if last is not first:
             text += f" -> {interval(last)} at step {last['step']}"

@@ -248,3 +248,6 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
     assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line or "not comparable" in line for line in shown)
+    append(tmp_path / "eval.jsonl", {"step": 20, "exact_match": 0.5, "n": 18, "problems": 18})  # resumed with ours
+    ends = [line for line in lines_of(tmp_path) if "at step" in line]
+    assert ends == ["exact match  0.500 (n=18) at step 20"]
