@@ -42,7 +42,7 @@ class Graded:
     problems: set[str]
 
 
-def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
+def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
     """Return the comparison of two evaluations.
 
     - ``measure``; ``graded_a``, ``graded_b``: graded problems, and all.
@@ -53,18 +53,21 @@ def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
     - ``samples_a``, ``samples_b``: graded samples per problem, at most.
     - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a, and of scores.
 
+    Args:
+        names: what an error calls them.
+
     Raises:
         UserError: if they measure different things, or share no problem that both graded.
     """
     if a.measure != b.measure:
-        names = " and B the ".join(NAMES[one.measure] for one in (a, b))
         raise UserError(
-            f"A measures the {names}", "compare evaluations with the same reward; eval.evaluate can grade both"
+            f"{names[0]} measures the {NAMES[a.measure]} and {names[1]} the {NAMES[b.measure]}",
+            "compare evaluations with the same reward; eval.evaluate can grade both",
         )
     sides = (a.grades, b.grades)
     shared = [problem for problem in a.grades if problem in b.grades]
     if not shared:
-        raise UserError("A and B have no problem in common", "evaluate both on the same data set")
+        raise UserError(f"{names[0]} and {names[1]} have no problem in common", "evaluate both on the same data set")
     rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in sides)
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in sides)
