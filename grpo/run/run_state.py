@@ -44,7 +44,7 @@ class Run:
         resumes: the lines of resumes.jsonl.
         progress: all lines of metrics.jsonl and eval.jsonl.
         code: the exit code of its last part; None if it is running or its end was not recorded.
-        cause: why that part failed; "" if it did not, or if that is unknown.
+        cause: why that part failed or was stopped; "" if it was not, or if that is unknown.
         state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
             version that does not record its end is STOPPED.
 
