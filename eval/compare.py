@@ -11,7 +11,9 @@ runs it also prints the settings that differ. Scores of a reward of your own are
 Exit code: 0 done, 2 the two cannot be compared.
 """
 
+import itertools
 import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -51,7 +53,7 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
     - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
     - ``better``, ``worse``: problems that b solves more often than a, or less often.
     - ``samples_a``, ``samples_b``: graded samples per problem, at most.
-    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a, and of scores.
+    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a or is unknown.
 
     Args:
         names: what an error calls them.
@@ -80,6 +82,10 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
         detectable = estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a)
     else:
         low, high = estimators.mean_interval(differences)
+        scores = sorted({score for grades in sides for problem in shared for score in grades[problem]})
+        step = min((above - below for below, above in itertools.pairwise(scores)), default=0.0)
+        if low is not None and high is not None:
+            detectable = estimators.detectable_difference(differences, low, high, draws, math.inf, step)
     return {
         "measure": a.measure,
         "a": mean_a,
@@ -143,12 +149,13 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"B is better on {result['better']} and worse on {result['worse']}",
         f"B - A = {result['difference']:+.3f}, {interval}p = {result['p_value']:.2g}",
     ]
-    if result["measure"] == EXACT_MATCH:
-        lines.append(
-            f"even the largest possible gain, {1 - result['a']:.3f}, would not be detected with 80% power at 5%"
-            if detectable is None
-            else f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}"
-        )
+    if detectable is not None:
+        lines.append(f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}")
+    elif result["measure"] == EXACT_MATCH:
+        largest = 1 - result["a"]
+        lines.append(f"even the largest possible gain, {largest:.3f}, would not be detected with 80% power at 5%")
+    else:
+        lines.append("smallest detectable gain: unknown, since fewer than 6 problems count, or all changed equally")
     if result["differing"]:
         lines.append(f"settings that differ: {', '.join(result['differing'])}")
     return lines + [f"  {name}: {old} in A, {new} in B" for name, (old, new) in result["settings"].items()]
