@@ -137,7 +137,12 @@ def find_differences(a: Path, b: Path) -> list[str]:
         return []
     configs = [read_config(path) for path in (a, b)]
     old, new = (config["identity"] | {"reward": own_reward.identify_files(config)} for config in configs)
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if "adapter_sha256" in names:
+        names = [name for name in names if name != "adapter_scale"]
+    without = " and ".join(side for side, one in (("A", old), ("B", new)) if not one.get("adapter_sha256"))
+    adapter = f"adapter ({without} has none)" if without else "adapter"
+    return [adapter if name == "adapter_sha256" else name.removesuffix("_sha256") for name in names]
 
 
 def describe(result: dict[str, Any]) -> list[str]:

@@ -195,7 +195,9 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
     columns = [column for column in STEP_COLUMNS if is_number(row.get(column[0]))]
-    parts += [f"{label} {row[key]:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO]
+    parts += [
+        f"{label} {row[key] + 0.0:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO
+    ]
     parts[2:2] = [f"{key} {row[key]:.3f}" for key in row if key.startswith("reward.") and is_number(row[key])]
     seconds = row.get("seconds")
     seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from grpo.diagnosis.finding import Diagnosis, Finding
+from grpo.diagnosis.finding import Diagnosis, Finding, format_title
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run import run_settings as settings
 from grpo.run.measure import EXACT_MATCH, read_measure
@@ -104,6 +104,7 @@ def _environment() -> jinja2.Environment:
         "number": scales.text,
         "duration": headline.duration,
         "healthy": _healthy,
+        "finding_title": format_title,
         "lines": lambda value: [value] if isinstance(value, str) else [str(item) for item in value],
     }
     return environment

@@ -84,6 +84,16 @@ def test_different_budgets_are_reported(tmp_path, capsys):
     assert printed(capsys, b, c).out.endswith("settings that differ: thinking_budget\n")
 
 
+def test_another_adapter_is_told_from_none(tmp_path, capsys):
+    adapters = {"a": (None, None), "b": ("12ab", 2.0), "c": ("34cd", 1.0)}
+    a, b, c = (
+        evaluation(tmp_path / name, A, adapter_sha256=digest, adapter_scale=scale)
+        for name, (digest, scale) in adapters.items()
+    )
+    assert printed(capsys, a, b).out.endswith("settings that differ: adapter (A has none)\n")
+    assert printed(capsys, b, c).out.endswith("settings that differ: adapter\n")
+
+
 def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
     assert "settings that differ: seed, n (samples per problem: 4 and 1)" in printed(capsys, a, b).out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, describe_continuation, find_adapter
+from grpo.run.progress import Progress, describe_continuation, find_adapter, step_line
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -53,6 +53,10 @@ def test_a_step_is_one_line(tmp_path: Path, more: dict, shown: str) -> None:
     append(tmp_path / "metrics.jsonl", STEP | more)
     [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert line == WHOLE if shown == WHOLE else shown in line
+
+
+def test_zero_has_no_sign() -> None:
+    assert step_line({"step": 1, "ppo_kl": -0.0}, None).endswith("ppo_kl 0")
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
