@@ -12,7 +12,7 @@ from typing import Any
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.run_dir import data_digest
 from grpo.rollout.multi_turn.environment_loading import BUILT_IN
-from grpo.run.measure import NAMES, OUR_REWARD, get_value, is_whole, read_measure
+from grpo.run.measure import NAMES, get_value, is_whole, keep_last_measure, read_measure
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -96,7 +96,7 @@ def _head(base: str | None, is_merged: bool, license_id: str) -> str:
 def _scores(run: Run, step: int) -> list[str]:
     """Return a table of the evaluations before training and after the step, and what to know of them."""
     rows = {row["step"]: row for row in run.graded}
-    shown = [rows[number] for number in sorted({0, step} & rows.keys())]
+    shown = keep_last_measure([rows[number] for number in sorted({0, step} & rows.keys())])
     if not shown:
         return []
     has_greedy = any(isinstance(row.get("greedy"), dict) for row in shown)
@@ -143,8 +143,7 @@ def _reward(run: Run) -> str:
     if environment:
         names = [name if name in BUILT_IN else "one of its authors" for name in str(environment).split()]
         return f"Environment with several turns: {', '.join(dict.fromkeys(names))}."
-    url = run.part("flags").get("remote_rm_url")
-    if Path(str(url[0] if isinstance(url, list) and url else url)).name != OUR_REWARD.name:
+    if run.has_own_reward:
         return "A reward function of its authors."
     judge = run.part("judge")
     if judge.get("JUDGE") != "1" or run.config.get("judge_off"):

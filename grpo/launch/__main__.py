@@ -94,7 +94,7 @@ def main(words: list[str] | None = None) -> int:
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
-            return end_restarts(Path(options.resume), came.code)
+            return end_restarts(Path(options.resume), came.code, cause=came.name)
         return came.code
 
 

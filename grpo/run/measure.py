@@ -3,7 +3,7 @@
 A line of eval.jsonl has the number under one of two names, `exact_match` or `score`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,14 @@ def get_name(row: Mapping[str, Any]) -> str:
 def get_value(row: Mapping[str, Any]) -> Any:
     """Return the number that an evaluation measured; None if it graded nothing."""
     return row.get(read_measure(row))
+
+
+def keep_last_measure(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the evaluations that measured what the last one did; only those can be compared with it.
+
+    A run that was resumed with another reward also has others.
+    """
+    return [row for row in rows if read_measure(row) == read_measure(rows[-1])]
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:

@@ -130,7 +130,7 @@ def test_tiny_is_the_same_run_with_other_values() -> None:
     tiny, full = flags("--tiny"), flags()
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
     assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
-    assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
+    assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantized copy"
     assert [tiny[name] for name in SHAPE] == [*"112"]
     large = flags("--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
     assert [large[name] for name in SHAPE] == [*"224"] and large["--max_steps"] == "2"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, describe_continuation, find_adapter
+from grpo.run.progress import Progress, describe_continuation, find_adapter, step_line
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -53,6 +53,10 @@ def test_a_step_is_one_line(tmp_path: Path, more: dict, shown: str) -> None:
     append(tmp_path / "metrics.jsonl", STEP | more)
     [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert line == WHOLE if shown == WHOLE else shown in line
+
+
+def test_zero_has_no_sign() -> None:
+    assert step_line({"step": 1, "ppo_kl": -0.0}, None).endswith("ppo_kl 0")
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
@@ -248,3 +252,6 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
     assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line or "not comparable" in line for line in shown)
+    append(tmp_path / "eval.jsonl", {"step": 20, "exact_match": 0.5, "n": 18, "problems": 18})  # resumed with ours
+    ends = [line for line in lines_of(tmp_path) if "at step" in line]
+    assert ends == ["exact match  0.500 (n=18) at step 20"]
