@@ -159,7 +159,7 @@ def _rewards(run: Run, step: int) -> list[str]:
     return [f"- from step {first}: {said}" for first, (_, said) in zip(starts, parts, strict=True)][::-1]
 
 
-def _reward(run: Run, earlier: Mapping[str, Any]) -> str:
+def _reward(run: Run, earlier: dict[str, Any]) -> str:
     """Return the reward of a part of the run, in which some settings had other values than at the end."""
     environment = run.part("environment").get("ENVIRONMENT")
     if environment:
