@@ -10,9 +10,9 @@
 #   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 48 GB
 #
 # Options:
-#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
+#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 3, or on 2 or 1 if this machine has fewer
 #   --config FILE   read settings from a file with lines like those below; they win over this file and --gpus, and a
-#                   variable wins over them; the run keeps them, so --resume does not need the file again
+#                   variable wins over them; --resume keeps both
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data, and settings, then exit; installs missing packages and makes
 #                   the tiny model first if needed

@@ -58,6 +58,8 @@ def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> d
     result = _call(function, path, sample, sample["query"], f"on {called}")
     if "error" in result:
         return result
+    if math.isnan(result["reward"]):
+        return _error(f"gives {called} no reward (None or NaN)", "return a number there: every label can earn one")
     if not math.isfinite(result["reward"]):
         return _error(f"returns the reward {result['reward']} on {called}", "return a finite number")
     if "wrong" not in sample:

@@ -60,13 +60,19 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
 
 
 def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of --config; those that a run has kept if it is resumed without."""
-    if file := asked.values.get("config"):
-        return recipe.read_file(Path(file))
+    """Return the settings of --config, and those that a resumed run has had so far.
+
+    The launcher keeps the run's folders itself, since a run may have been moved.
+    """
+    file = asked.values.get("config")
+    config = recipe.read_file(Path(file)) if file else {}
     if which := asked.values.get("resume"):
         folder = run_dir.find_run(which, choose.choose(asked, given, ours)["NAME"])
-        return RunFiles(folder).read_config().get("config") or {}
-    return {}
+        recorded = RunFiles(folder).read_config()
+        former = {name: value for name, (value, _) in (recorded.get("changes") or {}).items()}
+        settings = {**(recorded.get("config") or {}), **former, **config}
+        config = {name: value for name, value in settings.items() if name not in ("CKPT_DIR", "METRICS_DIR")}
+    return config
 
 
 def _options(asked: Options, values: Mapping[str, str]) -> list[str]:

@@ -54,7 +54,7 @@ def changes(
     """Return what the user changed for this start: settings that would have another value, and flags after `--`.
 
     Args:
-        config: the settings of --config.
+        config: the settings of --config, and those that a resumed run has kept.
     """
     changed: Changes = {}
     for name, value in given.items():
@@ -71,8 +71,8 @@ def changes(
 
 
 def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
-    """Return the changed settings, and those of --config, in lines for people."""
-    lines = [f"{name}={value} (by --config)" for name, value in config.items() if name not in changed]
+    """Return the changed settings, and those of `config`, in lines for people."""
+    lines = [f"{name}={value} (kept, or by --config)" for name, value in config.items() if name not in changed]
     lines += [
         f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
         for name, (value, default) in changed.items()

@@ -131,7 +131,7 @@ def test_tiny_is_the_same_run_with_other_values() -> None:
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
     assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
-    assert [tiny[name] for name in SHAPE] == [*"212"]
+    assert [tiny[name] for name in SHAPE] == [*"112"]
     large = flags("--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
     assert [large[name] for name in SHAPE] == [*"224"] and large["--max_steps"] == "2"
     for keys in (NO_KEY, {"GEMINI_API_KEY": "not-a-key"}):  # also with the stand-in: its command may be repeated
@@ -206,9 +206,15 @@ def test_a_file_of_settings_wins_over_the_script_and_a_box(tmp_path: Path) -> No
     assert wrong.returncode == 2 and "line 1: LORA_RNK is not a setting: did you mean LORA_RANK?" in wrong.stderr
 
 
-def test_a_resumed_run_keeps_the_file_of_settings(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"LORA_RANK": "5"}, "flags": {"lora_rank": 4}}))
-    assert "LORA_RANK was 4, now 5" in launch("--dry-run", "--resume", str(tmp_path)).stderr
+def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
+    """Those of --config and of variables; a new value wins. Without REWARD, it would go on with another reward."""
+    kept = {"config": {"LORA_RANK": "5", "REWARD": "/b.py"}, "changes": {"REWARD": ["/a.py", ""], "--top_k": ["5", ""]}}
+    first = {name: flags()[f"--{name}"] for name in ("pretrain", "prompt_data", "target_modules")}
+    first |= {"target_modules": first["target_modules"].split(), "lora_rank": 5, "lora_alpha": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "flags": first}))
+    passed = flags("--resume", str(tmp_path), SEED="7")
+    assert (passed["GRPO_REWARD_FILES"], passed["--seed"], passed["--lora_rank"]) == ("/a.py", "7", "5")
+    assert "LORA_RANK was 5, now 4" in launch("--dry-run", "--resume", str(tmp_path), LORA_RANK="4").stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
