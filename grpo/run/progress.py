@@ -104,6 +104,7 @@ class Progress:
         self.steps = steps
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.parity = JsonLines(files.parity)
+        self._waits: str | None = None  # what the last comparison waits for
         self.files = (self.metrics, self.evals)
         self._run = files
         self._before, self._resumes = 0, 0
@@ -127,11 +128,21 @@ class Progress:
 
         Writes that were lost since then come last.
         """
-        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
+        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self._new_comparisons()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
         lost = [f"! lost       {self.lost.describe()}; the run continues"] if self.lost.refresh() else []
         return [line for _, _, line in sorted(lines)] + lost
+
+    def _new_comparisons(self) -> list[dict[str, Any]]:
+        """Return the comparisons since the last call, but not those that wait for the same engines as one before."""
+        news = []
+        for row in self.parity.new_rows():
+            waits = row.get("waits") if not row.get("problems") else ""
+            if not waits or waits != self._waits:
+                news.append(row)
+            self._waits = waits
+        return news
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""

@@ -65,6 +65,16 @@ def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     assert Progress(RunFiles(tmp_path, tmp_path), None).poll() == ["step 1", "step 2"]
 
 
+def test_a_comparison_that_waits_for_the_same_engines_is_shown_once(tmp_path: Path) -> None:
+    row = {"has_adapter": True, "ends": [], "rows": [], "limit": 0.05, "since": 1, "problems": [], "routing": ""}
+    progress = Progress(RunFiles(tmp_path, tmp_path), None)
+    shown = []
+    for step, waits in enumerate(("engines 0 and 1", "engines 0 and 1", "engine 1", "")):
+        append(tmp_path / "parity.jsonl", row | {"step": step + 1, "waits": waits})
+        shown.append(len(progress.poll()))
+    assert shown == [1, 0, 1, 1]
+
+
 def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
     progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     append(tmp_path / "metrics.jsonl", STEP)
