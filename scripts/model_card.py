@@ -174,6 +174,8 @@ def _reward(run: Run, earlier: dict[str, Any]) -> str:
     if judge.get("JUDGE") != "1" or (run.config.get("judge_off") and "remote_rm_url" not in earlier):
         return "Correctness of the final answer."
     weights = f"{judge.get('CORRECTNESS_WEIGHT')} x correctness + {judge.get('QUALITY_WEIGHT')} x quality"
+    if run.config.get("judge_is_stand_in"):
+        return f"{weights}, judged by a local server in place of Gemini, whose scores mean nothing."
     return f"{weights}, judged by {judge.get('JUDGE_MODELS')}."
 
 

@@ -106,6 +106,7 @@ def test_data_that_has_changed_since_is_only_counted(run, checkpoint, tmp_path) 
         ({"flags": {"remote_rm_url": f"/{SECRET}/user_reward.py"}}, "A custom Python reward function."),
         ({"flags": {"remote_rm_url": f"http://{SECRET}/score"}}, "A reward server."),
         ({"judge_off": "no key"}, "Correctness of the final answer."),
+        ({"judge_is_stand_in": True}, "judged by a local server in place of Gemini, whose scores mean nothing."),
     ],
 )
 def test_the_reward_is_named_without_the_users_files(run, checkpoint, changes, said) -> None:
