@@ -23,7 +23,7 @@ from typing import Any
 from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
 from grpo.run import estimators, run_settings
-from grpo.run.measure import EXACT_MATCH, NAMES
+from grpo.run.measure import EXACT_MATCH, NAMES, SCORE
 from grpo.run.records import grades_by_problem
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -147,16 +147,17 @@ def find_differences(a: Path, b: Path) -> list[str]:
 
 def describe(result: dict[str, Any]) -> list[str]:
     """Return a comparison as lines for display."""
-    detectable = result["detectable"]
+    detectable, is_share = result["detectable"], result["measure"] == EXACT_MATCH  # or what an environment solved
+    name = "pass@1" if is_share else NAMES[SCORE]
     interval = "" if result["ci_low"] is None else f"95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
     lines = [
-        f"{NAMES[result['measure']]} on {result['n']} problems: A {result['a']:.3f}, B {result['b']:.3f}; "
+        f"{name} on {result['n']} problems: A {result['a']:.3f}, B {result['b']:.3f}; "
         f"B is better on {result['better']} and worse on {result['worse']}",
         f"B - A = {result['difference']:+.3f}, {interval}p = {result['p_value']:.2g}",
     ]
     if detectable is not None:
         lines.append(f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}")
-    elif result["measure"] == EXACT_MATCH:
+    elif is_share:
         largest = 1 - result["a"]
         lines.append(f"even the largest possible gain, {largest:.3f}, would not be detected with 80% power at 5%")
     else:

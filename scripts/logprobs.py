@@ -96,4 +96,5 @@ def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

@@ -69,7 +69,7 @@ def test_disjoint_problems_are_rejected_and_unshared_ones_named(tmp_path, capsys
 def test_it_prints_what_it_found(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, temperature=1.0), evaluation(tmp_path / "b", B, temperature=0.6)
     text = printed(capsys, a, b).out
-    assert "exact match on 8 problems: A 0.250, B 0.875; B is better on 8 and worse on 0" in text
+    assert "pass@1 on 8 problems: A 0.250, B 0.875; B is better on 8 and worse on 0" in text
     assert "B - A = +0.625" in text and "p = 0.0078" in text and "80% power at 5%: 0." in text
     assert "settings that differ: temperature" in text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch import recipe
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import EXPORTED, SETTINGS
@@ -204,6 +205,18 @@ def test_a_file_of_settings_wins_over_the_script_and_a_box(tmp_path: Path) -> No
     file.write_text("LORA_RNK=5\n")
     wrong = launch("--dry-run", "--config", str(file))
     assert wrong.returncode == 2 and "line 1: LORA_RNK is not a setting: did you mean LORA_RANK?" in wrong.stderr
+
+
+def test_a_run_keeps_its_files_wherever_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("r.py", "s.py", "my data.jsonl"):
+        (tmp_path / file).touch()
+    (tmp_path / "python").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = {"REWARD": "r.py s.py", "TRAIN_DATA": "my data.jsonl", "ENVIRONMENT": "python", "MODEL": "openai/gpt-oss"}
+    assert recipe._make_absolute({**given, "SEED": "1"}) == {
+        "REWARD": f"{tmp_path}/r.py {tmp_path}/s.py", "TRAIN_DATA": f"{tmp_path}/my data.jsonl",
+        "ENVIRONMENT": "python", "MODEL": "openai/gpt-oss", "SEED": "1",
+    }  # fmt: skip
 
 
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
