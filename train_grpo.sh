@@ -21,8 +21,8 @@
 #                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
-#   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
-#                   newest run of this NAME in runs/
+#   --resume DIR    continue the run in DIR from its newest checkpoint, with its settings and those given now; "latest"
+#                   is the newest run of this NAME in runs/
 #   --from-step N   with --resume: continue from step N instead of the newest; newer checkpoints are moved to
 #                   checkpoints/set-aside-TIME
 #   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes

@@ -259,7 +259,7 @@ class Trainer:
     def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.
 
-        A function returns what must still be waited for, see :class:`SaveOnRequest`.
+        A value may be a function that first waits for its state, see :class:`SaveOnRequest`.
         """
         states = {
             "episode": self.episode,
