@@ -59,7 +59,7 @@ def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> d
     if "error" in result:
         return result
     if math.isnan(result["reward"]):
-        return _error(f"gives {called} no reward (None or NaN)", "return a number there: every label can earn one")
+        return _error(f"gives {called} no reward (None or NaN)", "return a number for it")
     if not math.isfinite(result["reward"]):
         return _error(f"returns the reward {result['reward']} on {called}", "return a finite number")
     if "wrong" not in sample:

@@ -12,7 +12,7 @@ from typing import Any
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.run_dir import data_digest
 from grpo.rollout.multi_turn.environment_loading import BUILT_IN
-from grpo.run.measure import OUR_REWARD, get_name, get_value, is_whole
+from grpo.run.measure import OUR_REWARD, get_name, get_reward_source, get_value, is_whole
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -165,10 +165,10 @@ def _reward(run: Run, earlier: dict[str, Any]) -> str:
     if environment:
         names = [name if name in BUILT_IN else "one of its authors" for name in str(environment).split()]
         return f"Environment with several turns: {', '.join(dict.fromkeys(names))}."
-    url = (run.part("flags") | earlier).get("remote_rm_url")
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
+    source = get_reward_source((run.part("flags") | earlier).get("remote_rm_url"))
+    if source.startswith(("http://", "https://")):
         return "A reward server."
-    if Path(str(url[0] if isinstance(url, list) and url else url)).name != OUR_REWARD.name:
+    if Path(source).name != OUR_REWARD.name:
         return "A custom Python reward function."
     judge = run.part("judge") | earlier
     if judge.get("JUDGE") != "1" or (run.config.get("judge_off") and "remote_rm_url" not in earlier):

@@ -79,10 +79,10 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
 
 def _make_absolute(settings: dict[str, str]) -> dict[str, str]:
     """Return the settings with absolute paths where there is such a file: a run may be resumed from another folder."""
-    return settings | {name: _find(name, settings[name]) for name in _PATHS if name in settings}
+    return settings | {name: _make_path_absolute(name, settings[name]) for name in _PATHS if name in settings}
 
 
-def _find(name: str, text: str) -> str:
+def _make_path_absolute(name: str, text: str) -> str:
     """Return a path, or several files between blanks, absolute where they exist."""
     if os.path.isfile(text) or (name != "ENVIRONMENT" and os.path.isdir(text)):  # "python" is no folder
         return os.path.abspath(text)

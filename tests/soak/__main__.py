@@ -134,7 +134,7 @@ class Soak:
         if not self._waiting:
             self._waiting = self._random.sample(self._faults, len(self._faults))
         if self._disk:
-            self._disk.free()  # a run waits for it
+            self._disk.free()  # a run may wait for it
         phase, step = run.phase()
         if phase == START and not self._may_hit_start:
             return
