@@ -169,11 +169,7 @@ class Rank(BaseModelActor):
         args, mask = self.args, batch.action_mask
         self.actor.train()
         log_probs_BA, output = self.actor(
-            batch.sequences,
-            mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            return_entropy=args.entropy_loss_coef is not None,
+            batch.sequences, mask, attention_mask=batch.attention_mask, return_output=True
         )
         old_BA = passes.old_log_probs(args, batch, log_probs_BA)
         policy_loss = self.loss(log_probs_BA, old_BA, batch.advantages, mask, batch.rollout_log_probs)
@@ -187,7 +183,7 @@ class Rank(BaseModelActor):
         if passes.has_balancing_loss(args):
             loss = loss + output.aux_loss * args.aux_loss_coef
         if args.entropy_loss_coef is not None:
-            entropy_BA = output.entropy[:, -mask.shape[1] :]
+            entropy_BA = output.scores.entropy[:, -1 - mask.shape[1] : -1]
             means["entropy_loss"] = ((entropy_BA * mask).sum() / mask.sum().clamp(min=1)).item()
             if args.entropy_loss_coef:
                 loss = loss - self.loss.aggregate(entropy_BA, mask) * args.entropy_loss_coef

@@ -80,9 +80,10 @@ class Policy(torch.nn.Module):
         self.passes.append(torch.is_grad_enabled())
         logits = self.table[sequences[:, :-1]]
         log_probs = logits.log_softmax(-1).gather(-1, sequences[:, 1:, None])[..., 0]
-        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        entropy = torch.distributions.Categorical(logits=self.table[sequences]).entropy()
         log_probs = log_probs * action_mask
-        return (log_probs, SimpleNamespace(entropy=entropy)) if return_output else log_probs
+        output = SimpleNamespace(scores=SimpleNamespace(entropy=entropy))
+        return (log_probs, output) if return_output else log_probs
 
 
 def arguments(**changes) -> SimpleNamespace:
@@ -176,7 +177,7 @@ def test_kl_and_entropy_are_those_of_the_whole_batch(single_rank):
         objective = torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
         difference = one.base_action_log_probs - log_probs
         kl = difference.exp() - 1 - difference
-        total = total + ((0.1 * kl - objective - 0.05 * output.entropy) * one.action_mask).sum()
+        total = total + ((0.1 * kl - objective - 0.05 * output.scores.entropy[:, :-1]) * one.action_mask).sum()
     (2 * total / sum(LENGTHS)).backward()
     torch.testing.assert_close(train(arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
 
