@@ -68,8 +68,11 @@ def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
 def _kl(args: argparse.Namespace) -> Iterator[Problem]:
     if args.use_kl_loss and not args.init_kl_coef > 0:
         yield Problem("--use_kl_loss has no effect without a coefficient", "set KL_COEF, for example 0.001")
-    if args.use_kl_loss and args.kl_estimator == "k1":
-        yield Problem("--use_kl_loss with --kl_estimator k1 has a mean gradient of 0", "use k2 or k3")
+    if args.init_kl_coef > 0 and not args.use_kl_loss and args.kl_estimator != "k1":
+        yield Problem(
+            f"--kl_estimator {args.kl_estimator} in the reward has a mean gradient of almost 0 near the reference",
+            "remove it, or add --use_kl_loss",
+        )
     if args.init_kl_coef > 0 and not args.use_kl_loss and args.top_p < 1:
         yield Problem(
             f"TOP_P {args.top_p:g} truncates the engine's distribution, so a KL term in the reward may compare log-"

@@ -178,8 +178,7 @@ class Rank(BaseModelActor):
         if args.use_kl_loss:
             base_BA = batch.base_action_log_probs
             assert base_BA is not None
-            kl_BA = reference.estimate_kl(log_probs_BA, base_BA, args.kl_estimator)
-            loss = loss + self.loss.divergence(kl_BA, log_probs_BA - base_BA, mask) * args.init_kl_coef
+            loss = loss + self.loss.divergence(log_probs_BA, old_BA, base_BA, mask) * args.init_kl_coef
         if passes.has_balancing_loss(args):
             loss = loss + output.aux_loss * args.aux_loss_coef
         if args.entropy_loss_coef is not None:

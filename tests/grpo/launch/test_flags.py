@@ -113,7 +113,7 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"async_train": True}, "--async_train"),
         ({"init_kl_coef": -0.01}, "give 0 or more"),
         ({"use_kl_loss": True}, "without a coefficient: set KL_COEF"),
-        ({"use_kl_loss": True, "init_kl_coef": 0.001}, "use k2 or k3"),
+        ({"init_kl_coef": 0.001, "kl_estimator": "k3"}, "remove it, or add --use_kl_loss"),
         ({"kl_target": 0.1}, "--kl_target is not supported: it is for a coefficient that adapts"),
         ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
         ({"old_log_probs": "engine", **CORRECTED}, "corrects for the engine twice"),
