@@ -29,6 +29,10 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             f"--vllm_is_truncated_threshold is {low:g} {high:g}", "give two numbers from 0 up, the lower one first"
         )
+    if args.vllm_is_max_kl is not None and not args.enable_vllm_is_correction:
+        yield Problem("--vllm_is_max_kl has no effect by itself", "add --enable_vllm_is_correction, or remove it")
+    if args.vllm_is_max_kl is not None and not args.vllm_is_max_kl > 0:
+        yield Problem(f"--vllm_is_max_kl {args.vllm_is_max_kl:g} removes almost every token", "give more than 0")
     if args.enable_vllm_is_correction and args.old_log_probs == "engine":
         yield Problem(
             "OLD_LOG_PROBS=engine with --enable_vllm_is_correction corrects for the engine twice",

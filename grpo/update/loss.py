@@ -159,8 +159,10 @@ class PolicyLoss(nn.Module):
                     "the rollouts have no log-probs of the engine, which --enable_vllm_is_correction needs"
                 )
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
+            most, thresholds = args.vllm_is_max_kl, args.vllm_is_truncated_threshold
+            near = None if most is None else importance.compute_binary_kl(rollout_log_probs, old_log_probs) <= most
             weights, values = importance.weights(
-                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
+                mismatch, mask, self.rollouts, args.vllm_is_correction_type, thresholds, near
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
             loss = weights * loss

@@ -90,7 +90,8 @@ def arguments(**changes) -> SimpleNamespace:
     values = {
         "loss_aggregation": "token_mean", "generate_max_len": 20, "eps_clip_low_high": (0.2, 0.2), "dual_clip": None,
         "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
-        "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "old_log_probs": "trainer",
+        "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "vllm_is_max_kl": None,
+        "old_log_probs": "trainer",
         "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
         "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
         "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
