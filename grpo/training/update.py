@@ -85,7 +85,7 @@ class Rank(BaseModelActor):
             lora_rank=args.lora_rank,
             lora_alpha=args.lora_alpha,
             target_modules=args.target_modules,
-            ds_config=zero.tune(self.strategy.get_ds_train_config(is_actor=True), args),
+            ds_config=zero.tune(self.strategy.get_ds_train_config(None), args),
             temperature=args.temperature,
             router_logits=passes.has_balancing_loss(args),
         )
@@ -118,7 +118,7 @@ class Rank(BaseModelActor):
             model=model,
             optimizer=optimizer,
             lr_scheduler=scheduler,
-            config=zero.tune(self.strategy.get_ds_train_config(is_actor=True), args),
+            config=zero.tune(self.strategy.get_ds_train_config(None), args),
             args={"local_rank": int(os.environ["LOCAL_RANK"])},
             dist_init_required=True,
         )
