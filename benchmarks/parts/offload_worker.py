@@ -24,8 +24,8 @@ def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -
     strategy = strategy_module.DeepspeedStrategy(
         max_norm=1.0, micro_train_batch_size=1, train_batch_size=dist.get_world_size(), zero_stage=3, args=args
     )
-    ds_config = strategy.get_ds_train_config(is_actor=True) | {"zero_force_ds_cpu_optimizer": False}
-    strategy.get_ds_train_config = lambda is_actor: ds_config
+    ds_config = strategy.get_ds_train_config(None) | {"zero_force_ds_cpu_optimizer": False}
+    strategy.get_ds_train_config = lambda _: ds_config
     actor = actor_module.Actor(
         job["model"],
         attn_implementation="eager",
