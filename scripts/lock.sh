@@ -41,7 +41,7 @@ END
 
 # lock STACK FOLDER [PINS]: writes the lock of a stack into a folder.
 lock() {
-    local stack="$1" folder="$2" options=() platform python resolved old
+    local stack="$1" folder="$2" options=() glibc platform python resolved old
     cp "requirements/overrides-$stack.txt" "$scratch/overrides.txt"
     cp requirements/constraints.txt "$scratch/constraints.txt"
     if (($# > 2)); then
@@ -51,8 +51,10 @@ lock() {
         sed -n '/^[a-z]/p' "requirements/overrides-$stack.txt" | grep -v -f "$scratch/pinned.txt" >"$scratch/overrides.txt"
         sed -n '/^[a-z]/p' requirements/constraints.txt | grep -v -f "$scratch/pinned.txt" >"$scratch/constraints.txt"
     fi
-    # The oldest glibc that each stack's vLLM wheel supports.
-    platform=$([[ $stack == cpu ]] && echo x86_64-manylinux_2_28 || echo x86_64-manylinux_2_31)
+    # The oldest glibc that each stack's vLLM wheel supports, or the one that the pins name.
+    glibc=$([[ $stack == cpu ]] && echo 28 || echo 31)
+    if (($# > 2)); then glibc=$(sed -n 's/^# glibc 2\.\([0-9]*\) .*/\1/p' "$3" | grep . || echo "$glibc"); fi
+    platform="x86_64-manylinux_2_$glibc"
     # A new folder starts from the versions of the others.
     old="$folder/lock-$stack.txt"
     if [[ ! -f $old ]]; then old="requirements/lock-$stack.txt"; fi
