@@ -91,6 +91,7 @@ def asked_by_vllm(tokens: int, workers: int, chunk: int) -> int:
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=tokens),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=chunk),
+        max_in_flight_tokens=chunk,  # what vLLM 0.29 reads
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
     )
     shape = {"block_size": 16, "num_kv_heads": 8 // workers, "head_size": 64, "dtype": torch.bfloat16}
