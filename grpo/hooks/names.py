@@ -154,7 +154,7 @@ def rename_flags(parser: argparse.ArgumentParser) -> None:
     for action in [each for each in parser._actions if "." in each.dest]:
         if action.dest in NAMES:
             action.dest = NAMES[action.dest]
-            action.option_strings = [f"--{action.dest}", *action.option_strings]
+            action.option_strings = [f"--{action.dest}"]  # help and errors name no other
             parser._option_string_actions[f"--{action.dest}"] = action
         else:
             for option in action.option_strings:

@@ -31,6 +31,12 @@ def test_both_names_of_a_flag_set_the_same_value(parser, option):
     assert parser.parse_args([option, "8"]).lora_rank == 8
 
 
+def test_an_error_names_the_flag_once(parser, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--ds.lora.rank", "many"])
+    assert "argument --lora_rank: invalid int value" in capsys.readouterr().err
+
+
 def test_a_flag_without_a_name_keeps_its_default(parser, capsys):
     args = parser.parse_args([])
     assert names.in_sections(args).actor.muon.lr == 0.02
