@@ -154,6 +154,7 @@ def rename_flags(parser: argparse.ArgumentParser) -> None:
     for action in [each for each in parser._actions if "." in each.dest]:
         if action.dest in NAMES:
             action.dest = NAMES[action.dest]
+            action.default = _DEFAULTS.get(action.dest, action.default)
             action.option_strings = [f"--{action.dest}"]  # help and errors name no other
             parser._option_string_actions[f"--{action.dest}"] = action
         else:
@@ -161,7 +162,6 @@ def rename_flags(parser: argparse.ArgumentParser) -> None:
                 del parser._option_string_actions[option]
             action.container._remove_action(action)  # type: ignore[attr-defined]
             parser.set_defaults(**{action.dest: action.default})
-    parser.set_defaults(**_DEFAULTS)
     estimators = parser._option_string_actions["--advantage_estimator"]
     estimators.choices = [name for name in estimators.choices or () if name not in _OTHER_ESTIMATORS]
     parser.add_argument("--prompt_max_len", type=int, default=1024, help="tokens of the longest prompt")
