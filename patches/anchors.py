@@ -13,7 +13,7 @@ from pathlib import Path
 from patches.wheel import Tree
 
 
-def named_in(patch: Path) -> list[tuple[str, str]]:
+def find_anchors(patch: Path) -> list[tuple[str, str]]:
     """Return file and name of each anchor of a patch."""
     header = patch.read_text(encoding="utf-8", errors="replace")
     match = re.search(r"^Relies-On: *((?:.*)(?:\n .*)*)", header, re.MULTILINE)
@@ -59,7 +59,7 @@ def _find(tree: Tree, path: str, name: str) -> tuple[str | None, str | None]:
 
 def changes(patch: Path, old: Tree, new: Tree) -> Iterator[tuple[str, str]]:
     """Yield each anchor of a patch that differs, with the difference."""
-    for path, name in named_in(patch):
+    for path, name in find_anchors(patch):
         (was_in, before), (is_in, after) = _find(old, path, name), _find(new, path, name)
         if is_in and is_in != was_in:
             yield f"{path}: {name}", f"moved to {is_in}"

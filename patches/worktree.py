@@ -69,7 +69,7 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
             raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --interactive --root && {AGAIN}")
         of_base = folder(base) / name
         same = base != version and of_base.is_file() and _header(of_base.read_bytes()) == _header(text)
-        if same and _does_the_same(worktree, commit, of_base):
+        if same and _is_same_change(worktree, commit, of_base):
             text = of_base.read_bytes()
         else:
             contents[name] = text
@@ -102,7 +102,7 @@ def _header(patch: bytes) -> bytes:
     return patch.partition(b"\n--- ")[0]
 
 
-def _does_the_same(worktree: Path, commit: str, patch: Path) -> bool:
+def _is_same_change(worktree: Path, commit: str, patch: Path) -> bool:
     """Return whether a patch file turns the commit's parent into the commit."""
     index = {"GIT_INDEX_FILE": str((worktree / ".git" / "index-of-export").resolve())}
     git.git(worktree, "read-tree", f"{commit}^", env=index)
@@ -136,10 +136,10 @@ def _patch(worktree: Path, commit: str) -> tuple[str, bytes]:
         if is_wrong:
             raise PatchError(Exit.BAD_WORKTREE, f"commit {commit[:12]} ({subject!r}): {message}")
     mail = f"From: {git.AUTHOR}\nDate: {git.DATE}\nSubject: {subject}\n\n{header}\n\n"
-    return f"{subject}.patch", mail.encode() + _plain(diff)
+    return f"{subject}.patch", mail.encode() + _strip_diff(diff)
 
 
-def _plain(diff: bytes) -> bytes:
+def _strip_diff(diff: bytes) -> bytes:
     """Leave out what changes with unrelated edits: ids, and the functions named after a hunk's position."""
     diff = re.sub(rb"^(@@ [^@]* @@).*", rb"\1", diff, flags=re.MULTILINE)
     parts = [part for part in re.split(rb"^(?=diff --git )", diff, flags=re.MULTILINE) if part]

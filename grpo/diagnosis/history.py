@@ -12,7 +12,7 @@ import numpy as np
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
 from grpo.run.measure import is_whole
-from grpo.run.progress import by_step
+from grpo.run.progress import sort_by_step
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
 from grpo.run.saved_steps import saved_steps
@@ -80,7 +80,7 @@ class RunHistory:
             self._columns[name] = Series(name, self.steps[finite], values[finite])
         return self._columns[name]
 
-    def need(self, name: str, least: int) -> Series:
+    def require_column(self, name: str, least: int) -> Series:
         """Return a column.
 
         Raises:
@@ -94,13 +94,13 @@ class RunHistory:
             raise NotJudged(f"only {have} steps{' after the warm-up' if self.is_late else ''}; {least} are needed")
         raise NotJudged(f"{name} is missing in metrics.jsonl")
 
-    def together(self, *names: str, least: int) -> list[Series]:
+    def align_columns(self, *names: str, least: int) -> list[Series]:
         """Return columns at the steps that all of them have.
 
         Raises:
             NotJudged: if there are fewer than `least` such steps.
         """
-        columns = [self.need(name, least) for name in names]
+        columns = [self.require_column(name, least) for name in names]
         shared = columns[0].steps
         for column in columns[1:]:
             shared = np.intersect1d(shared, column.steps, assume_unique=True)
@@ -135,7 +135,7 @@ class RunHistory:
     @cached_property
     def checkpoints(self) -> list[int]:
         """Return the steps of the checkpoints, ascending; [] without a folder."""
-        return saved_steps(RunFiles(self.folder).folder_of("ckpt_path", self.config)) if self.folder else []
+        return saved_steps(RunFiles(self.folder).find_folder("ckpt_path", self.config)) if self.folder else []
 
     @property
     def has_judge(self) -> bool:
@@ -155,10 +155,10 @@ class RunHistory:
 
     def setting_number(self, name: str) -> float | None:
         """Return the same if it is a number, else None."""
-        return number_of(self.setting(name))
+        return parse_number(self.setting(name))
 
 
-def number_of(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Return a setting as a number, or None. config.json has the judge's numbers as strings."""
     try:
         number = float(value)
@@ -169,17 +169,17 @@ def number_of(value: Any) -> float | None:
 
 def _number(value: object) -> float:
     """Return a value of a line as a number; NaN for null, text and booleans."""
-    number = number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = parse_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return math.nan if number is None else number
 
 
-def of_rows(
+def build_history(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
 ) -> RunHistory:
     """Return the history of these lines, each with a step. If two lines share a step, the later counts."""
     notes: list[str] = []
     config = config or {}
-    columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
+    columns, results = (_deduplicate_steps(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
     whole = [row for row in graded if is_whole(row)]
     if len(whole) < len(graded):
@@ -193,17 +193,17 @@ def _folder(config: Mapping[str, Any]) -> Path | None:
     return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
 
 
-def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
+def _deduplicate_steps(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
     lines = list(rows)
-    unique = by_step(lines)
+    unique = sort_by_step(lines)
     if len(unique) < len(lines):
         notes.append(f"{file}: {len(lines) - len(unique)} lines repeat a step; the last one counts")
     return unique
 
 
-def of_run(run: Run) -> RunHistory:
+def read_history(run: Run) -> RunHistory:
     """Return the history of a run as far as it has been read."""
-    history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
+    history = build_history(run.progress.metrics.rows, run.progress.evals.rows, run.config)
     history.folder = run.folder  # it may have moved
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
     history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]
@@ -225,4 +225,4 @@ def read(run_dir: Path) -> RunHistory:
         if run.state == RUNNING:
             raise UserError(f"{run.progress.metrics.path} has no complete step yet", "wait for the first one")
         raise UserError("the run ended before its first step", f"read the end of {run.files.logs / 'driver.log'}")
-    return of_run(run)
+    return read_history(run)

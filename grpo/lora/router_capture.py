@@ -54,7 +54,7 @@ def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return torch.full_like(logits, -torch.inf).scatter(1, experts, values)
 
 
-def unsupported(config: VllmConfig) -> list[str]:
+def find_unsupported(config: VllmConfig) -> list[str]:
     """Return the settings of an engine with which tokens and choices cannot be matched."""
     parallel = config.parallel_config
     settings = {
@@ -75,7 +75,7 @@ def prepare(experts: Any, config: VllmConfig) -> None:
     Raises:
         UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
-    faults = unsupported(config)
+    faults = find_unsupported(config)
     weights = getattr(experts, "routed_experts", experts)  # vLLM 0.29 has them in a module of their own
     backend = getattr(weights.quant_method, "mxfp4_backend", None)
     if backend is not None and backend.name not in KNOWN_MXFP4:

@@ -59,7 +59,7 @@ def correctness_fall(run: RunHistory) -> list[Finding] | str:
     It is critical if both fell, or if little is left. A fall that noise may explain is watched.
     """
     if not len(run.held_out):
-        run.need("correct", 5)
+        run.require_column("correct", 5)
     falls, texts = falls_of_correctness(run)
     if not falls:
         return "; ".join(texts)

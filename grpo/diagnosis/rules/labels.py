@@ -24,7 +24,7 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     The cost of the length limit is removed: only uncut training samples count. The training steps both before and after
     an evaluation must be low, so neither fast learning nor a collapse counts.
     """
-    whole = _whole(run)
+    whole = _compute_uncut(run)
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
     evaluations = judged[-RECENT:]
     if not evaluations:
@@ -44,26 +44,26 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     return [finding(run, "doubtful_labels", WARNING, onset, last, *evidence)]
 
 
-def _whole(run: RunHistory) -> Series:
+def _compute_uncut(run: RunHistory) -> Series:
     """Return the share of right samples among those that were not cut: no cut sample counts as right."""
     if len(whole := run.column("correct_whole")):
         return whole
     if not len(run.column("truncated")):
-        return run.need("correct", 1)
-    correct, cut = run.together("correct", "truncated", least=1)
+        return run.require_column("correct", 1)
+    correct, cut = run.align_columns("correct", "truncated", least=1)
     some = cut.values < 1
     return Series("correct_whole", correct.steps[some], np.minimum(correct.values[some] / (1 - cut.values[some]), 1.0))
 
 
-def _before(column: Series, step: int) -> np.ndarray:
+def _select_before(column: Series, step: int) -> np.ndarray:
     return column.window(step - NEAR + 1, step).values
 
 
-def _after(column: Series, step: int) -> np.ndarray:
+def _select_after(column: Series, step: int) -> np.ndarray:
     return column.window(step + 1, step + NEAR).values
 
 
-SIDES = (_before, _after)
+SIDES = (_select_before, _select_after)
 
 
 def _levels(run: RunHistory, whole: Series, evaluations: list[int]) -> tuple[float, float, np.ndarray]:

@@ -30,9 +30,9 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     Neither alone is a finding: noise hides a slow rise, and a policy may move while nothing rises for some time.
     """
     run = run.after_warm_up
-    correct = run.need("correct", 40)
+    correct = run.require_column("correct", 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
-    if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
+    if rise.z > 2 or level > MASTERED or _has_held_out_gain(run, 0):
         return f"correct is {number(level)} in the last steps, changed by {number(rise.change)} (z {number(rise.z)})"
     if rise.z < -3:
         return "correct falls; see correctness fall"
@@ -41,14 +41,14 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
         evidence.append(_level(dead))
     else:
-        still = _still(run)
+        still = _find_stillness(run)
         if still is None:
             return f"correct is flat (z {number(rise.z)}), but the policy moves"
         evidence += still
     return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
 
 
-def _still(run: RunHistory) -> list[Evidence] | None:
+def _find_stillness(run: RunHistory) -> list[Evidence] | None:
     """Return the evidence that the policy does not move; None if something shows that it does.
 
     Raises:
@@ -89,12 +89,12 @@ def _change(column: Series, change: float, z: float) -> Evidence:
     return column.evidence({"median": np.median(column.values), "change": change, "z": z})
 
 
-def _held_out_rises(run: RunHistory, from_step: int) -> bool:
-    gain = held_out_gain(run, from_step)
+def _has_held_out_gain(run: RunHistory, from_step: int) -> bool:
+    gain = measure_held_out_gain(run, from_step)
     return gain is not None and gain.change > 0.03 and gain.z > 2.5
 
 
-def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
+def measure_held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
     """Return how exact match changed from its first to its last evaluations at `from_step` or later.
 
     The problems are the same each time, so the error comes from sampling and from the evaluations' own scatter. None
@@ -115,8 +115,8 @@ def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
 def over_fitting(run: RunHistory) -> list[Finding] | str:
     """Correctness on the training set rises clearly, but not on the held-out set."""
     run = run.after_warm_up
-    correct, held_out = run.need("correct", 40), run.held_out
-    gain = held_out_gain(run, 0)
+    correct, held_out = run.require_column("correct", 40), run.held_out
+    gain = measure_held_out_gain(run, 0)
     if gain is None:
         raise NotJudged(f"only {len(held_out)} evaluations; 4 are needed")
     train = _train_gain(correct, held_out)
@@ -136,7 +136,7 @@ def over_fitting(run: RunHistory) -> list[Finding] | str:
         Evidence("correct", int(correct.steps[0]), last, {"first": train.before, "last": train.after}),
         Evidence("exact_match", first, last, {"first": gain.before, "last": gain.after, "z of the gap": z}),
     )
-    onset = _half_way(correct, train.before, train.after)
+    onset = _find_half_way(correct, train.before, train.after)
     return [finding(run, "over_fitting", CRITICAL if worse else WARNING, onset, max(onset, last), *evidence)]
 
 
@@ -154,7 +154,7 @@ def _train_gain(correct: Series, held_out: Series) -> Shift:
     return Shift(len(correct) - len(late), float(early.mean()), float(late.mean()), change / max(noise, 1e-6))
 
 
-def _half_way(series: Series, start: float, end: float) -> int:
+def _find_half_way(series: Series, start: float, end: float) -> int:
     """Return the first step at which a mean over 10 values has gone half way from `start` to `end`."""
     means = np.convolve(series.values, np.ones(10) / 10, mode="valid")
     passed = np.flatnonzero((means - start) * np.sign(end - start) >= abs(end - start) / 2)
@@ -163,7 +163,7 @@ def _half_way(series: Series, start: float, end: float) -> int:
 
 def reward_hacking(run: RunHistory) -> list[Finding] | str:
     """The reward's other terms raise it, while correctness stays or falls."""
-    reward, correct = run.together("reward", "correct", least=20)
+    reward, correct = run.align_columns("reward", "correct", least=20)
     # Without a judge, the default reward function pays for correctness alone.
     weight = run.setting_number("CORRECTNESS_WEIGHT") if run.has_judge else None
     beside = Series("reward", reward.steps, reward.values - (weight or 1.0) * correct.values)
@@ -179,7 +179,7 @@ def reward_hacking(run: RunHistory) -> list[Finding] | str:
     # If the policy learns, the quality rises with correctness, by a fraction of it.
     if not apart or is_unclear or min(right.after - near, right.change) > rise.change:
         return f"the reward does not rise without correctness: {text}"
-    if _held_out_rises(run, int(beside.steps[rise.index]) - 10):
+    if _has_held_out_gain(run, int(beside.steps[rise.index]) - 10):
         return f"held-out exact match rises with the reward: {text}"
     onset, last = int(beside.steps[rise.index]), int(beside.steps[-1])
     first = int(beside.steps[max(rise.index - 30, 0)])

@@ -39,7 +39,7 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
 
     It takes 60 groups: if 1 in 20 groups has a spread, the chance of 60 without one is 5%.
     """
-    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
+    norm, alike = run.align_columns("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = norm.values != 0
     if gradients.any():
         return f"the first gradient came in step {norm.steps[np.argmax(gradients)]}"
@@ -48,20 +48,20 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
     groups = len(norm) * (run.setting_number("ROLLOUT_BATCH_SIZE") or 8)
     if groups < ENOUGH_GROUPS:
         raise NotJudged(f"only {groups:.0f} groups so far; {ENOUGH_GROUPS} are needed")
-    return [_without_gradient(run, "no_gradient", int(norm.steps[0]))]
+    return [_report_no_gradient(run, "no_gradient", int(norm.steps[0]))]
 
 
 def lost_gradient(run: RunHistory) -> list[Finding] | str:
     """The last steps have no gradient although rewards differ within groups: it does not reach the adapter."""
-    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
+    norm, alike = run.align_columns("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = np.flatnonzero(norm.values)
     since = int(gradients[-1]) + 1 if len(gradients) else 0
     if (alike.values[since:] < 1).sum() < LOST_STEPS:
         return "no gradient is lost"
-    return [_without_gradient(run, "lost_gradient", int(norm.steps[since]))]
+    return [_report_no_gradient(run, "lost_gradient", int(norm.steps[since]))]
 
 
-def _without_gradient(run: RunHistory, name: str, first: int) -> Finding:
+def _report_no_gradient(run: RunHistory, name: str, first: int) -> Finding:
     last = int(run.steps[-1])
     means = {one: run.column(one).window(first).values for one in ("grad_norm", "zero_spread_groups", "correct")}
     evidence = [
@@ -139,7 +139,7 @@ def spikes(run: RunHistory) -> list[Finding] | str:
             f"usually {number(float(np.median(np.abs(one.values))))}"
             for one in seen
         )
-    evidence = [_spikes_of(column, at) for column, at in found]
+    evidence = [_describe_spikes(column, at) for column, at in found]
     many = any(at.sum() >= max(3, 0.05 * len(column)) for column, at in found)
     is_single = len(found) == 1 and found[0][0].name.startswith("grad") and found[0][1].sum() == 1
     fall = fall_of_correctness(run)
@@ -177,7 +177,7 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     return limits
 
 
-def _spikes_of(column: Series, at: np.ndarray) -> Evidence:
+def _describe_spikes(column: Series, at: np.ndarray) -> Evidence:
     size, places = np.abs(column.values), np.flatnonzero(at)
     numbers = {"spikes": at.sum(), "largest": size[at].max(), "usual": np.median(size[~at])}
     return column.evidence(numbers, places[0], places[-1])

@@ -5,7 +5,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WATCH, Diagnosis
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from tests.grpo.diagnosis.test_early import CONFIG, named, row
 
 PEAK = 1e-5
@@ -32,7 +32,7 @@ def evaluations(scores: dict[int, float]) -> list[dict[str, float]]:
 
 
 def diagnosed(rows, evals=(), config=CONFIG) -> Diagnosis:
-    return diagnose(of_rows(rows, evals, config))
+    return diagnose(build_history(rows, evals, config))
 
 
 def test_held_out_alone_collapses() -> None:

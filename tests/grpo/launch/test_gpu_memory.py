@@ -51,7 +51,7 @@ def test_the_memory_of_a_gpu_is_read_given_or_assumed(box, monkeypatch):
 def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(box, length, more):
     need = gpu_memory.needs(fitting.choose_engine_share(box("1", length, model=SMALL, gpu_gb=48, **more)))
     beside_update = sum(need.engine.values()) if more else need.engine_limit
-    assert need.of_actor + beside_update <= need.gpu and need.held + need.engine_limit <= need.gpu
+    assert need.actor_bytes + beside_update <= need.gpu and need.held + need.engine_limit <= need.gpu
     assert need.engine_limit + gpu_memory.SHARE_STEP * need.gpu > need.left_to_engine, "only rounding is left over"
 
 
@@ -59,7 +59,7 @@ def test_what_an_actor_holds_between_passes_is_part_of_its_peak(box):
     for gpus in ("8", "2", "1"):
         for changes in ({}, {"adam_offload": None}, {"experts": "bf16", "offload": True, "actor_shard": "zero3"}):
             need = gpu_memory.needs(box(gpus, **changes))
-            assert 0 < need.held < need.of_actor
+            assert 0 < need.held < need.actor_bytes
 
 
 def test_sleep_lengthens_the_longest_sequence(box):
