@@ -55,6 +55,6 @@ async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProbl
         lambda: decode_tokens(setting.tokenizer, policy.history.response()),
     )
     outcome, score = await play(make, policy, setting.limits)
-    texts = [decode_tokens(setting.tokenizer, sample.tokens) for sample in policy.history.samples]
+    texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
     record = harness.make_record(outcome, score, policy.tokens, policy.logs())
     return {"seed": seed, **record, "conversation": texts}

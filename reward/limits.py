@@ -106,13 +106,13 @@ class Limits:
         self._turns = {model: threading.Lock() for model in settings.models}
 
     def take(self, model: str, tokens: int, give_up: float) -> Slot | NoSlot:
-        """Wait for a slot until `give_up` (monotonic clock); an open breaker is not waited for.
+        """Wait for a slot until `give_up` (monotonic clock); do not wait for an open breaker.
 
         Args:
             tokens: an estimate of the prompt's; :meth:`give_back` corrects it.
         """
         if not self._turns[model].acquire(timeout=max(0.0, give_up - time.monotonic())):
-            return NoSlot("too many samples wait", max(give_up, time.monotonic()))
+            return NoSlot("too many rollouts wait", max(give_up, time.monotonic()))
         try:
             while True:
                 with self._lock:

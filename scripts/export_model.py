@@ -8,7 +8,7 @@ data, reward, settings, and held-out scores, from the records of the adapter's r
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantised. Host memory: the adapter, and one attention tensor or one expert.
+they are dequantized. Host memory: the adapter, and one attention tensor or one expert.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it.
@@ -30,7 +30,7 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
-from grpo.stack.command import print_plainly
+from grpo.stack import command
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from scripts import model_card
@@ -103,7 +103,7 @@ def export_model(
     if experts == "mxfp4" and not model.is_mxfp4:
         raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
     merge = Merge(model, adapter)
-    outputs = copy_tensors(model, dequantise=experts == "bf16")
+    outputs = copy_tensors(model, dequantize=experts == "bf16")
     for module in adapter_files.pairs(adapter):
         outputs[f"{module}.weight"] = _merge_module(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
@@ -152,10 +152,7 @@ def _merge_module(merge: Merge, module: str) -> TensorOutput:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if it refuses."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("scripts.export_model", __doc__)
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
     parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
@@ -174,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
 def _export(arguments: argparse.Namespace, base: Path) -> int:
     given, out = arguments.adapter, arguments.out
     if arguments.unmerged and arguments.experts:
-        raise UserError("--experts is of a merged model", "remove it, or --unmerged")
+        raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
     if arguments.card:
         model_card.find_run(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)
@@ -185,7 +182,9 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     if not digests.is_sealed(given):
         print(digests.describe_unverified(given))
     named = adapter.config.get("base_model_name_or_path") or "an unnamed model"
-    what = f"{merge.merged} weights merged, the rest copied from {arguments.model}" if merge else "the adapter"
+    is_dequantized = merge and merge.model.is_mxfp4 and arguments.experts == "bf16"
+    experts = "the experts dequantized, " if is_dequantized else ""
+    what = f"{merge.merged} weights merged, {experts}the rest copied from {arguments.model}" if merge else "the adapter"
     print(f"{out}: {what}")
     print(f"adapter of {named}, rank {adapter.rank}, scale {adapter.scale:g}")
     if merge and not merge.update:
@@ -196,5 +195,5 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
 
 
 if __name__ == "__main__":
-    print_plainly()
+    command.print_plainly()
     sys.exit(main())

@@ -75,7 +75,7 @@ def check_whole(step: Path, base: Path) -> None:
     """Refuse a checkpoint that is damaged or belongs to another model, before anything is loaded or undone."""
     if wrong := _find_problem(step, base):
         others = _other_steps(step.parent, parse_step(step), base)
-        anew = f"no other step is whole; restore a copy, or move {step.parent} away to start again"
+        anew = f"no other checkpoint is complete; restore a copy, or move {step.parent} away to start again"
         raise UserError(wrong.what, wrong.remedy or others or anew)
 
 
@@ -100,13 +100,14 @@ def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
     whole = [other for other in others if not _find_problem(checkpoints / step_name(other), base)]
     if not whole:
         return ""
-    return f"--from-step {whole[-1]} continues from the newest whole step (whole: {', '.join(map(str, whole))})"
+    complete = ", ".join(map(str, whole))
+    return f"--from-step {whole[-1]} continues from the newest complete checkpoint (complete: {complete})"
 
 
 def _no_whole_step(damaged: list[int]) -> str:
     if damaged:
-        return f"no step is whole (damaged: {', '.join(map(str, damaged))}); restore a copy of one"
-    return "no step is whole; without --from-step the run starts again from step 0"
+        return f"no checkpoint is complete (damaged: {', '.join(map(str, damaged))}); restore a copy of one"
+    return "no checkpoint is complete; without --from-step the run starts again from step 0"
 
 
 def _find_problem(step: Path, base: Path) -> Problem | None:
@@ -214,19 +215,22 @@ def _name_repeated_steps(config: Config) -> str:
     return f"; step {first} is run again" if last == first else f"; steps {first} to {last} are run again"
 
 
-def complete(config: Config, plan: Plan) -> list[str]:
-    """Say so, in one line, if a resumed run has made all its steps."""
-    args, step = config.args, resumed_step(config)
+def complete(config: Config, plan: Plan, step: int) -> list[str]:
+    """Say so, in one line, if a run that has made `step` steps has made all."""
+    args = config.args
     if not step or plan.steps is None or step < plan.steps:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
     limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
-    return [f"complete: all {format_count(plan.steps, 'step')} are done; raise {limits} to go on"]
+    return [f"complete: all {format_count(plan.steps, 'step')} are done; raise {limits} to continue"]
 
 
 def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
-    done, ends = complete(config, plan), read_parts(RunFiles(Path(config.args.run_dir)).ends)
+    files = RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir))
+    ends, rows = read_parts(files.ends), read_steps(files.metrics)
+    made = max((row["step"] for row in rows), default=0)  # SAVE_STEPS=-1: no checkpoint tells
+    done = complete(config, plan, resumed_step(config) or made)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
         return []

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.metrics.parity import PolicyMismatch
-from grpo.run.measure import get_name, get_value
+from grpo.run.measure import get_name, get_value, keep_last_measure
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine
 from grpo.stack.problem import Problem
@@ -17,7 +17,7 @@ LOSS = "policy_loss"
 
 
 def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Stop | None:
-    """Return the first rule of these flags that applies; None if the run may go on."""
+    """Return the first rule of these flags that applies; None if the run may continue."""
     return next(_stops(args, progress, folders), None)
 
 
@@ -36,7 +36,7 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
     if args.stop_judge_failed is not None:
         shares = [row.get("judge_failed") for row in rows[-JUDGE_STEPS:]]
         if len(shares) == JUDGE_STEPS and all(is_number(share) and share > args.stop_judge_failed for share in shares):
-            what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the samples of {JUDGE_STEPS} steps"
+            what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the rollouts of {JUDGE_STEPS} steps"
             yield Stop(Problem(what, "see the judge's errors in docs/reward.md, or raise STOP_JUDGE_FAILED"))
 
 
@@ -62,8 +62,9 @@ def _not_finite(step: int) -> Problem:
 
 
 def _fall(amount: float, progress: Progress) -> Problem | None:
-    """Compare the newest evaluation with the best one."""
-    values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := get_value(row))]
+    """Compare the newest evaluation with the best one of the same measure."""
+    rows = keep_last_measure(progress.evals.rows)
+    values = [(value, row["step"]) for row in rows if is_number(value := get_value(row))]
     if not progress.evals.read_this_part() or not values or max(values)[0] - values[-1][0] < amount:
         return None
     (best, at), (now, step) = max(values), values[-1]

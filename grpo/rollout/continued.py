@@ -1,7 +1,8 @@
 """Rollouts that outlive the policy that began them: a sync cuts their requests, and the next policy continues them.
 
-The cut lies below ``generate``, so whoever rolls out does not notice it. A request that goes on begins with the prompt
-and the tokens sampled so far. Each token keeps the log-prob of the policy that sampled it, and that policy's number.
+The cut lies below ``generate``, so the code that makes rollouts does not notice it. A continued request begins with the
+prompt and the tokens sampled so far. Each token keeps the log-prob of the policy that sampled it, and that policy's
+number.
 Imports no DeepSpeed.
 """
 
@@ -245,13 +246,13 @@ def make_continuable(params: "SamplingParams") -> "SamplingParams":
 
 
 def make_sample_params(params: "SamplingParams") -> "SamplingParams":
-    """Return the sampling parameters of one sample, which has its own seed."""
+    """Return the sampling parameters of one rollout, which has its own seed."""
     is_continuable = ROLLOUT in (params.extra_args or {})
     return _name_params(params, name_rollout(params.seed, 0)) if is_continuable else params
 
 
 def name_rollout(seed: int | None, number: int) -> str:
-    """Return the name of a prompt's sample: its seed, which no other sample of the run has."""
+    """Return the name of a prompt's rollout: its seed, which no other rollout of the run has."""
     assert seed is not None
     return str(seed + number)
 
@@ -267,7 +268,7 @@ def add_policies(engine: Engine, params: "SamplingParams", responses: list[dict[
 
     Args:
         params: of the prompt.
-        responses: one for each sample, in order.
+        responses: one for each rollout, in order.
     """
     if ROLLOUT in (params.extra_args or {}):
         llm = cast(ContinuedLLM, engine.llm)

@@ -67,13 +67,13 @@ class Sample(Rows):
         sampled_by: the id of the engine's Ray actor.
         branches: one row for each branch; rollouts without an environment have none. Read it with
             :func:`grpo.batch.branches.get_branches`.
-        engine_routing: as ``routing``, of a sample whose routing only the parity gate reads, without a list around it.
+        engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
         policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens. Only with
             PARTIAL_ROLLOUTS.
         group: the seed of the prompt. Set with ``policies``.
         number: how many groups the run began before this one's. Set with PARTIAL_ROLLOUTS.
-        missing: names of the numbers that the sample lacked, from :func:`grpo.batch.rewards.complete`.
-        details: what is known about the sample after the update, from :mod:`grpo.metrics.step_metrics`.
+        missing: names of the numbers that the rollout lacked, from :func:`grpo.batch.rewards.complete`.
+        details: what is known about the rollout after the update, from :mod:`grpo.metrics.step_metrics`.
     """
 
     sampled_by: str | None = None
@@ -91,8 +91,8 @@ class Batch(Rows):
     """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss, or one of its rows.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.score`; None where the current log-probs are
-            used, see :func:`grpo.update.passes.set_old_log_probs`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.add_log_probs`; None where the current
+            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
         base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
         advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
@@ -162,14 +162,14 @@ def part(batch: Batch, start: int, end: int) -> Batch:
 
 
 def dump_sample(sample: Sample) -> dict[str, Any]:
-    """Return a sample, with its branches, as tensors and plain values for a checkpoint."""
+    """Return a rollout, with its branches, as tensors and plain values for a checkpoint."""
     return vars(sample) | (
         {"branches": [dump_sample(row) for row in sample.branches]} if hasattr(sample, "branches") else {}
     )
 
 
 def restore_sample(values: dict[str, Any]) -> Sample:
-    """Return the sample of :func:`dump_sample`."""
+    """Return the rollout of :func:`dump_sample`."""
     sample = object.__new__(Sample)
     vars(sample).update(values)
     if "branches" in values:

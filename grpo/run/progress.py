@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import get_name, get_value, is_whole, read_measure
+from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.counted import format_count
@@ -104,6 +104,7 @@ class Progress:
         self.steps = steps
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.parity = JsonLines(files.parity)
+        self._waits: str | None = None  # what the last comparison waits for
         self.files = (self.metrics, self.evals)
         self._run = files
         self._before, self._resumes = 0, 0
@@ -127,11 +128,21 @@ class Progress:
 
         Writes that were lost since then come last.
         """
-        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
+        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self._new_comparisons()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
-        lost = [f"! lost       {self.lost.describe()}; the run goes on"] if self.lost.refresh() else []
+        lost = [f"! lost       {self.lost.describe()}; the run continues"] if self.lost.refresh() else []
         return [line for _, _, line in sorted(lines)] + lost
+
+    def _new_comparisons(self) -> list[dict[str, Any]]:
+        """Return the comparisons since the last call, but not those that wait for the same engines as one before."""
+        news = []
+        for row in self.parity.new_rows():
+            waits = row.get("waits") if not row.get("problems") else ""
+            if not waits or waits != self._waits:
+                news.append(row)
+            self._waits = waits
+        return news
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
@@ -160,12 +171,12 @@ class Progress:
             for name in ("zero_spread_groups", "correct")
         )
         if shares and min(shares) == 1:
-            what = "no group had spread: nothing was learned. All samples of each prompt got the same reward"
+            what = "nothing was learned: in every group, all rollouts got the same reward"
         elif correct and max(correct) == 0:
-            what = "no sample was right in any step: no right answer was learned"
+            what = "no right answer was learned: no rollout was right in any step"
         else:
             return []
-        why = "read samples/: the problems may be too hard or too easy for this model, or unlike those it knows"
+        why = "the problems may be too hard or too easy for this model, or unlike those it knows; read samples/"
         return [what, f"             {why}"]
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
@@ -174,7 +185,8 @@ class Progress:
         if self.lost.count:
             lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
-            ends = [self.evals.rows[0], self.evals.rows[-1]]
+            measured = keep_last_measure(self.evals.rows)
+            ends = [measured[0], measured[-1]]
             lines += _change(get_name(ends[0]), ends)
             lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])
         adapter = find_adapter(save_path, ckpt_path)
@@ -194,7 +206,9 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
     columns = [column for column in STEP_COLUMNS if is_number(row.get(column[0]))]
-    parts += [f"{label} {row[key]:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO]
+    parts += [
+        f"{label} {row[key] + 0.0:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO
+    ]
     parts[2:2] = [f"{key} {row[key]:.3f}" for key in row if key.startswith("reward.") and is_number(row[key])]
     seconds = row.get("seconds")
     seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
@@ -208,7 +222,7 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
     if "waits" not in row:
-        return [f"step {row['step']}: engines and actor were compared by another version, in other numbers"]
+        return [f"step {row['step']}: engines and actor were compared by another version of this project"]
     comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []
@@ -216,9 +230,9 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
     steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
     legend = (
-        "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
-        f"position in the sequence; scale: 1 if equal; a mean above {row['limit']:g} by more than chance "
-        "stops the run"
+        "difference between the log-probs of engine and actor for the same tokens: mean in nat ±standard error, by "
+        f"position in the sequence; scale: 1 if they agree; the run stops if a mean is significantly above "
+        f"{row['limit']:g}"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
     if waits and not problems:
@@ -238,14 +252,12 @@ def eval_line(row: dict[str, Any]) -> str:
 
 
 def explain_difference(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """Say so if two evals do not measure the same problems by the same measure."""
-    if read_measure(first) != read_measure(last):
-        return ["             not comparable: the two were measured differently"]
+    """Say so if two evals do not measure the same problems."""
     if is_whole(first) and is_whole(last):
         return []
     return [
-        "             not comparable: not every problem was graded; python -m eval.compare on samples/ of the run "
-        "compares the common ones"
+        "             not comparable: not every problem was graded; to compare those that were, run "
+        "python -m eval.compare on the files in samples/"
     ]
 
 
@@ -268,7 +280,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def describe_continuation(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
-    """Return how a run that has not finished goes on: the command, with the options and settings of its last part."""
+    """Return how to continue an unfinished run: the command, with the options and settings of its last part."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
     return f"{resume_command(run_dir, config)} {then}"

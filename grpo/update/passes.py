@@ -25,7 +25,7 @@ def has_balancing_loss(args: Arguments) -> bool:
     return args.aux_loss_coef > 1e-8
 
 
-def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
+def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
     """Give the micro-batches the log-probs that are read before or besides the update, and the KL of the reward.
 
     Sets ``action_log_probs``, ``base_action_log_probs`` (with a KL loss) and ``kl``, ``[B, A]`` each, and the logs
@@ -65,7 +65,7 @@ def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
     """Return whether the ranks make a pass for the old log-probs now: none if the update makes it or nothing reads it.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
-    policy that sampled, so the mean of that difference over its samples is its KL.
+    policy that sampled, so the mean of that difference over its rollouts is its KL.
     """
     is_unknown = reads_kl(args) and any(batch.rollout_log_probs is None for batch in batches)  # of a user's agent
     return (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown
@@ -81,7 +81,7 @@ def _substitute_log_probs(batch: Batch, args: Arguments) -> torch.Tensor:
 
 @torch.no_grad()
 def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Batch]]) -> None:
-    """Set ``action_log_probs`` of the micro-batches of a rollout before its first optimizer step.
+    """Set ``action_log_probs`` of the micro-batches of a step before its first optimizer step.
 
     The policy has not moved at the first optimizer step, whose own pass gives them: None stands for that.
 
@@ -152,7 +152,7 @@ def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> 
     """
     if is_of_engine(args):
         if experience.rollout_log_probs is None:
-            raise ValueError("the samples have no log-probs of the engine, which --old_log_probs engine needs")
+            raise ValueError("the rollouts have no log-probs of the engine, which --old_log_probs engine needs")
         return experience.rollout_log_probs
     if is_on_policy(args) or experience.action_log_probs is None:
         return current.detach()

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
+from grpo.run.measure import get_name, get_value, keep_last_measure
 from grpo.run.progress import describe_continuation, interval, is_number
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
+from scripts.report.panels import missing
 from scripts.watch.samples import NewestSamples, SampleLine
 from scripts.watch.text import cut_to_end, duration, flatten_text, number, sparkline
 
@@ -86,7 +87,7 @@ def _clock(run: Run, now: float) -> list[str]:
         parts.append(f"resumed {times} after step {run.resumes[-1].get('step')}")
     if run.last_line is not None:
         ago = f"{duration(max(now - run.last_line, 0.0))} ago" if run.state == RUNNING else _hour(run.last_line, now)
-        parts.append(f"last line {ago}")
+        parts.append(f"last update {ago}")
     return parts
 
 
@@ -104,7 +105,7 @@ def _notes(run: Run, now: float) -> list[str]:
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
         notes.append("engines and actor are starting" if run.last_line is None else "the resumed run is starting")
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
-        notes.append(f"no new line for {duration(now - run.last_line)}; see {log}")
+        notes.append(f"no update for {duration(now - run.last_line)}; see {log}")
     elif run.state == CRASHED:
         how = (
             "the run was killed, or the machine went down"
@@ -138,11 +139,13 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
-    cells = _cells(list(dict.fromkeys(map(read_measure, run.graded))) or [EXACT_MATCH], _numbers(run.graded), width)
+    held_out = [{get_name(row).replace(" ", "_"): get_value(row)} for row in run.graded]
+    cells = _cells(_columns(held_out), held_out, width)
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
     if run.graded:
-        first, last = run.graded[0], run.graded[-1]
+        measured = keep_last_measure(run.graded)
+        first, last = measured[0], measured[-1]
         text = f"held out: {interval(first)} at step {first['step']}"
         if last is not first:
             text += f" -> {interval(last)} at step {last['step']}"
@@ -226,7 +229,7 @@ def _phases(rows: Numbers, width: int) -> list[Text]:
     totals = [row["seconds.total"] for row in rows if "seconds.total" in row]
 
     def show(name: str, value: float) -> str:
-        # The reward's seconds are per sample, not part of the step's.
+        # The reward's seconds are per rollout, not part of the step's.
         is_part = name != "seconds.total" and totals and totals[-1] > 0
         return f"{_seconds(value)} {value / totals[-1]:3.0%}" if is_part else _seconds(value)
 
@@ -259,11 +262,8 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     """Return the columns that every run writes but this one has not, of tiers 1 and 2, and those the schema lacks."""
     if not rows:
         return []
-    written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
-    if any(read_measure(row) == SCORE for row in run.graded):
-        written.add(EXACT_MATCH)  # the score is there instead
-    missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
-    lines = _wrap_parts(["not written: " + ", ".join(missing)], width, "dim") if missing else []
+    lacking = [name for name in missing(run) if BY_NAME[name].tier <= 2]
+    lines = _wrap_parts(["missing metrics: " + ", ".join(lacking)], width, "dim") if lacking else []
     unknown = [
         f"{flatten_text(name)} {number(value)}"
         for name, value in rows[-1].items()
@@ -275,15 +275,15 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
 def _samples(samples: NewestSamples, width: int) -> list[Text]:
     if samples.step is None or not samples.shown:
         return []
-    title = _title(f"Samples of step {samples.step}", width)
+    title = _title(f"Rollouts of step {samples.step}", width)
     return [title, *(line for sample in samples.shown for line in _sample(sample, width))]
 
 
 def _sample(sample: SampleLine, width: int) -> list[Text]:
     return [
         Text.assemble((sample.why, "bold"), "  ", sample.numbers),
-        Text.assemble(("  asked ", "dim"), sample.question),
-        Text.assemble(("  said  ", "dim"), cut_to_end(sample.response, width - 8)),
+        Text.assemble(("  prompt    ", "dim"), sample.question),
+        Text.assemble(("  response  ", "dim"), cut_to_end(sample.response, width - 12)),
     ]
 
 

@@ -48,7 +48,7 @@ def test_judge_is_not_called_if_quality_has_no_weight():
     assert (
         settings.find_off_setting(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.find_off_setting(GOOD) is None
     )
-    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they have to add up to 1"):
+    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they must add up to 1"):
         settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
 
 

@@ -106,7 +106,7 @@ def check_repeats(file: str, records: Sequence[Record], rendered: Sequence[Rende
     prompts = _repeats((each.text, record.line) for record, each in zip(records, rendered, strict=True))
     ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
     repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
-    why = {"train": "both would draw the same samples", "eval": "both would count as one problem"}[split]
+    why = {"train": "both would draw the same rollouts", "eval": "both would count as one problem"}[split]
     for what, pairs in repeated.items():
         if pairs:
             first, again = pairs[0]
@@ -170,9 +170,9 @@ def _normalise_blanks(text: str) -> str:
 
 def is_graded_by_us(config: Config) -> bool:
     """Return whether labels are for our grader."""
-    return has_own_reward(config) and not has_environment(config.args)
+    return uses_our_reward(config) and not has_environment(config.args)
 
 
-def has_own_reward(config: Config) -> bool:
+def uses_our_reward(config: Config) -> bool:
     """Return whether the reward function is this project's, which reads labels and may have a judge."""
     return Path(config.args.remote_rm_url or "").resolve() == OUR_REWARD

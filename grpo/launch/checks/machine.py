@@ -93,7 +93,7 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
     if plan.host_bytes and free < plan.host_bytes:
         largest = max(plan.host_memory, key=lambda part: plan.host_memory[part])
         yield Problem(
-            f"{size(free)} of memory are free, but the run needs about {size(plan.host_bytes)}, "
+            f"{size(free)} of memory is free, but the run needs about {size(plan.host_bytes)}, "
             f"of which {size(plan.host_memory[largest])} for {largest}",
             "stop other programs, use fewer engines or ranks, or a larger machine",
         )
@@ -107,11 +107,11 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 def check_limits() -> Iterator[Problem]:
     """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
-    files, space, threads = (resource.getrlimit(kind)[0] for kind in kinds)
+    (_, files), (space, _), (threads, _) = map(resource.getrlimit, kinds)  # the launcher raises that of open files
     if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
         yield Problem(
             f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
-            f"run ulimit -n {LEAST_OPEN_FILES}; where that is forbidden, an administrator raises the hard limit",
+            "an administrator raises the hard limit (ulimit -Hn)",
         )
     if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
         yield Problem(
@@ -160,12 +160,12 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
         if machine.disk_free(folder) < needed + machine.GB:
             free, more = size(machine.disk_free(folder)), f"checkpoints need {size(needed)} and " if needed else ""
             yield Problem(
-                f"{name}: {free} of disk are free in {folder}, but {more}logs need 1 GB",
+                f"{name}: {free} of disk space is free in {folder}, but {more}logs need 1 GB",
                 "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",
             )
         limit = config.args.stop_disk_gb
         if limit is not None and (free_gb := machine.disk_free(folder) / machine.GB) < limit:
-            what = f"{name}: {free_gb:.1f} GB of disk are free in {folder}, and STOP_DISK_GB is {limit:g}"
+            what = f"{name}: {free_gb:.1f} GB of disk space is free in {folder}, and STOP_DISK_GB is {limit:g}"
             yield Problem(what, "free disk space, or lower STOP_DISK_GB")
 
 

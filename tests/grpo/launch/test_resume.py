@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -59,7 +60,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
         file.unlink()
     else:
         state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
-    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
+    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(complete: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
 
@@ -286,12 +287,12 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert run_with(supervise, metrics_dir=metrics) == LOSSY
     reason = f"{metrics}/metrics.jsonl: File too large"
     assert shown[0][-1].startswith("step 1")
-    assert shown[1:] == [[f"! lost       {n} since step 2, the last one: {reason}; the run goes on"]
+    assert shown[1:] == [[f"! lost       {n} failed since step 2 (last: {reason}); the run continues"]
                          for n in ("1 write", "2 writes")]  # fmt: skip
     assert_seen("the disk of the metrics fills", shown[1][0])
     note("the disk of the metrics fills", 0.0)
     output = capsys.readouterr().out
-    assert f"lost         2 writes since step 2, the last one: {reason}" in output
+    assert f"lost         2 writes failed since step 2 (last: {reason})" in output
     assert "again  " not in output and "not finished" not in output
     run = run_state.Run(setting.run_dir)
     assert (run.state, run.code) == ("finished", LOSSY)
@@ -315,6 +316,10 @@ def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, 
     assert (files.ends.read_text(), files.resumes.read_text()) == before
     assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
     assert run_state.Run(setting.run_dir).state == "finished"
+    shutil.rmtree(setting.run_dir / "checkpoints")  # as with SAVE_STEPS=-1
+    files.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)))
+    assert resumed() == 0
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
 
 
 @pytest.fixture
@@ -373,13 +378,13 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     [
         ((), {}, "has no checkpoint", "ready:"),
         ((4,), {"actor_learning_rate": 0.5}, "  LEARNING_RATE was 1e-06, now 0.5", "ready:"),
-        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
-        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to go on"),
+        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to continue"),
+        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to continue"),
         (
             (6,),
             {"max_steps": 6},
             "after step 6",
-            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on",
+            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to continue",
         ),
     ],
 )
