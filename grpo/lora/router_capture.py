@@ -65,6 +65,7 @@ def find_unsupported(config: VllmConfig) -> list[str]:
         "micro-batches that overlap (enable_dbo)": parallel.use_ubatching,
         "speculative decoding": config.speculative_config is not None,
         "a KV cache from elsewhere (kv_transfer_config)": config.kv_transfer_config is not None,
+        "the second model runner (VLLM_USE_V2_MODEL_RUNNER)": getattr(config, "use_v2_model_runner", False),
     }
     return [name for name, is_on in settings.items() if is_on]
 

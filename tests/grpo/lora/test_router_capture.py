@@ -202,7 +202,7 @@ def engine_config(records=ALL, **changes):
         "data_parallel_size": 1, "enable_expert_parallel": False, "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
     }  # fmt: skip
-    plain = {"speculative_config": None, "kv_transfer_config": None}
+    plain = {"speculative_config": None, "kv_transfer_config": None, "use_v2_model_runner": False}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
         **{name: changes.get(name, value) for name, value in plain.items()},
@@ -229,6 +229,7 @@ def experts(backend=None, count=16):
         ({"use_ubatching": True}, "enable_dbo"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"kv_transfer_config": object()}, "kv_transfer_config"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
     ],
 )
 def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
