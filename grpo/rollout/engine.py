@@ -126,7 +126,7 @@ def arguments() -> dict[str, Any]:
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
       much as a token. An aborted call wastes at most that many tokens, and those in flight.
-    - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM 0.15.0 moves its
+    - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its
       generator's offset. CPU generators have none: the engine would die.
     """
     from vllm.platforms import current_platform

@@ -219,7 +219,7 @@ OPTIMIZER = (
             flag="actor_learning_rate", check=_RATE),
     Setting("LR_WARMUP_RATIO", float, "Share of the optimizer steps of all episodes in which the rate rises.",
             flag="lr_warmup_ratio", check=SHARE),
-    # Schedules of transformers that accept `min_lr`, which OpenRLHF always passes, and need no metric.
+    # Schedules of transformers whose rates `--plan` knows.
     Setting("LR_SCHEDULER", str, "Schedule of the learning rate.", flag="lr_scheduler", choices=(
         "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr")),
     Setting("MAX_GRAD_NORM", float, "Gradients with a larger norm are scaled down to this one. 0: never.", "1.0",

@@ -229,7 +229,7 @@ def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint
     monkeypatch.setenv("LOCAL_RANK", "0")
     rank = object.__new__(Rank)
     config = {"zero_optimization": {"offload_param": {"device": "none"}}}
-    rank.strategy = SimpleNamespace(get_ds_train_config=lambda is_actor: config)
+    rank.strategy = SimpleNamespace(get_ds_train_config=lambda _: config)
     rank.args = SimpleNamespace(
         actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
         lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.update.loss import PolicyLoss
-from tests.upstream import masked_correction
+from tests.upstream import masked_correction, stock_loss
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_LENGTH = 40
@@ -237,16 +237,6 @@ def test_a_batch_without_sampled_tokens_has_no_loss():
     assert loss == 0 and not values.grad.any()
 
 
-def stock_loss(args: SimpleNamespace):
-    from openrlhf.models.loss import PolicyLoss as StockLoss
-
-    low, high = args.eps_clip_low_high
-    return StockLoss(
-        low, high, args.dual_clip, True, args.policy_loss_type, args.enable_vllm_is_correction,
-        args.vllm_is_truncated_threshold, args.vllm_is_correction_type,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -270,7 +260,7 @@ def test_loss_equals_openrlhfs_in_its_correct_cases(changes):
     current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
     loss = whole(args, mask)
     value = loss(current, old, part.advantages, mask, engine)
-    expected, clip_ratio, _, engine_kl = stock_loss(args)(current, old, part.advantages, mask, engine)
+    expected, clip_ratio, _, engine_kl, *_ = stock_loss(args)(current, old, part.advantages, mask, engine)
     torch.testing.assert_close(value, expected)
 
     def mean(name: str) -> torch.Tensor:
