@@ -3,7 +3,7 @@
 # `scripts/lock.sh --upgrade`. Versions already locked are kept where they still fit.
 #
 # requirements/lock-cpu.txt and lock-gpu.txt are for the OpenRLHF that pyproject.toml pins. Another supported version has
-# a folder, such as requirements/0.9.6: its pins.txt has the pins that differ, and its locks lie beside it.
+# a folder, such as requirements/0.11.2: its pins.txt has the pins that differ, and its locks lie beside it.
 #
 # One lock serves Python 3.11 and 3.12: both are resolved, and a difference is an error to settle in
 # requirements/constraints.txt. The hashes are those of the files for this platform. Other builds of a version, as some

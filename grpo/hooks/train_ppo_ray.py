@@ -27,8 +27,6 @@ engines_ready = cluster.engines_ready
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
-    if args.vllm_is_correction_type == "seq-mask-tis":  # OpenRLHF's name from 0.9.4 on
-        args.vllm_is_correction_type = "mis"
     last_words.install()
 
 

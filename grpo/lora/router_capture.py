@@ -251,25 +251,18 @@ def _records_all(config: VllmConfig) -> bool:
 
 
 def _install_choice() -> None:
-    """Patch the method that has a layer's hidden states and logits.
-
-    It is the layer's in vLLM 0.15, a runner's that is called with the layer in 0.17, and that of a runner that is the
-    layer in 0.29.
-    """
+    """Patch the method that has a layer's hidden states and logits. In vLLM 0.29, a runner is the layer."""
     owner, method = getattr(fused_moe, "FusedMoE", None), "forward_impl"
-    runners, at = f"{fused_moe.__name__}.runner", 0  # of the layer in the arguments
     if owner is None:
-        owner, method = importlib.import_module(f"{runners}.moe_runner").MoERunner, "_forward_impl"
-    elif not hasattr(owner, method):
-        owner, at = importlib.import_module(f"{runners}.default_moe_runner").DefaultMoERunner, 1
+        owner = importlib.import_module(f"{fused_moe.__name__}.runner.moe_runner").MoERunner
+        method = "_forward_impl"
     original = getattr(owner, method)
 
-    def forward_with_choice(*arguments: Any) -> Any:
-        layer, hidden_states, router_logits, *rest = arguments[at:]
+    def forward_with_choice(layer: Any, hidden_states: Any, router_logits: torch.Tensor, *rest: Any) -> Any:
         if hasattr(layer, "chosen") and (layer.is_bound or now.is_noted):
             masked = choose(router_logits, layer.get_buffer("chosen"))
             router_logits = masked if layer.is_bound else router_logits
-        return original(*arguments[:at], layer, hidden_states, router_logits, *rest)
+        return original(layer, hidden_states, router_logits, *rest)
 
     setattr(owner, method, forward_with_choice)
 

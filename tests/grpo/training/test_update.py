@@ -212,8 +212,7 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
 def test_each_correction_of_the_flag_is_known_to_the_loss():
     choices = next(one.choices for one in trainer_parser()._actions if one.dest == "vllm_is_correction_type")
     log_ratio, mask = torch.tensor([[0.1, -2.0], [3.0, 0.2]]), torch.ones(2, 2, dtype=torch.bool)
-    names = ["mis" if kind == "seq-mask-tis" else kind for kind in choices]  # see hooks.train_ppo_ray.validate
-    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in names]
+    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in choices]
     assert len({tuple(each.flatten().tolist()) for each in weights}) == len(choices) == 3
 
 

@@ -61,7 +61,7 @@ def test_unsampled_tokens_have_no_influence(kind):
     assert torch.allclose(token_weights[0, :2], torch.tensor([0.1, 0.2]).exp())
 
 
-@pytest.mark.parametrize("kind", ["seq-mask-tis", "", "TIS"])
+@pytest.mark.parametrize("kind", ["", "TIS"])
 def test_an_unknown_kind_is_refused_and_not_taken_for_another(kind):
     with pytest.raises(ValueError, match="unknown importance correction"):
         weights(kind, [0.0] * 6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.update.loss import PolicyLoss
-from tests.upstream import masked_correction, stock_loss
+from tests.upstream import stock_loss
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_LENGTH = 40
@@ -247,7 +247,7 @@ def test_a_batch_without_sampled_tokens_has_no_loss():
         {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, 2.0]},
         {
             "enable_vllm_is_correction": True,
-            "vllm_is_correction_type": masked_correction(),
+            "vllm_is_correction_type": "mis",
             "vllm_is_truncated_threshold": [0.9, 99],
         },
     ],

@@ -99,7 +99,7 @@ CALL = st.fixed_dictionaries({
 @given(messages=chats())
 @settings(max_examples=300)
 def test_a_chat_is_rendered_as_vllm_serves_it(gpt_oss, messages):
-    # vLLM 0.17 reads no other name for the thinking.
+    # vLLM 0.29 reads no other name for the thinking.
     to_vllm = [{name.removesuffix("_content"): value for name, value in message.items()} for message in messages]
     served = [instructed(message) for message in parse_chat_inputs_to_harmony_messages(to_vllm)]
     assert gpt_oss.ours(messages) == gpt_oss.served(auto_drop_analysis_messages(served))
