@@ -58,6 +58,7 @@ def plan_bytes(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     args: Any = SimpleNamespace(
         vllm_num_engines=0,
         vllm_tensor_parallel_size=1,
+        vllm_enable_sleep=False,
         offload=True,
         adam_offload=True,
         experts=PACKED,

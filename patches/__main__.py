@@ -151,10 +151,12 @@ def _drift(options: Options) -> Answer:
     series, old = _start(options)
     given = read_wheels(options.wheel)
     later = sorted(given.keys() - {series.version}, key=order) if given else list_released_after(series.version)
-    drifts = []
+    drifts, previous = [], old.tree
     for number, version in enumerate(later, 1):
         print(f"OpenRLHF {version} ({number} of {len(later)})", file=sys.stderr, flush=True)
-        drifts.append(drift.measure(series, old.tree, given.get(version) or download(version)))
+        new = given.get(version) or download(version)
+        drifts.append(drift.measure(series, old.tree, new, previous))
+        previous = new.tree
     report = {"from": series.version, "versions": [asdict(each) for each in drifts]}
     return Exit.OK, report, "\n".join(drift.table(drifts))
 

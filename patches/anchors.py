@@ -5,6 +5,7 @@ Relies-On: openrlhf/models/actor.py: Actor.forward; openrlhf/cli/train_ppo_ray.p
 
 import ast
 import difflib
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +23,17 @@ def find_anchors(patch: Path) -> list[tuple[str, str]]:
 
 def source(text: bytes | None, name: str) -> str | None:
     """Return the source of a function, a class, an assigned name or an `add_argument` of a flag; None if absent."""
-    if text is None:
-        return None
-    code = text.decode()
-    for known, node in _definitions(ast.parse(code), ""):
-        if known == name:
-            return ast.get_source_segment(code, node)
-    return None
+    node = _defined(text).get(name) if text else None
+    return ast.get_source_segment(text.decode(), node) if text and node else None
+
+
+@functools.cache
+def _defined(text: bytes) -> dict[str, ast.AST]:
+    """Return what a file defines, by its name; of several with one name, the first."""
+    found: dict[str, ast.AST] = {}
+    for name, node in _definitions(ast.parse(text), ""):
+        found.setdefault(name, node)
+    return found
 
 
 def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
@@ -44,16 +49,20 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         yield from _definitions(child, inside)
 
 
+def _find(tree: Tree, path: str, name: str) -> tuple[str | None, str | None]:
+    """Return the file that has an anchor, the named one if it does, and the source; None where it is absent."""
+    for file in (path, *(other for other in tree if other.endswith(".py"))):
+        if text := source(tree.get(file), name):
+            return file, text
+    return None, None
+
+
 def changes(patch: Path, old: Tree, new: Tree) -> Iterator[tuple[str, str]]:
     """Yield each anchor of a patch that differs, with the difference."""
     for path, name in find_anchors(patch):
-        before, after = source(old.get(path), name), source(new.get(path), name)
-        if before == after:
-            continue
-        moved = [other for other in new if after is None and other.endswith(".py") and source(new[other], name)]
-        if moved:
-            after = source(new[moved[0]], name)
-            yield f"{path}: {name}", f"moved to {', '.join(moved)}"
+        (was_in, before), (is_in, after) = _find(old, path, name), _find(new, path, name)
+        if is_in and is_in != was_in:
+            yield f"{path}: {name}", f"moved to {is_in}"
         lines = difflib.unified_diff((before or "").splitlines(), (after or "").splitlines(), n=0, lineterm="")
         body = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
         if body:

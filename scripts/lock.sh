@@ -3,7 +3,7 @@
 # `scripts/lock.sh --upgrade`. Versions already locked are kept where they still fit.
 #
 # requirements/lock-cpu.txt and lock-gpu.txt are for the OpenRLHF that pyproject.toml pins. Another supported version has
-# a folder, such as requirements/0.9.6: its pins.txt has the pins that differ, and its locks lie beside it.
+# a folder, such as requirements/0.11.2: its pins.txt has the pins that differ, and its locks lie beside it.
 #
 # One lock serves Python 3.11 and 3.12: both are resolved, and a difference is an error to settle in
 # requirements/constraints.txt. The hashes are those of the files for this platform. Other builds of a version, as some
@@ -41,10 +41,20 @@ END
 
 # lock STACK FOLDER [PINS]: writes the lock of a stack into a folder.
 lock() {
-    local stack="$1" folder="$2" options=() platform python resolved old
-    if (($# > 2)); then options=(--override "$3"); fi
-    # The oldest glibc that each stack's vLLM wheel supports.
-    platform=$([[ $stack == cpu ]] && echo x86_64-manylinux_2_28 || echo x86_64-manylinux_2_31)
+    local stack="$1" folder="$2" options=() glibc platform python resolved old
+    cp "requirements/overrides-$stack.txt" "$scratch/overrides.txt"
+    cp requirements/constraints.txt "$scratch/constraints.txt"
+    if (($# > 2)); then
+        options=(--override "$3")
+        # A pin takes the place of an override and of a constraint of the same package.
+        sed -n 's/^\([a-z0-9-]*\)[=<].*/^\1[=<]/p' "$3" >"$scratch/pinned.txt"
+        sed -n '/^[a-z]/p' "requirements/overrides-$stack.txt" | grep -v -f "$scratch/pinned.txt" >"$scratch/overrides.txt"
+        sed -n '/^[a-z]/p' requirements/constraints.txt | grep -v -f "$scratch/pinned.txt" >"$scratch/constraints.txt"
+    fi
+    # The oldest glibc that each stack's vLLM wheel supports, or the one that the pins name.
+    glibc=$([[ $stack == cpu ]] && echo 28 || echo 31)
+    if (($# > 2)); then glibc=$(sed -n 's/^# glibc 2\.\([0-9]*\) .*/\1/p' "$3" | grep . || echo "$glibc"); fi
+    platform="x86_64-manylinux_2_$glibc"
     # A new folder starts from the versions of the others.
     old="$folder/lock-$stack.txt"
     if [[ ! -f $old ]]; then old="requirements/lock-$stack.txt"; fi
@@ -52,7 +62,7 @@ lock() {
         resolved="$scratch/$python.txt"
         if [[ -f $old ]]; then cp "$old" "$resolved"; fi
         "$uv" pip compile pyproject.toml --extra "$stack" --extra dev --quiet \
-            --override "requirements/overrides-$stack.txt" "${options[@]}" --constraint requirements/constraints.txt \
+            --override "$scratch/overrides.txt" "${options[@]}" --constraint "$scratch/constraints.txt" \
             --python-version "$python" --python-platform "$platform" \
             --no-annotate --no-header --no-emit-index-url --output-file "$resolved" "${extra[@]}" >/dev/null
     done

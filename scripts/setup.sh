@@ -4,7 +4,7 @@
 # Creates .venv, installs the locked packages, compiles the MXFP4 kernel, applies the patches and verifies all of it. It
 # skips what is already done, so a second call takes seconds and continues an interrupted one. The default stack is that
 # of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
-# $PYTHON selects the Python (3.11 or 3.12). $OPENRLHF_VERSION selects the OpenRLHF (0.9.3 or 0.9.6) and the packages
+# $PYTHON selects the Python (3.11 or 3.12). $OPENRLHF_VERSION selects the OpenRLHF (0.9.3 or 0.11.2) and the packages
 # that fit it. The default is what .venv has, and 0.9.3 for a new .venv.
 # --quiet prints only work that takes time, and errors. --show-stack prints cpu or gpu, and does nothing.
 set -euo pipefail

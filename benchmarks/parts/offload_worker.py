@@ -1,9 +1,7 @@
 """An actor with everything offloaded, by OpenRLHF's own classes, stock or patched. Each rank of `offload` runs this."""
 
-import functools
 import gc
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -12,20 +10,19 @@ import torch.distributed as dist
 
 from benchmarks.parts import memory, stock
 from benchmarks.parts.ranks import read_job, report
+from grpo.hooks.names import Arguments
 from grpo.model import cpu_matmul, deepspeed_start
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 
 
 def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -> Any:
     """Follow the steps of OpenRLHF's PolicyModelActor.init_model_from_pretrained, up to DeepSpeed's engine."""
-    # Stock has no `offload`: on a CPU its parameters are on the host anyway. The optimizer is not under comparison.
-    strategy_module.DeepSpeedCPUAdam = functools.partial(torch.optim.AdamW, fused=True)
-    args = SimpleNamespace(param_dtype="bf16", adam_offload=True, offload=True)
+    # Stock has no `offload`: on a CPU its parameters are on the host anyway.
+    args = Arguments(param_dtype="bf16", adam_offload=True, offload=True)
     strategy = strategy_module.DeepspeedStrategy(
         max_norm=1.0, micro_train_batch_size=1, train_batch_size=dist.get_world_size(), zero_stage=3, args=args
     )
-    ds_config = strategy.get_ds_train_config(is_actor=True) | {"zero_force_ds_cpu_optimizer": False}
-    strategy.get_ds_train_config = lambda is_actor: ds_config
+    ds_config = strategy.get_ds_train_config(None) | {"zero_force_ds_cpu_optimizer": False}
     actor = actor_module.Actor(
         job["model"],
         attn_implementation="eager",
@@ -34,9 +31,10 @@ def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -
         target_modules=list(ATTENTION_PROJECTIONS),
         ds_config=ds_config,
     )
-    optimizer = strategy.create_optimizer(actor.model, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0)
+    # The optimizer is not under comparison.
+    optimizer = torch.optim.AdamW([each for each in actor.model.parameters() if each.requires_grad], fused=True)
     actor.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    return strategy.prepare((actor.model, optimizer, None), is_rlhf=True)[0]
+    return deepspeed.initialize(model=actor.model, optimizer=optimizer, config=ds_config)[0]
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.parts import memory, stock
 from benchmarks.parts.ranks import read_job, report
+from grpo.hooks.names import Arguments
 from grpo.model import attention, cpu_matmul
 from grpo.update import passes
 from grpo.update.loss import PolicyLoss
@@ -64,6 +65,7 @@ def stock_step(actor: torch.nn.Module, args: Namespace, trainer_module: ModuleTy
     trainer = SimpleNamespace(
         actor=actor,
         args=args,
+        replay_buffer=None,
         aux_loss=False,
         ema_model=None,
         actor_optim=None,
@@ -73,16 +75,19 @@ def stock_step(actor: torch.nn.Module, args: Namespace, trainer_module: ModuleTy
             ring_attn_group=None,
             optimizer_step=ignore,
             backward=lambda loss, *_: loss.backward(),
-            get_grad_norm=lambda _: 0.0,  # read from OpenRLHF 0.9.4 on
+            get_grad_norm=lambda _: 0.0,
         ),
     )
 
     def step(batch: SimpleNamespace) -> dict[str, float]:
+        experience = trainer_module.Experience(**vars(batch))
+        experience.info = {}
         actor.eval()
         with torch.no_grad():
-            batch.action_log_probs = actor(batch.sequences, batch.action_mask, batch.attention_mask)
-        status: dict[str, float] = trainer_module.ActorPPOTrainer.training_step(trainer, batch, 0.0, 0)
-        return status
+            experience.action_log_probs = actor(batch.sequences, batch.action_mask, batch.attention_mask)
+        status = trainer_module.ActorPPOTrainer.training_step(trainer, experience, 0.0, 0)
+        metrics = status.get("metrics", status)  # OpenRLHF 0.11.2 has them with their weights
+        return {name: float(metrics[name]) for name in ("policy_loss", "entropy_loss")}
 
     return step
 
@@ -104,7 +109,7 @@ def our_step(actor: torch.nn.Module, args: Namespace, batch: SimpleNamespace) ->
 
 def arguments(job: dict[str, Any]) -> Namespace:
     """Return the flags of a run whose rollout is one sample and one optimizer step."""
-    return Namespace(
+    return Arguments(
         entropy_loss_coef=0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
         rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
@@ -120,8 +125,9 @@ def main() -> None:
     actor_module, trainer_module = (stock.load(job["package"], name) for name in MODULES)
     actor = build_actor(job, actor_module.Actor, args)
 
-    batch = SimpleNamespace(**rollout(job), base_action_log_probs=None, rollout_log_probs=None, replay=None)
-    batch.action_log_probs, batch.info = None, {} if job["package"] else {"sample": torch.zeros(1)}
+    batch = SimpleNamespace(**rollout(job), base_action_log_probs=None, rollout_log_probs=None)
+    if not job["package"]:
+        batch.action_log_probs, batch.replay, batch.info = None, None, {"sample": torch.zeros(1)}
     train = stock_step(actor, args, trainer_module) if job["package"] else our_step(actor, args, batch)
 
     def step() -> dict[str, float]:
@@ -138,7 +144,7 @@ def main() -> None:
     torch.save({name: parameter.grad for name, parameter in find_adapter(actor).items()}, job["gradients"])
     report(
         seconds=min(seconds[1:]), processor_seconds=min(processor[1:]), peak_bytes=peak,
-        loss=status["policy_loss"], entropy=status.get("entropy_loss"),
+        loss=status["policy_loss"], entropy=status["entropy_loss"],
     )  # fmt: skip
 
 

@@ -23,14 +23,13 @@ def load_gpt_oss(
         return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
 
 
-def scoring(actor: Actor, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:
+def scoring(actor: Actor, targets: torch.Tensor) -> AbstractContextManager[None]:
     """Let the model return scores of the tokens instead of logits, within the context.
 
     Args:
         targets: the token after each of the last positions, ``[B, kept]``.
-        entropy: whether the loss uses the entropy.
     """
-    return log_probs.scoring(actor.model, targets, actor.allocated, actor.temperature, entropy)
+    return log_probs.scoring(actor.model, targets, actor.allocated, actor.temperature)
 
 
 def scores(output: ModelOutput, sequences: torch.Tensor) -> log_probs.TokenScores:

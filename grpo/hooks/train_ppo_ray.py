@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from grpo.hooks import names
 from grpo.launch import flags
 from grpo.launch.supervise import last_words
 from grpo.rollout import chat_template, thinking_settings
@@ -14,6 +15,8 @@ from grpo.stack import cluster
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 
+rename_flags = names.rename_flags  # of OpenRLHF 0.11.2, as the next
+in_sections = names.in_sections
 add_flags = flags.add_flags
 hand_on_thinking_budget = thinking_settings.pass_to_engines
 hand_on_template_variables = chat_template.pass_to_engines  # the engines' environments render prompts
@@ -24,8 +27,6 @@ engines_ready = cluster.engines_ready
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
-    if args.vllm_is_correction_type == "seq-mask-tis":  # OpenRLHF's name from 0.9.4 on
-        args.vllm_is_correction_type = "mis"
     last_words.install()
 
 

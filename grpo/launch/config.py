@@ -219,7 +219,7 @@ def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> UserE
     known = [match[0] for match in close if match]
     listed = "remove it; python -m openrlhf.cli.train_ppo_ray --help lists all flags"
     remedy = f"did you mean {' '.join(known)}?" if known else listed
-    return UserError(f"OpenRLHF has no flag {' '.join(names)}", remedy)
+    return UserError(f"a run has no flag {' '.join(names)}", remedy)
 
 
 def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list[str]:

@@ -20,11 +20,17 @@ DROPPED = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add our flags to the parser of ``openrlhf.cli.train_ppo_ray``: those of settings, and three of our own."""
+    """Add our flags to the parser of ``openrlhf.cli.train_ppo_ray``: those of settings, and four of our own."""
     group = parser.add_argument_group("gptoss-grpo")
     group.add_argument("--run_dir", default="./run", help="folder for metrics.jsonl, eval.jsonl and samples/")
     group.add_argument("--resume_from", default=None, help="continue from this checkpoint, a folder step_N")
     group.add_argument("--advantage_clip", type=float, default=None, help="clip advantages to plus or minus this")
+    group.add_argument(
+        "--vllm_is_max_kl",
+        type=float,
+        default=None,
+        help="weight 0 for tokens on which engine and actor differ by more",
+    )
     settings_flags.add(group)
     # OpenRLHF knows two of the losses, and refuses the others before the settings are checked.
     parser._option_string_actions["--policy_loss_type"].choices = SETTINGS["POLICY_LOSS"].choices

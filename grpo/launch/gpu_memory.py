@@ -1,8 +1,8 @@
 """The GPU memory that a run needs, part by part.
 
 With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With vLLM's sleep, the engine
-drops its cache for the update. In vLLM 0.15.0 its weights stay: `Worker.load_model` never enters the pool from which
-sleep would move them.
+drops its cache for the update. Its weights count as staying: they do in vLLM 0.15.0, whose `Worker.load_model` never
+enters the pool from which sleep would move them. Later versions move them to host memory.
 """
 
 import math
@@ -17,7 +17,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, Architecture
-from grpo.model.footprint import PROMPT_CHUNK, Actor, Cache
+from grpo.model.footprint import IN_FLIGHT, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
@@ -66,7 +66,7 @@ class Needs:
     @property
     def smallest_engine(self) -> int:
         """Return the bytes of an engine whose cache holds one of the longest sequences."""
-        return sum(self.engine.values()) + self.cache.bytes(self.length, PROMPT_CHUNK)
+        return sum(self.engine.values()) + self.cache.bytes(self.length, IN_FLIGHT)
 
     @property
     def peak(self) -> int:

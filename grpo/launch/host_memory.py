@@ -39,6 +39,11 @@ def host_memory(
     if cpu:
         parts["engines' models"] = args.vllm_num_engines * engine_model.bf16_bytes
         parts["engines' key/value caches"] = config.engine_gpus * kv_cache_bytes()
+    if args.vllm_enable_sleep:
+        shape, width = Architecture.from_config(engine_model.config), args.vllm_tensor_parallel_size
+        # vLLM 0.29 moves them; 0.15 leaves them on the GPU, where gpu_memory.py counts them as well.
+        asleep = pinned_bytes(shape.actor_bytes(shape.mxfp4).values(), width)
+        parts["engines' weights while they sleep, pinned"] = args.vllm_num_engines * asleep
     parts["Ray's object store, in /dev/shm"] = object_store_bytes
     parts[f"{processes(config)} processes"] = int(processes(config) * _PROCESS_BYTES[cpu])
     return parts

@@ -29,6 +29,10 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             f"--vllm_is_truncated_threshold is {low:g} {high:g}", "give two numbers from 0 up, the lower one first"
         )
+    if args.vllm_is_max_kl is not None and not args.enable_vllm_is_correction:
+        yield Problem("--vllm_is_max_kl has no effect by itself", "add --enable_vllm_is_correction, or remove it")
+    if args.vllm_is_max_kl is not None and not args.vllm_is_max_kl > 0:
+        yield Problem(f"--vllm_is_max_kl {args.vllm_is_max_kl:g} removes almost every token", "give more than 0")
     if args.enable_vllm_is_correction and args.old_log_probs == "engine":
         yield Problem(
             "OLD_LOG_PROBS=engine with --enable_vllm_is_correction corrects for the engine twice",
@@ -68,8 +72,11 @@ def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
 def _kl(args: argparse.Namespace) -> Iterator[Problem]:
     if args.use_kl_loss and not args.init_kl_coef > 0:
         yield Problem("--use_kl_loss has no effect without a coefficient", "set KL_COEF, for example 0.001")
-    if args.use_kl_loss and args.kl_estimator == "k1":
-        yield Problem("--use_kl_loss with --kl_estimator k1 has a mean gradient of 0", "use k2 or k3")
+    if args.init_kl_coef > 0 and not args.use_kl_loss and args.kl_estimator != "k1":
+        yield Problem(
+            f"--kl_estimator {args.kl_estimator} in the reward has a mean gradient of almost 0 near the reference",
+            "remove it, or add --use_kl_loss",
+        )
     if args.init_kl_coef > 0 and not args.use_kl_loss and args.top_p < 1:
         yield Problem(
             f"TOP_P {args.top_p:g} truncates the engine's distribution, so a KL term in the reward may compare log-"

@@ -11,6 +11,7 @@ request that finds its prompt in the prefix cache did not compute these position
 choices by slot of the KV cache: a request that reuses a slot gets the choices with which it was computed.
 """
 
+import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.model_executor.layers.fused_moe import FusedMoE
-from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend
+from vllm.model_executor.layers import fused_moe
 from vllm.model_executor.models.gpt_oss import MLPBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -29,7 +29,7 @@ from grpo.lora.engine_actor import ROLLOUT
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
 
-KNOWN_MXFP4 = (Mxfp4Backend.MARLIN, Mxfp4Backend.TRITON)
+KNOWN_MXFP4 = ("MARLIN", "TRITON")  # names of vLLM's backends
 
 
 @dataclass
@@ -65,29 +65,31 @@ def find_unsupported(config: VllmConfig) -> list[str]:
         "micro-batches that overlap (enable_dbo)": parallel.use_ubatching,
         "speculative decoding": config.speculative_config is not None,
         "a KV cache from elsewhere (kv_transfer_config)": config.kv_transfer_config is not None,
+        "the second model runner (VLLM_USE_V2_MODEL_RUNNER)": getattr(config, "use_v2_model_runner", False),
     }
     return [name for name, is_on in settings.items() if is_on]
 
 
-def prepare(experts: FusedMoE, config: VllmConfig) -> None:
-    """Give the experts of a layer the buffer for their tokens' choices.
+def prepare(experts: Any, config: VllmConfig) -> None:
+    """Give the experts of a layer, a module of vLLM, the buffer for their tokens' choices.
 
     Raises:
         UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
     faults = find_unsupported(config)
-    backend = getattr(experts.quant_method, "mxfp4_backend", None)
-    if backend is not None and backend not in KNOWN_MXFP4:
+    weights = getattr(experts, "routed_experts", experts)  # vLLM 0.29 has them in a module of their own
+    backend = getattr(weights.quant_method, "mxfp4_backend", None)
+    if backend is not None and backend.name not in KNOWN_MXFP4:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")
-    if experts.global_num_experts > 255:
-        faults.append(f"{experts.global_num_experts} experts, of which a byte holds 255")
+    if experts.moe_config.num_experts > 255:
+        faults.append(f"{experts.moe_config.num_experts} experts, of which a byte holds 255")
     if faults and _records_all(config):
         raise UserError(f"ROUTING_REPLAY=1 does not work with {' and '.join(faults)}", "set ROUTING_REPLAY=0")
     if faults:
         return
-    size = config.scheduler_config.max_num_batched_tokens, experts.top_k
+    size = config.scheduler_config.max_num_batched_tokens, experts.moe_config.experts_per_token
     experts.register_buffer("chosen", torch.zeros(size, dtype=torch.uint8), persistent=False)
-    experts.is_bound = _records_all(config)  # type: ignore[assignment]  # its kernel must take what is noted
+    experts.is_bound = _records_all(config)  # its kernel must take what is noted
 
 
 @dataclass
@@ -166,7 +168,7 @@ class Recorder:
         requests = list(batch.req_ids)
         total = sum(scheduled[request] for request in requests)
         table = batch.block_table[self._group]
-        slots = table.slot_mapping.np[:total]
+        slots = table.slot_mapping.gpu[:total].cpu().numpy()
         tokens = runner.input_ids.gpu[:total].cpu().numpy().copy()
         choices = torch.stack([buffer[:total] for buffer in self._buffers], dim=1).cpu().numpy()
         # First what the pass put into the cache: another request of the same pass may find it there.
@@ -249,25 +251,20 @@ def _records_all(config: VllmConfig) -> bool:
 
 
 def _install_choice() -> None:
-    """Patch the method that has a layer's hidden states and logits: of the layer itself in vLLM 0.15, later of a runner
-    that is called with the layer.
-    """
-    owner: Any = FusedMoE
-    at = 0  # of the layer in the arguments
-    if not hasattr(FusedMoE, "forward_impl"):
-        from vllm.model_executor.layers.fused_moe.runner.default_moe_runner import DefaultMoERunner
+    """Patch the method that has a layer's hidden states and logits. In vLLM 0.29, a runner is the layer."""
+    owner, method = getattr(fused_moe, "FusedMoE", None), "forward_impl"
+    if owner is None:
+        owner = importlib.import_module(f"{fused_moe.__name__}.runner.moe_runner").MoERunner
+        method = "_forward_impl"
+    original = getattr(owner, method)
 
-        owner, at = DefaultMoERunner, 1
-    original = owner.forward_impl
-
-    def forward_with_choice(*arguments: Any) -> Any:
-        layer, hidden_states, router_logits, *rest = arguments[at:]
+    def forward_with_choice(layer: Any, hidden_states: Any, router_logits: torch.Tensor, *rest: Any) -> Any:
         if hasattr(layer, "chosen") and (layer.is_bound or now.is_noted):
             masked = choose(router_logits, layer.get_buffer("chosen"))
             router_logits = masked if layer.is_bound else router_logits
-        return original(*arguments[:at], layer, hidden_states, router_logits, *rest)
+        return original(layer, hidden_states, router_logits, *rest)
 
-    owner.forward_impl = forward_with_choice
+    setattr(owner, method, forward_with_choice)
 
 
 def install() -> None:

@@ -41,26 +41,31 @@ class SinkMask:
 
 def make_mask(
     batch_size: int,
-    cache_position: torch.Tensor,
     kv_length: int,
     attention_mask: torch.Tensor | None = None,
     local_size: int | None = None,
+    cache_position: torch.Tensor | None = None,
+    q_length: int | None = None,
+    device: torch.device | None = None,
     **_: Any,
 ) -> SinkMask:
     """Build the mask of a layer type. transformers calls it once a pass and layer type.
 
     Args:
         attention_mask: bool ``[B, L]``.
+        cache_position: of the queries, ``[L]``, up to transformers 5.3; later ``q_length``, L, and ``device``.
         local_size: the sliding window; None for full attention.
 
     Raises:
         ValueError: for passes with a cache, which training does not make.
     """
-    if len(cache_position) != kv_length:
+    if cache_position is not None:
+        q_length, device = len(cache_position), cache_position.device
+    if q_length != kv_length:
         raise ValueError(f"attention '{NAME}' has no key/value cache: use eager attention to generate")
     tokens = attention_mask
     if tokens is None:
-        tokens = torch.ones(batch_size, kv_length, dtype=torch.bool, device=cache_position.device)
+        tokens = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     return SinkMask(tokens.contiguous(), local_size)
 
 

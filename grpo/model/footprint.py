@@ -20,7 +20,9 @@ _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
 WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
 _BLOCK = 16  # tokens of a block of vLLM's cache
-PROMPT_CHUNK = 2_048  # tokens that vLLM computes at once: `max_num_batched_tokens` of an engine that does not set it
+# Tokens that vLLM 0.29 computes at once: two batches of `max_num_batched_tokens`, which engines leave at its default.
+# vLLM 0.15 has one batch, so that the plan's cache is up to 75 MB too large there.
+IN_FLIGHT = 2 * 2_048
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Cache:
     def longest(self, room: int) -> int:
         """Return the tokens of the longest sequence with which vLLM starts, given bytes; 0 if there is none."""
         blocks = room // self._block - 1
-        kept = math.ceil((WINDOW - 1 + PROMPT_CHUNK) / _BLOCK)
+        kept = math.ceil((WINDOW - 1 + IN_FLIGHT) / _BLOCK)
         return max(0, _BLOCK * max(blocks - kept, min(blocks // 2, kept)))
 
     @property

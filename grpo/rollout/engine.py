@@ -121,14 +121,24 @@ def ids_only(params: "SamplingParams") -> "SamplingParams":
     return mine
 
 
-def arguments() -> dict[str, Any]:
+def arguments(workers: int = 1) -> dict[str, Any]:
     """Return engine arguments shared by all engines, in training, evaluations and benchmarks.
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
       much as a token. An aborted call wastes at most that many tokens, and those in flight.
-    - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM 0.15.0 moves its
-      generator's offset. CPU generators have none: the engine would die.
+    - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its generator's
+      offset. CPU generators have none: the engine would die.
+    - On a CPU, several workers are processes of vLLM's own. OpenRLHF asks for Ray's, which Ray places by their GPUs:
+      vLLM 0.15 replaces them by itself, 0.29 raises ValueError.
+
+    Args:
+        workers: of each engine.
     """
     from vllm.platforms import current_platform
 
-    return {"stream_interval": 16} | ({"enable_chunked_prefill": False} if current_platform.is_cpu() else {})
+    mine: dict[str, Any] = {"stream_interval": 16}
+    if current_platform.is_cpu():
+        mine["enable_chunked_prefill"] = False
+        if workers > 1:
+            mine["distributed_executor_backend"] = "mp"
+    return mine

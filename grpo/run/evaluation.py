@@ -112,7 +112,7 @@ class Evaluation:
         rows = [row for batch in self._held_out for row in zip(*batch, strict=True)]
         return index_by_prompt(
             Path(self._args.eval_dataset),
-            [(source, prompt) for source, prompt, _ in rows],
+            [(source, prompt) for source, prompt, *_ in rows],
             environments_by_prompt(self._args),
         )
 

@@ -218,7 +218,7 @@ OPTIMIZER = (
             check=_RATE),
     Setting("LR_WARMUP_RATIO", float, "Share of all episodes' optimizer steps in which the rate rises.",
             flag="lr_warmup_ratio", check=SHARE),
-    # Schedules of transformers that accept `min_lr`, which OpenRLHF always passes, and need no metric.
+    # Schedules of transformers whose rates `--plan` knows.
     Setting("LR_SCHEDULER", str, "`constant`, `constant_with_warmup`, `inverse_sqrt`, `cosine_with_min_lr`, or "
             "`cosine_warmup_with_min_lr`.", flag="lr_scheduler",
             choices=("constant", "constant_with_warmup", "inverse_sqrt",

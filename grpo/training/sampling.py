@@ -201,7 +201,7 @@ class Sampler:
         loads = [(load, number) for number, load in enumerate(self.engine_calls.loads())] if problems else []
         heapq.heapify(loads)
         references = []
-        for _, [prompt], [label] in problems:
+        for _, [prompt], [label], *_ in problems:  # later OpenRLHF adds images
             load, number = heapq.heappop(loads)
             heapq.heappush(loads, (load + how.samples, number))
             call = {

@@ -17,6 +17,7 @@ from deepspeed.accelerator import get_accelerator
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import BaseModelActor
 from openrlhf.utils import get_tokenizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import enable_full_determinism, set_seed
@@ -30,6 +31,7 @@ from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
+from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.update import old_policy, passes, reference
 from grpo.update.loss import PolicyLoss
@@ -85,7 +87,7 @@ class Rank(BaseModelActor):
             lora_rank=args.lora_rank,
             lora_alpha=args.lora_alpha,
             target_modules=args.target_modules,
-            ds_config=zero.tune(self.strategy.get_ds_train_config(is_actor=True), args),
+            ds_config=zero.tune(self.strategy.get_ds_train_config(None), args),
             temperature=args.temperature,
             router_logits=passes.has_balancing_loss(args),
         )
@@ -107,18 +109,11 @@ class Rank(BaseModelActor):
         optimizer = torch.optim.AdamW(
             adapter, lr=args.actor_learning_rate, betas=args.adam_betas, weight_decay=args.l2, fused=True
         )
-        scheduler = get_scheduler(
-            args.lr_scheduler,
-            optimizer,
-            num_warmup_steps=math.ceil(max_steps * args.lr_warmup_ratio),
-            num_training_steps=max_steps,
-            scheduler_specific_kwargs={"min_lr": args.actor_learning_rate * 0.1},
-        )
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            lr_scheduler=scheduler,
-            config=zero.tune(self.strategy.get_ds_train_config(is_actor=True), args),
+            lr_scheduler=make_schedule(args, optimizer, max_steps),
+            config=zero.tune(self.strategy.get_ds_train_config(None), args),
             args={"local_rank": int(os.environ["LOCAL_RANK"])},
             dist_init_required=True,
         )
@@ -169,11 +164,7 @@ class Rank(BaseModelActor):
         args, mask = self.args, batch.action_mask
         self.actor.train()
         log_probs_BA, output = self.actor(
-            batch.sequences,
-            mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            return_entropy=args.entropy_loss_coef is not None,
+            batch.sequences, mask, attention_mask=batch.attention_mask, return_output=True
         )
         old_BA = passes.old_log_probs(args, batch, log_probs_BA)
         policy_loss = self.loss(log_probs_BA, old_BA, batch.advantages, mask, batch.rollout_log_probs)
@@ -182,12 +173,11 @@ class Rank(BaseModelActor):
         if args.use_kl_loss:
             base_BA = batch.base_action_log_probs
             assert base_BA is not None
-            kl_BA = reference.estimate_kl(log_probs_BA, base_BA, args.kl_estimator)
-            loss = loss + self.loss.divergence(kl_BA, log_probs_BA - base_BA, mask) * args.init_kl_coef
+            loss = loss + self.loss.divergence(log_probs_BA, old_BA, base_BA, mask) * args.init_kl_coef
         if passes.has_balancing_loss(args):
             loss = loss + output.aux_loss * args.aux_loss_coef
         if args.entropy_loss_coef is not None:
-            entropy_BA = output.entropy[:, -mask.shape[1] :]
+            entropy_BA = output.scores.entropy[:, -1 - mask.shape[1] : -1]
             means["entropy_loss"] = ((entropy_BA * mask).sum() / mask.sum().clamp(min=1)).item()
             if args.entropy_loss_coef:
                 loss = loss - self.loss.aggregate(entropy_BA, mask) * args.entropy_loss_coef
@@ -257,3 +247,19 @@ class Rank(BaseModelActor):
     def save_model(self) -> None:
         """Save the adapter of the last step as the run's result."""
         self.strategy.save_model(self.actor, self.tokenizer, self.args.save_path)
+
+
+def make_schedule(args: Arguments, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    """Return the schedule of the learning rate over so many optimizer steps.
+
+    Its minimum is a tenth of the peak. Other schedules than those with a minimum refuse one, by transformers' version.
+    """
+    return get_scheduler(
+        args.lr_scheduler,
+        optimizer,
+        num_warmup_steps=math.ceil(steps * args.lr_warmup_ratio),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=(
+            {"min_lr": args.actor_learning_rate * 0.1} if args.lr_scheduler.endswith("min_lr") else {}
+        ),
+    )

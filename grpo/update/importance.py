@@ -9,6 +9,9 @@ however fresh the weights. A token is weighted by exp(trainer - engine), bounded
 - ``mis``: truncated as in ``tis``, and 0 for rollouts whose geometric mean is outside the thresholds (masked
   importance sampling). Stock leaves the weights of the other rollouts unbounded.
 
+A limit of the divergence sets further tokens to 0. The bounds of a ratio are hardest on rare tokens, whose ratio is
+mostly noise; a divergence is hardest on those that either policy finds likely (https://arxiv.org/abs/2602.04879).
+
 A rollout is a response, or a multi-turn conversation with all its rows (:mod:`grpo.batch.branches`). It was sampled and
 rewarded as one, and is kept or dropped as one.
 """
@@ -38,8 +41,23 @@ def rollout_mean(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tenso
     return (sums / rollout_sums(mask.sum(-1), rollouts).clamp(min=1))[:, None]
 
 
+def compute_binary_kl(engine: torch.Tensor, trainer: torch.Tensor) -> torch.Tensor:
+    """Return the KL of the trainer from the engine between a sampled token and all others, ``[B, A]`` in nat.
+
+    Args:
+        engine, trainer: log-probs of the sampled tokens, ``[B, A]``.
+    """
+    p, q = (log_probs.exp().clamp(1e-6, 1 - 1e-6) for log_probs in (engine, trainer))  # as OpenRLHF 0.11.2
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+
+
 def weights(
-    log_ratio: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor, kind: str, thresholds: tuple[float, float]
+    log_ratio: torch.Tensor,
+    mask: torch.Tensor,
+    rollouts: torch.Tensor,
+    kind: str,
+    thresholds: tuple[float, float],
+    near: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the weight of each token, ``[B, A]`` without a gradient, and values of that shape to average as metrics.
 
@@ -52,17 +70,18 @@ def weights(
         rollouts: see :func:`rollout_sums`.
         kind: "tis", "icepop" or "mis".
         thresholds: the lowest and the highest weight; ``tis`` ignores the lowest.
+        near: bool ``[B, A]``, False for tokens whose divergence is beyond its limit; None without a limit.
     """
     low, high = thresholds
     with torch.no_grad():
         ratio = log_ratio.exp()
         weight = ratio.clamp(max=high)
-        kept = torch.ones_like(mask)
+        kept = torch.ones_like(mask) if near is None else near
         if kind == "icepop":
-            kept = (ratio >= low) & (ratio <= high)
+            kept = kept & (ratio >= low) & (ratio <= high)
         elif kind == "mis":
             mean = rollout_mean(log_ratio, mask, rollouts).exp()
-            kept = ((mean >= low) & (mean <= high)).expand_as(mask)
+            kept = kept & (mean >= low) & (mean <= high)
         elif kind != "tis":
             raise ValueError(f"unknown importance correction {kind!r}; tis, icepop and mis are known")
         weight = torch.where(kept, weight, 0.0)

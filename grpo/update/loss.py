@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
-from grpo.update import importance, objectives
+from grpo.update import importance, objectives, reference
 from grpo.update.ranks import Ranks
 
 MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
@@ -112,15 +112,18 @@ class PolicyLoss(nn.Module):
             sums = sums / importance.rollout_sums(mask.sum(-1), self.rollouts).clamp(min=1)
         return sums.sum() * self.scale
 
-    def divergence(self, kl: torch.Tensor, log_ratio: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
-        """Return this micro-batch's share of the KL loss, and note it for the metrics. Call it after :meth:`forward`.
+    def divergence(
+        self, log_probs: torch.Tensor, old_log_probs: torch.Tensor, base: torch.Tensor, action_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Return this micro-batch's share of the KL loss, and note the KL for the metrics, after :meth:`forward`.
 
         Args:
-            kl: ``[B, A]``, the estimate at each token.
-            log_ratio: ``[B, A]``, trained policy minus reference.
+            log_probs, old_log_probs, base: see :func:`grpo.update.reference.compute_kl_losses`.
         """
-        self.per_token |= {"kl": kl.detach(), "logprobs_diff": log_ratio.detach()}
-        return self.aggregate(kl, action_mask)
+        current = log_probs.detach()
+        kl = reference.estimate_kl(current, base, self.args.kl_estimator)
+        self.per_token |= {"kl": kl, "logprobs_diff": current - base}
+        return self.aggregate(reference.compute_kl_losses(log_probs, old_log_probs, base), action_mask)
 
     def forward(
         self,
@@ -156,8 +159,10 @@ class PolicyLoss(nn.Module):
                     "the rollouts have no log-probs of the engine, which --enable_vllm_is_correction needs"
                 )
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
+            most, thresholds = args.vllm_is_max_kl, args.vllm_is_truncated_threshold
+            near = None if most is None else importance.compute_binary_kl(rollout_log_probs, old_log_probs) <= most
             weights, values = importance.weights(
-                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
+                mismatch, mask, self.rollouts, args.vllm_is_correction_type, thresholds, near
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
             loss = weights * loss

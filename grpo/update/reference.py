@@ -14,6 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 MOST_KL = 10.0  # of a token, in nat, as OpenRLHF's
+MOST_WEIGHT = 10.0  # of a token in the KL loss, as OpenRLHF's
 TRAINED, START = "default", "start"  # PEFT's names of the adapters
 
 
@@ -67,7 +68,7 @@ def estimate_kl(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> 
     """Return an estimate of the KL of the policy from the reference at each token, ``[B, A]``.
 
     Schulman's three (http://joschu.net/blog/kl-approx.html): k1, the log ratio; k2, half its square; k3, which is
-    unbiased and not negative.
+    unbiased and not negative. They are good estimates and bad losses, see :func:`compute_kl_losses`.
 
     Args:
         log_probs, base: of the policy and of the reference, ``[B, A]``.
@@ -76,9 +77,24 @@ def estimate_kl(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> 
     if estimator == "k2":
         log_ratio = log_ratio**2 / 2.0
     elif estimator == "k3":
-        log_ratio = -log_ratio.clamp(min=-MOST_KL)  # there k3 is above MOST_KL, and further down exp is infinite
+        log_ratio = -log_ratio
         log_ratio = log_ratio.exp() - 1 - log_ratio
     return log_ratio.clamp(-MOST_KL, MOST_KL)
+
+
+def compute_kl_losses(log_probs: torch.Tensor, old_log_probs: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Return for each token a loss whose mean gradient is that of the KL of the policy from the reference, ``[B, A]``.
+
+    Let l be the log ratio of the policy to the reference, and w the ratio of the policy to the one that sampled, as a
+    constant. The loss is w l^2 / 2. Its gradient is w l times that of the log-prob. Of the estimates, only k2 has this
+    gradient, and only where w is 1. The mean gradient of k1 is 0, and that of k3 belongs to the KL of the reference
+    from the policy.
+
+    Args:
+        log_probs, old_log_probs, base: of the policy, of the one that sampled, and of the reference, ``[B, A]``.
+    """
+    weight = (log_probs.detach() - old_log_probs).exp().clamp(max=MOST_WEIGHT)
+    return weight * (log_probs - base) ** 2 / 2
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

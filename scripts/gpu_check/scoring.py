@@ -37,6 +37,6 @@ def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "All
     from grpo.update import log_probs
 
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
-    with log_probs.scoring(model, ids.roll(-1, 1), kept, 1.0, False):
+    with log_probs.scoring(model, ids.roll(-1, 1), kept, 1.0):
         output = model(ids, attention_mask=tokens.long(), position_ids=positions)
     return log_probs.scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]

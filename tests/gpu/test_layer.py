@@ -43,7 +43,7 @@ def passes(layer, rotary, states, tokens, upstream):
     states = states.clone().requires_grad_()
     length = states.shape[1]
     positions = torch.arange(length, device="cuda")[None]
-    mask = attention.make_mask(len(states), positions[0], length, tokens)
+    mask = attention.make_mask(len(states), length, tokens, q_length=length)
     if layer.self_attn.config._attn_implementation == "eager":
         visible = mask.visible(slice(0, length), slice(0, length))[:, 0]
         mask = torch.zeros_like(visible, dtype=torch.bfloat16).masked_fill(~visible, torch.finfo(torch.bfloat16).min)

@@ -269,12 +269,13 @@ def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_
     new = before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")}
     new |= {LOOP: after[LOOP], "openrlhf/trainer/old.py": b"GONE = 2\n"}
     make_wheel(wheels, new, "1.10")
+    make_wheel(wheels, new, "1.11")
     make_wheel(wheels, before, "1.0")
     capsys.readouterr()
     assert world.call("drift", "--wheel", str(wheels), "--json") == 0
     said = capsys.readouterr()
-    first, second = json.loads(said.out)["versions"]
-    assert "OpenRLHF 1.10 (2 of 2)" in said.err
+    first, second, third = json.loads(said.out)["versions"]
+    assert "OpenRLHF 1.10 (2 of 3)" in said.err
     names = ["first.patch", "second.patch", "third.patch"]
     assert (first["version"], first["fitting"], first["stops"], first["relies"]) == ("1.1", names, [], [])
     assert (second["version"], second["stops"]) == ("1.10", ["first.patch", "third.patch"])
@@ -283,6 +284,7 @@ def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_
         "second (step)",
         "third (step)",
     ]
+    assert third["stops"] == second["stops"] and third["relies"] == [], "1.10 told it"
     assert second["stack"] == {"torch": "==2.1.10"}
     assert world.call("drift", "--wheel", str(wheels)) == 0
     assert "1.10: 1 of 3 fit, 2 stop" in capsys.readouterr().out

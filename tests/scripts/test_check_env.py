@@ -11,7 +11,7 @@ from scripts import check_env
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("version", ["", "0.9.6"])
+@pytest.mark.parametrize("version", ["", "0.11.2"])
 @pytest.mark.parametrize("stack", ["cpu", "gpu"])
 def test_the_locks_hold_the_pins_and_name_no_host(stack: str, version: str) -> None:
     folder = ROOT / "requirements" / version

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 from data.instructions import add_instruction
 from grpo.checkpoint import trainer_state
 from grpo.rollout.response_text import decode_tokens
-from tests.upstream import masked_correction
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model
@@ -84,7 +83,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     first = log.read_text()
     assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
-    correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", masked_correction())
+    correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
     thresholds = ("--vllm_is_truncated_threshold", 1 - DIFFERENCE, 1 + DIFFERENCE)
     shared |= {"EXPERTS": "bf16", "OLD_LOG_PROBS": "trainer"}
     output = train("--resume", run_dir, "--steps", 8, "--", *correction, *thresholds, **shared)

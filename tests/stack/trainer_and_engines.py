@@ -15,6 +15,7 @@ import ray
 import torch
 
 from grpo.hooks import train_ppo_ray as hooks
+from grpo.hooks.names import Arguments
 from grpo.lora import adapter
 from grpo.lora.engine_actor import check_receipts
 from grpo.metrics.scored_rollouts import Rollout
@@ -49,7 +50,7 @@ def training_args(monkeypatch, *flags: str) -> argparse.Namespace:
         patch.setattr(argparse.ArgumentParser, "parse_args", capture)
         patch.setattr(sys, "argv", ["train_ppo_ray"])
         runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
-    args = captured["parser"].parse_args([*FLAGS, *flags])
+    args = Arguments(**vars(captured["parser"].parse_args([*FLAGS, *flags])))
     args.eps_clip_low_high = (args.eps_clip, args.eps_clip)
     return args
 

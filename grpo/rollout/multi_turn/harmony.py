@@ -89,8 +89,10 @@ class HarmonyTemplate(Template):
                 calls |= dict(zip(called, (each for each in turn if each.recipient), strict=True))
             elif role == "tool":
                 history.append(self._result(message, calls.get(message.get("tool_call_id"))))
-            elif role in ("user", "developer"):
+            elif role == "user":
                 history.append(self._make_message(role, get_text(message)))
+            elif role == "developer":
+                history.append(self._make_message(role, f"# Instructions\n\n{get_text(message)}"))
             else:
                 raise UserError(
                     f"message {i}: harmony has no role {role} after the first turn", "use user, developer and tool"

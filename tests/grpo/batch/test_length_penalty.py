@@ -1,10 +1,10 @@
-import argparse
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo.batch import advantages, length_penalty
+from grpo.hooks.names import Arguments
 from grpo.rollout import continued
 
 from .made_experiences import made_experiences
@@ -21,12 +21,13 @@ def experience(lengths: list[int], limit: float, gap: int = 0) -> SimpleNamespac
         "response_length": first_to_last, "length_limit": torch.full((len(lengths),), limit),
         "reward": torch.ones(len(lengths)), "truncated": torch.tensor([False] * len(lengths)),
     }  # fmt: skip
-    return SimpleNamespace(rewards=torch.ones(len(lengths)), action_mask=mask, info=info)
+    fields = {"response_length": first_to_last, "truncated": info["truncated"]}  # where later OpenRLHF reads them
+    return SimpleNamespace(rewards=torch.ones(len(lengths)), action_mask=mask, info=info, **fields)
 
 
-def arguments(**changes) -> argparse.Namespace:
+def arguments(**changes) -> Arguments:
     values = {"generate_max_len": 100, "overlong_buffer_len": 20.0, "overlong_penalty_factor": 0.5}
-    return argparse.Namespace(**values | {"stop_properly_penalty_coef": None} | changes)
+    return Arguments(**values | {"stop_properly_penalty_coef": None} | changes)
 
 
 def test_penalty_has_the_shape_of_dapo():

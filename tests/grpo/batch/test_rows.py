@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from openrlhf.trainer.ppo_utils.experience_maker import Experience, SamplesGenerator
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.trainer.ppo_trainer import SamplesGenerator
+from openrlhf.trainer.ppo_utils.replay_buffer import Experience, NaiveReplayBuffer
 
 from grpo.batch import branches, rollouts
 from grpo.rollout import rows
+from tests.upstream import noted_of
 
 PER_TOKEN = ("action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "returns")
 COMPARED = ("sequences", "attention_mask", *PER_TOKEN)
@@ -96,7 +97,9 @@ def test_a_rollout_is_what_openrlhf_makes_of_the_response(response, limit):
     args = SimpleNamespace(prompt_max_len=4, routing_replay=False)
     ours = rollouts.build_rollout(response, args, None, limit)
     generator = object.__new__(SamplesGenerator)
-    stock = generator._process_response_into_experience(response, prompt_max_len=4, max_new_tokens=limit)
+    limits = {"prompt_max_len": 4, "max_new_tokens": limit, "max_len": 4 + limit}  # each version reads its own
+    stock = generator._process_response_into_experience(response, **limits)
+    noted = noted_of(stock)
     for name in ("sequences", "attention_mask", "action_mask", "rollout_log_probs", "rewards", "scores"):
         one, other = getattr(ours, name), getattr(stock, name)
         assert torch.equal(one, other) and one.dtype == other.dtype, name
@@ -104,7 +107,7 @@ def test_a_rollout_is_what_openrlhf_makes_of_the_response(response, limit):
     is_cut = len(response["observation_tokens"]) > 4 + limit
     assert bool(ours.info["truncated"]) == (response["truncated"] or is_cut)  # OpenRLHF: as the executor says
     assert torch.equal(ours.info["response_clip_ratio"], ours.info["truncated"])  # OpenRLHF: or at the limit
-    for name in stock.info.keys() - {"truncated", "response_clip_ratio"}:
-        assert torch.equal(ours.info[name], stock.info[name]) and ours.info[name].dtype == stock.info[name].dtype, name
+    for name in noted.keys() - {"truncated", "response_clip_ratio"}:
+        assert torch.equal(ours.info[name], noted[name]) and ours.info[name].dtype == noted[name].dtype, name
     own = {"length_limit": float(limit), "token_mismatch": 0.0}
-    assert {name: float(ours.info[name]) for name in ours.info.keys() - stock.info.keys()} == own
+    assert {name: float(ours.info[name]) for name in ours.info.keys() - noted.keys()} == own

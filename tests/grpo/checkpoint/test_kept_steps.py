@@ -42,3 +42,9 @@ def test_only_whole_checkpoints_count(tmp_path):
     for name in ("step_4/adapter", "step_30/adapter", ".step_5.partial/adapter", "step_6", "step_x/adapter"):
         (tmp_path / name).mkdir(parents=True)
     assert saved_steps(tmp_path) == [4, 30]
+
+
+def test_scores_of_another_reward_are_no_longer_compared(tmp_path):
+    rows = [{"step": 5, "exact_match": 0.8}, {"step": 10, "score": 0.2}, {"step": 15, "score": 0.3}]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row | {"n": 8}) + "\n" for row in rows))
+    assert held_out(tmp_path / "eval.jsonl") == {10: 0.2, 15: 0.3}

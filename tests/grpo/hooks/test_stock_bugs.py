@@ -1,13 +1,16 @@
 """Bugs of stock OpenRLHF that our patches fix: every check here fails on the pristine files and passes on ours."""
 
-import argparse
 import contextlib
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import ray
+import torch
 
+from grpo.hooks.names import Arguments
+from grpo.launch.config import trainer_parser
+from grpo.model.loading import load_gpt_oss
 from grpo.stack import seats
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.grpo.conftest import fails_on_stock
@@ -50,16 +53,22 @@ def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_pa
 
 
 def test_an_mxfp4_checkpoint_loads(load, checkpoint):
-    fails_on_stock(
-        load, lambda: load("models.actor").Actor(str(checkpoint), attn_implementation="eager"), AttributeError
-    )
+    """With transformers 4, stock raises. With 5, its experts are random."""
+
+    def check():
+        model = load("models.actor").Actor(str(checkpoint), attn_implementation="eager").model
+        ids = torch.arange(2, 12).view(1, 10)
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, load_gpt_oss(checkpoint, "eager")(ids).logits)
+
+    fails_on_stock(load, check, AttributeError, AssertionError)
 
 
 def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_rank, tmp_path):
     def gather_everything():
         raise AssertionError("the whole model is gathered")
 
-    args = argparse.Namespace(param_dtype="bf16", zero_stage=3, ds_tensor_parallel_size=1)
+    args = Arguments(param_dtype="bf16", zero_stage=3, ds_tensor_parallel_size=1, use_dynamic_batch=False)
     strategy = load("utils.deepspeed.deepspeed").DeepspeedStrategy(zero_stage=3, args=args)
     engine = SimpleNamespace(module=peft_model, _consolidated_16bit_state_dict=gather_everything)
 
@@ -84,12 +93,18 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
         return SimpleNamespace(remote=lambda *_, **__: reference)
 
     done = []
-    off = ("colocate_actor_ref", "async_train", "critic_pretrain", "init_kl_coef", "max_len")
-    numbers = ("prompt_max_len", "generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node")
-    numbers += ("vllm_num_engines", "vllm_tensor_parallel_size")
-    args = MagicMock(
-        colocate_all_models=shared, lora_rank=2, lora_alpha=4, **dict.fromkeys(off, 0), **dict.fromkeys(numbers, 1)
-    )
+    words = ["--pretrain", "model", "--vllm_num_engines", "1", "--remote_rm_url", "reward.py"]
+    words += [
+        "--actor_num_gpus_per_node",
+        "1",
+        "--ref_num_gpus_per_node",
+        "1",
+        "--init_kl_coef",
+        "0",
+        "--lora_rank",
+        "2",
+    ]
+    args = Arguments(**vars(trainer_parser().parse_args(words + ["--colocate_all_models"] * shared)))
     trainer = SimpleNamespace(get_max_steps=remote(lambda: 1), fit=remote(lambda: done.append("fit")))
     group = SimpleNamespace(
         async_init_model_from_pretrained=lambda *_: [done.append("load") or (lambda: None)],

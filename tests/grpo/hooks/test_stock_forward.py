@@ -42,16 +42,17 @@ def test_prompts_have_no_logits(load, checkpoint):
     actions[1, 6] = False  # not sampled, between sampled ones
 
     log_probs, output = actor_with(load, watched).forward(
-        ids, actions, attention, return_output=True, return_entropy=True if load.stock else "log"
+        ids, actions, attention, return_output=True, return_entropy=load.stock
     )
 
     positions = (attention.cumsum(-1) - 1).masked_fill(attention == 0, 1)
     with torch.no_grad():
         full = model(ids, attention_mask=attention, position_ids=positions).logits
     distribution = torch.distributions.Categorical(logits=full[:, :-1])
-    assert log_probs.shape == output.entropy.shape == actions.shape
+    entropy = output.entropy if load.stock else output.scores.entropy[:, :-1]
+    assert log_probs.shape == entropy.shape == actions.shape
     torch.testing.assert_close(log_probs, distribution.log_prob(ids[:, 1:]) * actions)
-    torch.testing.assert_close(output.entropy * actions, distribution.entropy() * actions)
+    torch.testing.assert_close(entropy * actions, distribution.entropy() * actions)
 
     def check():
         assert watched.positions == 12 - 5  # the sixth token predicts the first sampled one

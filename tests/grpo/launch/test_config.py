@@ -19,7 +19,7 @@ def test_parser_is_the_trainers() -> None:
     )
     assert done.returncode == 0, done.stderr
     flags = {word.strip("[],") for word in done.stdout.split() if word.startswith(("--", "[--"))}
-    ours = set(trainer_parser()._option_string_actions) - {"-h", "--help"}
+    ours = {option for action in trainer_parser()._actions for option in action.option_strings} - {"-h", "--help"}
     assert len(ours) > 100
     assert ours <= flags
 

@@ -43,7 +43,7 @@ def parsed(**changes) -> argparse.Namespace:
         {"init_kl_coef": 0.001},
         {"gamma": 0.99, "advantage_estimator": "reinforce"},
         {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"},
-        {**CORRECTED, "advantage_clip": 3.0},
+        {**CORRECTED, "advantage_clip": 3.0, "vllm_is_max_kl": 0.05},
         {"old_log_probs": "engine"},
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
         {"policy_loss_type": "cispo", "cispo_max_ratio": 1.0, **CORRECTED},
@@ -113,7 +113,7 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"async_train": True}, "--async_train"),
         ({"init_kl_coef": -0.01}, "give 0 or more"),
         ({"use_kl_loss": True}, "without a coefficient: set KL_COEF"),
-        ({"use_kl_loss": True, "init_kl_coef": 0.001}, "use k2 or k3"),
+        ({"init_kl_coef": 0.001, "kl_estimator": "k3"}, "remove it, or add --use_kl_loss"),
         ({"kl_target": 0.1}, "--kl_target is not supported: it is for a coefficient that adapts"),
         ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
         ({"old_log_probs": "engine", **CORRECTED}, "corrects for the engine twice"),
@@ -131,6 +131,8 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"top_p": 0.9, "old_log_probs": "engine"}, "set TOP_P=1"),
         ({"top_p": 0.9, "init_kl_coef": 0.001}, "truncates the engine's distribution"),
         ({"advantage_clip": 0.0}, "more than 0"),
+        ({"vllm_is_max_kl": 0.0, **CORRECTED}, "more than 0"),
+        ({"vllm_is_max_kl": 0.05}, "add --enable_vllm_is_correction"),
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
         ({"policy_loss_type": "gspo"}, "LOSS_AGGREGATION=sequence_mean"),
@@ -217,22 +219,3 @@ def test_all_problems_are_listed_at_once():
     with pytest.raises(SystemExit) as refusal:
         flags.validate(parsed(lora_rank=0, async_train=True))
     assert len(str(refusal.value).splitlines()) == 2
-
-
-def test_the_schedules_are_those_that_openrlhf_can_use():
-    import torch
-    from transformers.trainer import get_scheduler
-    from transformers.trainer_utils import SchedulerType
-
-    def works(name: str) -> bool:
-        """Make and step a schedule as OpenRLHF's actor does."""
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        try:
-            schedule = get_scheduler(name, optimizer, 1, 10, scheduler_specific_kwargs={"min_lr": 0.1})
-            optimizer.step()
-            schedule.step()
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    assert {one.value for one in SchedulerType if works(one.value)} == set(SETTINGS["LR_SCHEDULER"].choices)

@@ -37,5 +37,7 @@ def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest
     offloaded, resident = (make_plan(setting.config(offload=offload)) for offload in (True, None))
     assert "offloaded model, pinned" in offloaded.host_memory
     assert not any("model" in part or "cache" in part for part in resident.host_memory)
-    for plan in (offloaded, resident):
+    asleep = make_plan(setting.config(vllm_enable_sleep=True, colocate_all_models=True))
+    assert asleep.host_bytes - resident.host_bytes >= sum(asleep.architecture.actor_bytes(packed=True).values())
+    for plan in (offloaded, resident, asleep):
         assert plan.host_bytes == sum(plan.host_memory.values())

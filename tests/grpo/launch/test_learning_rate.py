@@ -3,7 +3,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from transformers import get_scheduler
 
 from grpo.launch import learning_rate
 from grpo.launch.learning_rate import LearningRate
@@ -13,10 +12,12 @@ from grpo.settings.table import SETTINGS
 PEAK, LENGTH = 2e-3, 40
 
 
-def applied(name: str, warm_up: int, per_step: int) -> list[float]:
-    """The mean over the optimizer steps of each global step, with transformers' schedule."""
+def applied(args: Namespace, per_step: int) -> list[float]:
+    """The mean over the optimizer steps of each global step, with the schedule of a rank."""
+    from grpo.training.update import make_schedule  # imports DeepSpeed
+
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
-    schedule = get_scheduler(name, optimizer, warm_up, LENGTH, scheduler_specific_kwargs={"min_lr": 0.1 * PEAK})
+    schedule = make_schedule(args, optimizer, LENGTH)
     means = []
     for _ in range(LENGTH // per_step):
         rates = []
@@ -35,7 +36,7 @@ def test_every_schedule_is_that_of_the_run(name, per_step, ratio) -> None:
     rate = LearningRate.of_run(args, LENGTH, per_step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = applied(name, rate.warm_up, per_step)
+        expected = applied(args, per_step)
     got = [rate.compute_at_step(step) for step in range(1, len(expected) + 1)]
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-15)
 

@@ -74,7 +74,7 @@ class Runner:
         table = SimpleNamespace(
             block_size=BLOCK,
             block_table=SimpleNamespace(np=blocks),
-            slot_mapping=SimpleNamespace(np=np.array(slots)),
+            slot_mapping=SimpleNamespace(gpu=torch.tensor(slots)),
         )
         self.input_batch = SimpleNamespace(
             req_ids=list(fed),
@@ -202,7 +202,7 @@ def engine_config(records=ALL, **changes):
         "data_parallel_size": 1, "enable_expert_parallel": False, "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
     }  # fmt: skip
-    plain = {"speculative_config": None, "kv_transfer_config": None}
+    plain = {"speculative_config": None, "kv_transfer_config": None, "use_v2_model_runner": False}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
         **{name: changes.get(name, value) for name, value in plain.items()},
@@ -212,9 +212,9 @@ def engine_config(records=ALL, **changes):
 
 
 def experts(backend=None, count=16):
-    method = SimpleNamespace() if backend is None else SimpleNamespace(mxfp4_backend=backend)
+    method = SimpleNamespace() if backend is None else SimpleNamespace(mxfp4_backend=SimpleNamespace(name=backend))
     layer = torch.nn.Module()
-    layer.quant_method, layer.global_num_experts, layer.top_k = method, count, 2
+    layer.quant_method, layer.moe_config = method, SimpleNamespace(num_experts=count, experts_per_token=2)
     return layer
 
 
@@ -229,6 +229,7 @@ def experts(backend=None, count=16):
         ({"use_ubatching": True}, "enable_dbo"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"kv_transfer_config": object()}, "kv_transfer_config"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
     ],
 )
 def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
@@ -240,9 +241,8 @@ def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
 
 
 def test_kernels_and_models_that_are_not_known_are_refused_by_name():
-    backend = router_capture.Mxfp4Backend
     with pytest.raises(Exception, match="SM100_FI_MXFP4_BF16"):
-        router_capture.prepare(experts(backend.SM100_FI_MXFP4_BF16), engine_config())
+        router_capture.prepare(experts("SM100_FI_MXFP4_BF16"), engine_config())
     with pytest.raises(Exception, match="256 experts"):
         router_capture.prepare(experts(count=256), engine_config())
     for known in (None, *router_capture.KNOWN_MXFP4):

@@ -81,9 +81,10 @@ def test_the_test_notices_lost_sinks_and_lost_padding(model):
         values.data = data
 
 
-def test_passes_with_a_cache_are_refused():
+@pytest.mark.parametrize("queries", [{"cache_position": torch.arange(3, 4)}, {"q_length": 1}])
+def test_passes_with_a_cache_are_refused(queries):
     with pytest.raises(ValueError, match="use eager attention to generate"):
-        attention.make_mask(1, torch.arange(3, 4), 4)
+        attention.make_mask(1, 4, **queries)
 
 
 def config(**changes):

@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from grpo.model import loading
 from grpo.model.architecture import Architecture
-from grpo.model.footprint import PROMPT_CHUNK, WINDOW, Actor, Cache
+from grpo.model.footprint import IN_FLIGHT, WINDOW, Actor, Cache
 from grpo.model.model_files import read
 from grpo.model.released import RELEASED
 
@@ -91,6 +91,7 @@ def asked_by_vllm(tokens: int, workers: int, chunk: int) -> int:
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=tokens),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=chunk),
+        max_in_flight_tokens=chunk,  # what vLLM 0.29 reads in its place
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
     )
     shape = {"block_size": 16, "num_kv_heads": 8 // workers, "head_size": 64, "dtype": torch.bfloat16}
@@ -100,15 +101,15 @@ def asked_by_vllm(tokens: int, workers: int, chunk: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("tokens", [100, 1000, 4096, 5001, 131_072])
-@pytest.mark.parametrize("chunk", [1, PROMPT_CHUNK])
+@pytest.mark.parametrize("chunk", [1, IN_FLIGHT])
 def test_a_cached_sequence_takes_what_vllm_says(tokens, workers, chunk):
     assert Cache(LARGE, workers).bytes(tokens, chunk) == asked_by_vllm(tokens, workers, chunk)
 
 
 def test_the_longest_sequence_is_the_longest_with_which_vllm_starts():
-    assert PROMPT_CHUNK == SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+    assert IN_FLIGHT == 2 * SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
     cache = Cache(LARGE, 1)
     for room in (10**6, 5 * 10**7, 150 * 10**6, 10**9, 8 * 10**9):
         longest = cache.longest(room)
-        assert longest == 0 or asked_by_vllm(longest, 1, PROMPT_CHUNK) <= room
-        assert asked_by_vllm(longest + 1, 1, PROMPT_CHUNK) > room
+        assert longest == 0 or asked_by_vllm(longest, 1, IN_FLIGHT) <= room
+        assert asked_by_vllm(longest + 1, 1, IN_FLIGHT) > room

@@ -10,6 +10,7 @@ from transformers.utils import chat_template_utils
 
 from eval.chat import Chat
 from eval.problems import EvalProblem
+from grpo.hooks.names import Arguments
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
@@ -31,7 +32,7 @@ def given(effort=None, others=None, date=None) -> SimpleNamespace:
 
 
 def rendered(model, *variables) -> str:
-    args = SimpleNamespace(input_key="prompt", label_key="label", apply_chat_template=True, **vars(given(*variables)))
+    args = Arguments(input_key="prompt", label_key="label", apply_chat_template=True, **vars(given(*variables)))
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     return PromptDataset([QUESTION], AutoTokenizer.from_pretrained(model), strategy).prompts[0]
 

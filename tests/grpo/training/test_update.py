@@ -80,16 +80,18 @@ class Policy(torch.nn.Module):
         self.passes.append(torch.is_grad_enabled())
         logits = self.table[sequences[:, :-1]]
         log_probs = logits.log_softmax(-1).gather(-1, sequences[:, 1:, None])[..., 0]
-        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        entropy = torch.distributions.Categorical(logits=self.table[sequences]).entropy()
         log_probs = log_probs * action_mask
-        return (log_probs, SimpleNamespace(entropy=entropy)) if return_output else log_probs
+        output = SimpleNamespace(scores=SimpleNamespace(entropy=entropy))
+        return (log_probs, output) if return_output else log_probs
 
 
 def arguments(**changes) -> SimpleNamespace:
     values = {
         "loss_aggregation": "token_mean", "generate_max_len": 20, "eps_clip_low_high": (0.2, 0.2), "dual_clip": None,
         "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
-        "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "old_log_probs": "trainer",
+        "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "vllm_is_max_kl": None,
+        "old_log_probs": "trainer",
         "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
         "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
         "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
@@ -174,9 +176,8 @@ def test_kl_and_entropy_are_those_of_the_whole_batch(single_rank):
         log_probs, output = policy(one.sequences, one.action_mask, return_output=True)
         ratio = (log_probs - one.action_log_probs).exp()
         objective = torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
-        difference = one.base_action_log_probs - log_probs
-        kl = difference.exp() - 1 - difference
-        total = total + ((0.1 * kl - objective - 0.05 * output.entropy) * one.action_mask).sum()
+        kl = ratio.detach().clamp(max=10) * (log_probs - one.base_action_log_probs) ** 2 / 2
+        total = total + ((0.1 * kl - objective - 0.05 * output.scores.entropy[:, :-1]) * one.action_mask).sum()
     (2 * total / sum(LENGTHS)).backward()
     torch.testing.assert_close(train(arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
 
@@ -211,8 +212,7 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
 def test_each_correction_of_the_flag_is_known_to_the_loss():
     choices = next(one.choices for one in trainer_parser()._actions if one.dest == "vllm_is_correction_type")
     log_ratio, mask = torch.tensor([[0.1, -2.0], [3.0, 0.2]]), torch.ones(2, 2, dtype=torch.bool)
-    names = ["mis" if kind == "seq-mask-tis" else kind for kind in choices]  # see hooks.train_ppo_ray.validate
-    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in names]
+    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in choices]
     assert len({tuple(each.flatten().tolist()) for each in weights}) == len(choices) == 3
 
 
@@ -228,7 +228,7 @@ def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint
     monkeypatch.setenv("LOCAL_RANK", "0")
     rank = object.__new__(Rank)
     config = {"zero_optimization": {"offload_param": {"device": "none"}}}
-    rank.strategy = SimpleNamespace(get_ds_train_config=lambda is_actor: config)
+    rank.strategy = SimpleNamespace(get_ds_train_config=lambda _: config)
     rank.args = SimpleNamespace(
         actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
         lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,

@@ -61,7 +61,27 @@ def test_unsampled_tokens_have_no_influence(kind):
     assert torch.allclose(token_weights[0, :2], torch.tensor([0.1, 0.2]).exp())
 
 
-@pytest.mark.parametrize("kind", ["seq-mask-tis", "", "TIS"])
+@pytest.mark.parametrize("kind", ["", "TIS"])
 def test_an_unknown_kind_is_refused_and_not_taken_for_another(kind):
     with pytest.raises(ValueError, match="unknown importance correction"):
         weights(kind, [0.0] * 6)
+
+
+def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():
+    generator = torch.Generator().manual_seed(0)
+    engine, trainer = torch.rand(2, 2, 3, generator=generator, dtype=torch.float64)
+    kl = importance.compute_binary_kl(engine.log(), trainer.log())
+    both = (torch.distributions.Bernoulli(probs=values) for values in (engine, trainer))
+    torch.testing.assert_close(kl, torch.distributions.kl_divergence(*both))
+    near, mask = kl <= kl.median(), torch.ones(2, 3, dtype=torch.bool)
+    for kind in ("tis", "icepop", "mis"):
+        plain, limited = (
+            importance.weights((trainer / engine).log(), mask, torch.arange(2), kind, (0.01, 99), limit)[0]
+            for limit in (None, near)
+        )
+        assert plain.all() and torch.equal(limited, plain * near)
+
+
+def test_certain_and_impossible_tokens_have_a_finite_binary_kl():
+    ends = torch.tensor([0.0, -1e4, -1e-9, -1.0])
+    assert importance.compute_binary_kl(ends[:, None], ends).isfinite().all()

@@ -24,11 +24,10 @@ def inputs():
 
 def exact(hidden, weight, targets, temperature):
     logits = hidden.double() @ weight.double().T
-    plain = logits[:, TOKEN_IDS].log_softmax(-1)
     scaled = (logits[:, TOKEN_IDS] / temperature).log_softmax(-1)
     chosen = scaled.gather(-1, places(targets)).squeeze(-1)
     unallocated = 1 - (logits / temperature).softmax(-1)[:, TOKEN_IDS].sum(-1)
-    return chosen, -(plain.exp() * plain).sum(-1), -(scaled.exp() * scaled).sum(-1), unallocated
+    return chosen, -(scaled.exp() * scaled).sum(-1), unallocated
 
 
 def places(targets):
@@ -40,7 +39,7 @@ def places(targets):
 def test_scores_and_gradient_against_float64(inputs, temperature):
     hidden, weight, targets, upstream = inputs
     ours, theirs = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
-    scores = log_probs.token_scores(ours, weight, targets, KEPT, temperature, loss_entropy=True)
+    scores = log_probs.token_scores(ours, weight, targets, KEPT, temperature)
     expected = exact(theirs, weight, targets, temperature)
     for values, wanted in zip(scores, expected, strict=True):
         torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=2e-5)
@@ -62,16 +61,6 @@ def test_bf16_equals_full_logits(inputs):
     torch.testing.assert_close(gradient, wanted)
 
 
-def test_an_unused_entropy_is_zero_and_has_no_gradient(inputs):
-    hidden, weight, targets, _ = inputs
-    states = hidden.clone().requires_grad_()
-    scores = log_probs.token_scores(states, weight, targets, KEPT)
-    assert not scores.loss_entropy.any()
-    assert not scores.entropy.requires_grad
-    (gradient,) = torch.autograd.grad(scores.loss_entropy.sum(), states)
-    assert not gradient.any()
-
-
 def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
     hidden, weight, targets, _ = inputs
     largest = 0
@@ -90,10 +79,10 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
 
 
 def test_scores_are_padded_on_the_left():
-    returned = torch.arange(1.0, 13.0).view(1, 3, 4)
+    returned = torch.arange(1.0, 10.0).view(1, 3, 3)
     scores = log_probs.scores(returned, torch.zeros(1, 5))
-    assert scores.log_probs.tolist() == [[0, 0, 1, 5, 9]]
-    assert scores.unallocated.tolist() == [[0, 0, 4, 8, 12]]
+    assert scores.log_probs.tolist() == [[0, 0, 1, 4, 7]]
+    assert scores.unallocated.tolist() == [[0, 0, 3, 6, 9]]
 
 
 def test_a_model_returns_logits_again_after_the_context(checkpoint):
@@ -102,7 +91,7 @@ def test_a_model_returns_logits_again_after_the_context(checkpoint):
     model = loading.load_gpt_oss(checkpoint)
     ids = torch.arange(2, 12).view(1, 10)
     before = model(ids).logits
-    with log_probs.scoring(model, ids.roll(-1, 1), None, 1.0, False):
+    with log_probs.scoring(model, ids.roll(-1, 1), None, 1.0):
         scores = log_probs.scores(model(ids).logits, ids)
     assert torch.equal(model(ids).logits, before)
     expected = before[0].float().log_softmax(-1).gather(-1, ids[0].roll(-1)[:, None])[:, 0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.update.loss import PolicyLoss
-from tests.upstream import masked_correction
+from tests.upstream import stock_loss
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_LENGTH = 40
@@ -19,7 +19,7 @@ def arguments(**changes) -> SimpleNamespace:
     values = {
         "loss_aggregation": "token_mean", "generate_max_len": MAX_LENGTH, "eps_clip_low_high": (0.2, 0.3),
         "dual_clip": None, "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "advantage_clip": None,
-        "vllm_is_correction_type": "tis", "vllm_is_truncated_threshold": [0.5, 2.0],
+        "vllm_is_correction_type": "tis", "vllm_is_truncated_threshold": [0.5, 2.0], "vllm_is_max_kl": None,
         "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
@@ -93,6 +93,9 @@ def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> 
                 gain = (temperature * (ratio - 1)).sigmoid() * 4 / temperature * advantage
             if args.enable_vllm_is_correction:
                 gain = gain * (one["old"][token] - one["engine"][token]).exp().clamp(max=2.0)
+                p, q = (one[name][token].exp().clamp(max=1 - 1e-6) for name in ("engine", "old"))
+                divergence = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+                gain = gain * (divergence <= (args.vllm_is_max_kl or 99))
             total = total + weight * gain
     return -total
 
@@ -177,6 +180,9 @@ FORMS = {
     **{f"{kind}, {form}": {"loss_aggregation": form, "policy_loss_type": kind}
        for kind in ("cispo", "sapo") for form in AGGREGATIONS},
     "mis": {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"},
+    "mis, limit": {
+        "enable_vllm_is_correction": True, "vllm_is_correction_type": "mis", "vllm_is_max_kl": 0.05
+    },
     "cispo, mis": {
         "policy_loss_type": "cispo", "enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"
     },
@@ -231,16 +237,6 @@ def test_a_batch_without_sampled_tokens_has_no_loss():
     assert loss == 0 and not values.grad.any()
 
 
-def stock_loss(args: SimpleNamespace):
-    from openrlhf.models.loss import PolicyLoss as StockLoss
-
-    low, high = args.eps_clip_low_high
-    return StockLoss(
-        low, high, args.dual_clip, True, args.policy_loss_type, args.enable_vllm_is_correction,
-        args.vllm_is_truncated_threshold, args.vllm_is_correction_type,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -251,7 +247,7 @@ def stock_loss(args: SimpleNamespace):
         {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, 2.0]},
         {
             "enable_vllm_is_correction": True,
-            "vllm_is_correction_type": masked_correction(),
+            "vllm_is_correction_type": "mis",
             "vllm_is_truncated_threshold": [0.9, 99],
         },
     ],
@@ -264,7 +260,7 @@ def test_loss_equals_openrlhfs_in_its_correct_cases(changes):
     current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
     loss = whole(args, mask)
     value = loss(current, old, part.advantages, mask, engine)
-    expected, clip_ratio, _, engine_kl = stock_loss(args)(current, old, part.advantages, mask, engine)
+    expected, clip_ratio, _, engine_kl, *_ = stock_loss(args)(current, old, part.advantages, mask, engine)
     torch.testing.assert_close(value, expected)
 
     def mean(name: str) -> torch.Tensor:

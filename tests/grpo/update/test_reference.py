@@ -91,13 +91,48 @@ def test_the_kl_is_openrlhfs(estimator, dtype):
     log_probs, base = (torch.randn(2, 64, 9, generator=torch.Generator().manual_seed(0)) * 6).to(dtype)
     ours, mask = reference.estimate_kl(log_probs, base, estimator), torch.rand(64, 9) < 0.5
     mask[:, 0], mask[0] = True, False
-    assert torch.equal(ours, compute_approx_kl(log_probs, base, estimator))
+    assert torch.equal(ours, compute_approx_kl(log_probs, base, kl_estimator=estimator))
     assert (ours.abs() == reference.MOST_KL).any() and ours.dtype == torch.float32
     means = reference.masked_mean(ours, mask)
     assert torch.equal(means[1:], masked_mean(ours, mask, dim=-1)[1:]) and means[0] == 0
 
 
 def test_a_token_that_the_policy_has_given_up_leaves_the_gradient_finite():
-    log_probs = torch.tensor([-200.0, -1.0], requires_grad=True)
-    reference.estimate_kl(log_probs, torch.tensor([-1.0, -2.0]), "k3").sum().backward()
-    assert log_probs.grad is not None and log_probs.grad[0] == 0 and log_probs.grad[1] > 0
+    log_probs, old = torch.tensor([-200.0, -1.0], requires_grad=True), torch.tensor([-200.0, -90.0])
+    reference.compute_kl_losses(log_probs, old, torch.tensor([-1.0, -2.0])).sum().backward()
+    assert log_probs.grad is not None and log_probs.grad.tolist() == [-199, reference.MOST_WEIGHT]
+
+
+def test_the_mean_gradient_of_the_kl_loss_is_that_of_the_exact_kl():
+    """Over all tokens of a distribution, sampled from another one."""
+    made = torch.randn(3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
+    logits, (old, base) = made[0].clone().requires_grad_(), made[1:].log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
+
+    def gradient(value: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
+    p = log_probs.exp().detach()
+    exact = gradient((log_probs.exp() * (log_probs - base)).sum())
+    assert (log_probs - old).exp().max() < reference.MOST_WEIGHT, "the bound of the weights makes a bias"
+    losses = reference.compute_kl_losses(log_probs, old, base)
+    torch.testing.assert_close(gradient((old.exp() * losses).sum()), exact)
+    # What is refused, and what this loss takes the place of, on the policy's own samples.
+    k1, k3 = log_probs - base, (base - log_probs).exp() - 1 + log_probs - base
+    assert gradient((p * k1).sum()).abs().max() < 1e-12
+    torch.testing.assert_close(gradient((p * k3).sum()), gradient((base.exp() * (base - log_probs)).sum()))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_in_the_reward_only_k1_pulls_towards_a_near_reference(estimator):
+    """The mean gradient of a reward is that of its product with the log-prob."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, generator=generator, dtype=torch.float64, requires_grad=True)
+    log_probs = logits.log_softmax(-1)
+    base = (logits.detach() + 1e-3 * torch.randn(9, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    p = log_probs.exp().detach()
+    exact = torch.autograd.grad((log_probs.exp() * (log_probs - base)).sum(), logits, retain_graph=True)[0]
+    kl = reference.estimate_kl(log_probs.detach(), base, estimator).double()
+    (found,) = torch.autograd.grad((p * kl * log_probs).sum(), logits)
+    assert (found.norm() / exact.norm() > 0.99) == (estimator == "k1")
+    assert estimator == "k1" or found.norm() / exact.norm() < 0.01

@@ -24,7 +24,6 @@ OPTIONAL = {
 OF_ONE_VERSION = {
     "transformers.initialization no_init_weights",
     "transformers.modeling_utils no_init_weights",
-    "vllm.model_executor.layers.fused_moe.runner.default_moe_runner",
 }
 
 IMPORT = """

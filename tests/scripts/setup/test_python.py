@@ -117,6 +117,7 @@ def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> Non
     assert "PYTHONOPTIMIZE" not in after, "-OO removes documentation that the commands print"
     assert after["DS_ACCELERATOR"] == "cpu"
     assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
+    assert before["VLLM_USE_V2_MODEL_RUNNER"] == after["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"
 
 

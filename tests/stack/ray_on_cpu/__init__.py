@@ -27,7 +27,7 @@ class RayOnCpu(CpuPlatform):
         config, compilation = vllm_config.parallel_config, vllm_config.compilation_config
         executor, mode, backend = config.distributed_executor_backend, compilation.mode, compilation.backend
         super().check_and_update_config(vllm_config)
-        config.distributed_executor_backend = executor
+        config.distributed_executor_backend = "ray" if config.world_size > 1 else executor
         config.worker_cls = f"{NAME}.worker.Worker"
         if mode == CompilationMode.VLLM_COMPILE:
             compilation.mode, compilation.backend, compilation.compile_sizes = mode, backend, []

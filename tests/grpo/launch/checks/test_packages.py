@@ -12,7 +12,7 @@ def the_cpu_stack_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("openrlhf", "deepspeed", "vllm"), [("0.9.3", "0.18.5", "0.15.0"), ("0.9.6", "0.18.8", "0.17.1")]
+    ("openrlhf", "deepspeed", "vllm"), [("0.9.3", "0.18.5", "0.15.0"), ("0.11.2", "0.19.6", "0.29.0")]
 )
 def test_the_pins_follow_from_the_installed_openrlhf(
     monkeypatch: pytest.MonkeyPatch, openrlhf: str, deepspeed: str, vllm: str

@@ -15,7 +15,10 @@ from openai_harmony import (
     Role,
     SystemContent,
 )
-from vllm.entrypoints.openai.parser.harmony_utils import parse_chat_inputs_to_harmony_messages
+from vllm.entrypoints.openai.parser.harmony_utils import (
+    auto_drop_analysis_messages,
+    parse_chat_inputs_to_harmony_messages,
+)
 
 from grpo.model.vocabulary import find_allocated
 from grpo.rollout import chat_template, prompts, response_text
@@ -96,9 +99,18 @@ CALL = st.fixed_dictionaries({
 @given(messages=chats())
 @settings(max_examples=300)
 def test_a_chat_is_rendered_as_vllm_serves_it(gpt_oss, messages):
-    # vLLM 0.17 reads no other name for the thinking.
+    # vLLM 0.29 reads no other name for the thinking.
     to_vllm = [{name.removesuffix("_content"): value for name, value in message.items()} for message in messages]
-    assert gpt_oss.ours(messages) == gpt_oss.served(parse_chat_inputs_to_harmony_messages(to_vllm))
+    served = [instructed(message) for message in parse_chat_inputs_to_harmony_messages(to_vllm)]
+    assert gpt_oss.ours(messages) == gpt_oss.served(auto_drop_analysis_messages(served))
+
+
+def instructed(message: Message) -> Message:
+    """Give a developer's message openai-harmony's form. vLLM does so from 0.29 on; before, it took the bare text."""
+    (content,) = message.content
+    if message.author.role != Role.DEVELOPER or isinstance(content, DeveloperContent):
+        return message
+    return Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_instructions(content.text))
 
 
 # What gpt-oss's chat template makes of messages before the first answer.
