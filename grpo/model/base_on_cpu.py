@@ -4,6 +4,7 @@ vLLM has no kernels for MXFP4 on a CPU, so an engine there samples with a copy i
 GPU would hold besides: the tensors that vLLM's loader makes of an MXFP4 checkpoint.
 """
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from vllm.transformers_utils.config import get_config
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from grpo.model import engine_base, model_files, shared_base
+from grpo.stack.hub import downloaded_folder
 
 
 class BaseOnCpu:
@@ -39,6 +41,12 @@ class BaseOnCpu:
     def describe(self) -> shared_base.Description:
         """Describe the base for the actor."""
         return shared_base.describe(engine_base.list_tensors(self.model), self._memory)
+
+
+@functools.cache
+def make(model: str) -> BaseOnCpu:
+    """Return the base of a model, which this process owns from the first call on."""
+    return BaseOnCpu(downloaded_folder(model))
 
 
 def _build(folder: Path) -> Any:

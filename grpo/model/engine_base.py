@@ -35,6 +35,14 @@ def list_tensors(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
+def keep_layout() -> None:
+    """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
+    from triton_kernels.tensor_details import layout  # vLLM's own copy; there is none on a CPU
+
+    for name in ("make_default_matmul_mxfp4_w_layout", "make_default_matmul_mxfp4_w_scale_layout"):
+        setattr(layout, name, lambda **_: (layout.StridedLayout, {}))
+
+
 def _list_layer(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for norm in ("input_layernorm", "post_attention_layernorm"):
         yield f"{norm}.weight", getattr(layer, norm).weight

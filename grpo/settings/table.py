@@ -241,8 +241,9 @@ MEMORY = (
             "flash_attention_2 drops gpt-oss's attention sinks silently.", "sinks", "attn_implementation",
             choices=("sinks", "eager")),
     Setting("ACTOR_SHARD", str, "`zero3` gives each GPU a part of the frozen model, and gathers a layer when it is "
-            "used. `none` keeps the whole model on each GPU, so that only gradients of the adapter travel.", "zero3",
-            "actor_shard", is_ours=True, choices=("zero3", "none")),
+            "used. `none` keeps the whole model on each GPU, so that only gradients of the adapter travel. `engine` "
+            "uses the one that the engine on the same GPU holds, so it needs COLOCATE=1 and ENGINE_TP=1.", "zero3",
+            "actor_shard", is_ours=True, choices=("zero3", "none", "engine")),
     Setting("OFFLOAD", bool, "1: the actor's parts of the model are kept in host memory. Empty: 1 with EXPERTS=bf16 "
             "and ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
     Setting("ADAM_OFFLOAD", bool, "1: the optimizer's state is kept in host memory.", "1", "adam_offload"),

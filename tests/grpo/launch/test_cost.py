@@ -132,7 +132,6 @@ def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     model, gpus, host, longest, hours = (cell.replace(" ", "") for cell in row)
     name = f"openai/gpt-oss-{model.partition(',')[0]}"
     box, _, size = gpus.removesuffix("GB").partition("x")
-    size = {"141": "140.4"}.get(size, size)  # of 2**30 bytes: what nvidia-smi states of an H200
     config, plan = planned(setting, name, **BOXES[box] | {"gpu_gb": size, "max_steps": 100})
     assert f"{plan.download_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
     assert longest == f"{gpu_memory.longest(config):,}"
