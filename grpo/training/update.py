@@ -56,6 +56,8 @@ class Rank(BaseModelActor):
         self.strategy, self.args, self.engines = strategy, strategy.args, engines
         self.ranks = self._join_ranks()
         self.base = MappedBase(self._describe_base()) if self.args.actor_shard == OF_ENGINE else None
+        if self.base:
+            print(f"rank {os.environ['RANK']}: maps the engine's base, digest {self.base.digest}", flush=True)
         self.actor = self._load(pretrain)
         self._start_engine(max_steps)
         self.controller_states = saving.load_step(self.actor.model, self.args)
