@@ -56,8 +56,6 @@ class Rank(BaseModelActor):
         self.strategy, self.args, self.engines = strategy, strategy.args, engines
         self.ranks = self._join_ranks()
         self.base = MappedBase(self._describe_base()) if self.args.actor_shard == OF_ENGINE else None
-        if self.base:
-            print(f"rank {os.environ['RANK']}: maps the engine's base, digest {self.base.digest}", flush=True)
         self.actor = self._load(pretrain)
         self._start_engine(max_steps)
         self.controller_states = saving.load_step(self.actor.model, self.args)
@@ -250,6 +248,7 @@ class Rank(BaseModelActor):
     def _describe_base(self) -> Description:
         """Return the description of the base of the engine on this rank's GPU."""
         description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
+        print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
         return description
 
     def drop_base(self, engine: int) -> None:

@@ -253,16 +253,16 @@ def test_a_rank_maps_the_base_of_its_own_engine_and_saves_nothing_on_another(sin
 
     rank = object.__new__(Rank)
     rank.base = SimpleNamespace(drop=lambda: calls.append("drop"), replace=calls.append, check=check)
-    rank.engines = [SimpleNamespace(describe_base=SimpleNamespace(remote=lambda: "description"))]
+    rank.engines = [SimpleNamespace(describe_base=SimpleNamespace(remote=lambda: {"digest": "d"}))]
     monkeypatch.setattr(ray, "get", lambda reference: reference)
     for engine in (1, 0):
         rank.drop_base(engine)
         rank.map_base(engine)
-    assert calls == ["drop", "description"]
+    assert calls == ["drop", {"digest": "d"}]
     monkeypatch.setattr(saving, "save_step", lambda *_: calls.append("saved"))
     with pytest.raises(BaseError):
         rank.save({})
-    assert calls == ["drop", "description"]
+    assert calls == ["drop", {"digest": "d"}]
 
 
 def test_a_pass_replays_a_routing():
