@@ -106,6 +106,8 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     assert "NUM_ENGINES=4 ENGINE_TP=1 does not fit: its cache has no room" in small
     one = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1}
     assert "ENGINE_TP=" not in text_of(config_of(setting, gpu_gb=80, **one))
+    shared = one | {"vllm_num_engines": 4, "colocate_all_models": True, "actor_shard": "engine"}
+    assert "ENGINE_TP=" not in text_of(fitting.choose_engine_share(config_of(setting, gpu_gb=80, **shared)))
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
