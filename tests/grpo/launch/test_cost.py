@@ -106,8 +106,11 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     assert "NUM_ENGINES=4 ENGINE_TP=1 does not fit: its cache has no room" in small
     one = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1}
     assert "ENGINE_TP=" not in text_of(config_of(setting, gpu_gb=80, **one))
-    shared = one | {"vllm_num_engines": 4, "colocate_all_models": True, "actor_shard": "engine"}
-    assert "ENGINE_TP=" not in text_of(fitting.choose_engine_share(config_of(setting, gpu_gb=80, **shared)))
+    shared = {"colocate_all_models": True, "actor_shard": "engine", "micro_train_batch_size": 1, "enforce_eager": True}
+    shared |= {"attn_implementation": "sinks", "vllm_num_engines": 4}
+    config = config_of(setting, gpu_gb=80, **one | shared)
+    text = text_of(fitting.choose_engine_share(config))
+    assert "ENFORCE_EAGER=0 would take" in text and "ENGINE_TP=" not in text
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
