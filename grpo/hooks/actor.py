@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from grpo.model import loading
-from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
+from grpo.model.architecture import PACKED, ZERO3
+from grpo.model.shared_base import MappedBase
 from grpo.stack.upstream.trainer import Actor, ModelOutput
 from grpo.update import log_probs, passes
 
@@ -16,11 +17,16 @@ logits_to_keep = passes.logits_to_keep
 
 
 def load_gpt_oss(
-    path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED, shard: str = ZERO3
+    path: str,
+    attention: str,
+    ds_config: dict[str, Any] | None,
+    experts: str = PACKED,
+    shard: str = ZERO3,
+    base: MappedBase | None = None,
 ) -> torch.nn.Module:
-    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank."""
+    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank, or map the engine's."""
     with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
-        return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
+        return loading.load_gpt_oss(path, attention, ds_config, experts == PACKED, shard == ZERO3, base)
 
 
 def scoring(actor: Actor, targets: torch.Tensor) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ from grpo.stack import cluster
 if TYPE_CHECKING:
     import numpy as np
 
+    from grpo.model.shared_base import Description
+
 MOST_RESTARTS = replacement.MOST  # Ray's, of an engine
 WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
@@ -31,3 +33,10 @@ async def load_adapter(
     receipts = [] if buffer is None else await engine_actor.load_into_engine(llm, buffer, specs)
     llm.has_policy = True
     return receipts
+
+
+async def describe_base(llm: ContinuedLLM) -> "Description":
+    """Describe the frozen base in the engine's only worker."""
+    description: Description
+    [description] = await llm.collective_rpc("describe_base")
+    return description

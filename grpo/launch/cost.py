@@ -11,7 +11,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
 from grpo.launch.phases import ACTOR, BETWEEN, ENGINES, INSTRUCTIONS, JUDGE, Phase, Rates, phases, sampling
 from grpo.launch.plan import Plan
-from grpo.model.architecture import Architecture
+from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.stack.counted import format_count
 
 _STEPS = 100
@@ -96,6 +96,8 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
 
 def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> Iterator[str]:
     """Yield how the same GPUs would sample as more or fewer engines."""
+    if config.args.actor_shard == OF_ENGINE:  # an engine is then of one GPU
+        return
     gpus, several = config.engine_gpus, ""
     for width in (1, 2):
         if width == config.args.vllm_tensor_parallel_size or gpus % width:

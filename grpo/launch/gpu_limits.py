@@ -8,7 +8,7 @@ from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs, longest, needs
 from grpo.launch.plan import size
 from grpo.model import model_files
-from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
+from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.stack.problem import Problem
 
@@ -69,6 +69,8 @@ def _remedy(config: Config, is_shared: bool) -> str:
     if config.actor_ranks > 1:
         changes.append(({"actor_shard": ZERO3}, "set ACTOR_SHARD=zero3"))
     if is_shared:
+        if config.args.vllm_tensor_parallel_size == 1:
+            changes.append(({"actor_shard": OF_ENGINE, "experts": PACKED}, "set ACTOR_SHARD=engine"))
         changes.append(({"vllm_enable_sleep": True}, "add -- --vllm_enable_sleep"))
     for change, remedy in changes:
         if _would_fit(config, change):

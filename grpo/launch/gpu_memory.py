@@ -1,8 +1,9 @@
 """The GPU memory that a run needs, part by part.
 
-With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With vLLM's sleep, the engine
-drops its cache for the update. Its weights count as staying: they do in vLLM 0.15.0, whose `Worker.load_model` never
-enters the pool from which sleep would move them. Later versions move them to host memory.
+With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With ACTOR_SHARD=engine the
+frozen base counts once, as the engine's weights. With vLLM's sleep, the engine drops its cache for the update. Its
+weights count as staying: they do in vLLM 0.15.0, whose `Worker.load_model` never enters the pool from which sleep would
+move them. Later versions move them to host memory.
 """
 
 import math
@@ -16,7 +17,7 @@ from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS, OF_ENGINE, PACKED, ZERO3, Architecture
 from grpo.model.footprint import IN_FLIGHT, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
@@ -162,7 +163,8 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
         lora_parameters=_lora_parameters(args, architecture),
         ranks=ranks,
         packed=args.experts == PACKED,
-        sharded=args.actor_shard != NO_SHARD,
+        sharded=args.actor_shard == ZERO3,
+        maps=args.actor_shard == OF_ENGINE,
         offload=args.offload,
         adam_offload=args.adam_offload,
         checkpointing=args.gradient_checkpointing,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 
 from grpo.launch.config import Config
-from grpo.model.architecture import NO_SHARD, PACKED, Architecture
+from grpo.model.architecture import PACKED, ZERO3, Architecture
 from grpo.model.model_files import Model
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import GB
@@ -30,7 +30,7 @@ def host_memory(
     cpu = not is_for_gpus(Architecture.from_config(model.config))
     parts = {}
     if cpu:
-        copies = config.actor_ranks if args.actor_shard == NO_SHARD else 1
+        copies = 1 if args.actor_shard == ZERO3 else config.actor_ranks
         parts["model of the actor"] = copies * sum(actor_bytes(config, model).values())
     elif args.offload:
         parts["offloaded model, pinned"] = pinned_bytes(actor_bytes(config, model).values(), config.actor_ranks)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
+from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 
@@ -59,6 +59,17 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
             f"{format_count(engines, 'GPU')} and the actor {format_count(ranks, 'GPU')}",
             "make ACTOR_GPUS equal to NUM_ENGINES x ENGINE_TP",
         )
+    if args.actor_shard == OF_ENGINE:
+        lacking = {
+            "COLOCATE=1": args.colocate_all_models,
+            "ENGINE_TP=1": args.vllm_tensor_parallel_size == 1,
+            f"EXPERTS={PACKED}": args.experts == PACKED,
+        }
+        for setting in (setting for setting, is_set in lacking.items() if not is_set):
+            yield Problem(
+                f"ACTOR_SHARD=engine uses the packed model that an engine holds on the same GPU, and needs {setting}",
+                f"set {setting}, or ACTOR_SHARD={NO_SHARD}",
+            )
     if args.vllm_enable_sleep and not args.colocate_all_models:
         yield Problem(
             "--vllm_enable_sleep gives an engine's memory to the actor, but they have GPUs of their own",
@@ -74,9 +85,9 @@ def _zero3(args: argparse.Namespace) -> Iterator[Problem]:
             "gradient checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant",
             "add --gradient_checkpointing_use_reentrant",
         )
-    if args.offload and args.actor_shard == NO_SHARD:
+    if args.offload and args.actor_shard != ZERO3:
         yield Problem(
-            "OFFLOAD=1 keeps shares of the model in host memory, but ACTOR_SHARD=none has no shares",
+            f"OFFLOAD=1 keeps shares of the model in host memory, but ACTOR_SHARD={args.actor_shard} has no shares",
             "set ACTOR_SHARD=zero3, or OFFLOAD=0",
         )
     for name in ("zpg", "ds_tensor_parallel_size"):

@@ -15,7 +15,7 @@ from grpo.launch.config import Config
 from grpo.launch.decoding import LARGE, Engine, Factors
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import WEIGHT_BYTES, Plan
-from grpo.model.architecture import NO_SHARD, PACKED, Architecture
+from grpo.model.architecture import PACKED, ZERO3, Architecture
 from grpo.rollout import greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
@@ -192,7 +192,7 @@ def _time_between_steps(plan: Plan, config: Config, rates: Rates) -> Iterator[Ph
 
 def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
     args = config.args
-    if args.actor_shard == NO_SHARD:
+    if args.actor_shard != ZERO3:
         return
     weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
     count = sum(_GATHERS[name] * rollouts for name, rollouts in _rollouts(config).items())

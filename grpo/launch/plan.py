@@ -12,7 +12,7 @@ from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
 from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
 from grpo.model import released
-from grpo.model.architecture import Architecture
+from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
 from grpo.settings.table import CLIPPING_LOSSES
@@ -258,8 +258,11 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     hosts = "the host"
     if config.args.nodes > 1:
         hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
+    place = "the actor"
+    if config.args.actor_shard == OF_ENGINE:
+        place = "engine and actor together" if config.actor_ranks == 1 else "each engine and its rank together"
     return [
-        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor; "
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),

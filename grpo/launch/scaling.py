@@ -10,7 +10,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
 from grpo.launch.phases import Rates
 from grpo.launch.plan import WEIGHT_BYTES, Plan, size
-from grpo.model.architecture import NO_SHARD
+from grpo.model.architecture import ZERO3
 from grpo.stack.counted import format_numbers
 from grpo.stack.seats import Seats
 
@@ -75,7 +75,7 @@ def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterato
             f"{size(engines * adapter)} if each engine got its own"
         )
     share = equal_nodes.compute_gathered_share(places)
-    if share and config.args.actor_shard != NO_SHARD and plan.model_actor_bytes:
+    if share and config.args.actor_shard == ZERO3 and plan.model_actor_bytes:
         yield (
             f"  gathers   up to {size(int(share * plan.model_actor_bytes))} into a node in each pass over the model; "
             "ACTOR_SHARD=none needs none, if a GPU holds the model"

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo.model.architecture import OF_ENGINE
 from grpo.stack.upstream.arguments import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
 ALL, NAMED = "all passes", "passes of a named request"
+SHARED = "shared_base"  # in vLLM's additional_config: the model whose frozen base the actor maps; absent: none
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Receipt:
 
 
 def engine_config(args: Arguments) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``: the adapter's rank and scale, and which routings to record.
+    """Return vLLM's ``additional_config``: the adapter's rank and scale, which routings to record, and what is shared.
 
     The parity gate names the requests whose routings it wants. Compiled or captured code cannot see them.
     """
@@ -152,4 +154,6 @@ def engine_config(args: Arguments) -> dict[str, Any]:
         config[RECORDS] = ALL
     elif args.parity_limit > 0 and args.enforce_eager and not args.partial_rollouts:
         config[RECORDS] = NAMED
+    if args.actor_shard == OF_ENGINE:
+        config[SHARED] = args.pretrain
     return config

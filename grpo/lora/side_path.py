@@ -30,12 +30,13 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from grpo.lora import router_capture
 from grpo.lora.adapter import (
+    SHARED,
     TensorSpec,
     checksum,
     row_sums,
     unflatten,
 )
-from grpo.model import cpu_matmul
+from grpo.model import cpu_matmul, engine_base, shared_base
 from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
 from grpo.stack.upstream.engine import Attention, LinearLayer
@@ -212,6 +213,15 @@ class AdapterWorker(router_capture.RecordingWorker):
             "memory": held_memory(runner.device),
         }
 
+    def describe_base(self) -> shared_base.Description:
+        """Describe the frozen base, so that the actor maps it. On a CPU it is that of a stand-in, which is made now."""
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        if runner.device.type != "cpu":
+            return shared_base.describe(engine_base.list_tensors(runner.model))
+        from grpo.model import base_on_cpu
+
+        return base_on_cpu.make(runner.vllm_config.additional_config[SHARED]).describe()
+
 
 def held_memory(device: torch.device) -> int:
     """Return the most bytes that PyTorch held on a GPU since the last call; on a CPU, those of this process now."""
@@ -248,6 +258,9 @@ def _install() -> None:
     original_model = GptOssForCausalLM.__init__
 
     def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:
+        settings = vllm_config.additional_config
+        if isinstance(settings, dict) and SHARED in settings and torch.cuda.is_available():
+            engine_base.keep_layout()
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         if tokenizer is not None:

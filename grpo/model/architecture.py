@@ -20,6 +20,7 @@ PACKED = "packed"
 EXPERTS = (PACKED, "bf16")  # how the actor holds experts
 NO_SHARD = "none"  # each rank holds all of the frozen base
 ZERO3 = "zero3"  # each holds a part
+OF_ENGINE = "engine"  # each maps the one that the engine on its GPU holds
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MOST_LAYERS = 1000  # gpt-oss-120b has 36

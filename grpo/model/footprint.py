@@ -32,6 +32,7 @@ class Actor:
     Attributes:
         lora_parameters: of the whole adapter.
         sharded: whether ZeRO-3 partitions the frozen base over the ranks.
+        maps: whether the rank maps the base of an engine, and so holds none. Only the experts' biases are its own.
         offload: whether its partitions stay in host memory.
         adam_offload: whether the optimizer does.
         checkpointing: whether the backward pass computes layers again.
@@ -49,6 +50,7 @@ class Actor:
     checkpointing: bool
     eager: bool
     reference: bool = False
+    maps: bool = False
 
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
@@ -72,9 +74,11 @@ class Actor:
         """Return the bytes of each part that stays between passes, by its name."""
         if self.offload:
             return self._resident()
-        return {f"frozen base, {self._kind}": math.ceil(sum(self._base_bytes().values()) / self._shares)} | (
-            self._resident()
-        )
+        base = self._base_bytes()
+        if self.maps:
+            biases = sum(size for name, size in base.items() if ".experts." in name and name.endswith("_bias"))
+            return {"experts' biases": biases} | self._resident()
+        return {f"frozen base, {self._kind}": math.ceil(sum(base.values()) / self._shares)} | self._resident()
 
     @property
     def _kind(self) -> str:

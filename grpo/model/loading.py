@@ -5,7 +5,8 @@ module builds the model on the meta device. Each rank then fills its own ZeRO-3 
 safetensors files, so the ranks together hold the model about once. Experts stay packed as MXFP4, or become bf16.
 
 Where the base fits on each GPU, it may stay whole there. It then consists of buffers, which DeepSpeed neither
-partitions nor gathers. ZeRO-3 holds the adapter alone.
+partitions nor gathers. ZeRO-3 holds the adapter alone. The buffers may be the engine's, see
+:mod:`grpo.model.shared_base`.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
 from grpo.model import architecture, attention, attention_check, experts, model_files
 from grpo.model.model_files import CheckpointError
 from grpo.model.model_reader import CheckpointReader
+from grpo.model.shared_base import MappedBase
 from grpo.model.zero import ZeroPartitioner
 from grpo.stack.hub import downloaded_folder
 
@@ -43,6 +45,7 @@ def load_gpt_oss(
     ds_config: dict | None = None,
     packed: bool = True,
     sharded: bool = True,
+    base: MappedBase | None = None,
 ) -> GptOssForCausalLM:
     """Load a gpt-oss checkpoint, partitioned by ZeRO-3 if ``ds_config`` asks for stage 3.
 
@@ -52,9 +55,11 @@ def load_gpt_oss(
         ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
         packed: whether experts in MXFP4 stay so. All else is bf16.
         sharded: False keeps the whole model on this rank's device, as buffers, whatever ``ds_config`` says.
+        base: with ``sharded`` False and ``packed``, the frozen model that an engine holds already.
 
     Raises:
         CheckpointError: if the checkpoint is incomplete or has another architecture.
+        BaseError: if the engine holds another model.
     """
     directory = downloaded_folder(str(path))
     files = model_files.read(directory)
@@ -63,7 +68,7 @@ def load_gpt_oss(
         raise CheckpointError(f"{directory}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     is_packed = packed and architecture.Architecture.from_config(files.config).mxfp4
     config = AutoConfig.from_pretrained(directory)
-    return build_gpt_oss(config, CheckpointReader(files), attn_implementation, ds_config, is_packed, sharded)
+    return build_gpt_oss(config, CheckpointReader(files), attn_implementation, ds_config, is_packed, sharded, base)
 
 
 class Reader(Protocol):
@@ -80,6 +85,7 @@ def build_gpt_oss(
     ds_config: dict | None = None,
     packed: bool = True,
     sharded: bool = True,
+    base: MappedBase | None = None,
 ) -> GptOssForCausalLM:
     """Build a model, and let each rank fill its parameters.
 
@@ -108,7 +114,10 @@ def build_gpt_oss(
             owner.register_parameter(leaf, _load_parameter(reader, name, parameter, zero))
         else:
             delattr(owner, leaf)
-            owner.register_buffer(leaf, _load_whole(reader, name, parameter))
+            if base:
+                base.register(owner, leaf, name, parameter)
+            else:
+                owner.register_buffer(leaf, _load_whole(reader, name, parameter))
     if not sharded:
         # PEFT asks for it, or else for a parameter's device.
         model.hf_device_map = {"": torch.device(get_accelerator().current_device_name())}

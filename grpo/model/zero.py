@@ -9,7 +9,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partition_parameters import Init, PartitionedParamStatus, free_param
 from torch import nn
 
-from grpo.model.architecture import NO_SHARD
+from grpo.model.architecture import ZERO3
 from grpo.model.sizes import REDUCE_BUCKET
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ZeroParameter
@@ -40,7 +40,7 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     zero["stage3_allgather_sequential"] = True
     ds_config["zero_force_ds_cpu_optimizer"] = False
     zero["reduce_bucket_size"] = REDUCE_BUCKET
-    threshold = args and (WHOLE if args.actor_shard == NO_SHARD else args.stage3_param_persistence_threshold)
+    threshold = args and (args.stage3_param_persistence_threshold if args.actor_shard == ZERO3 else WHOLE)
     if threshold is not None:
         zero["stage3_param_persistence_threshold"] = threshold
     return ds_config

@@ -43,6 +43,7 @@ class EngineCalls:
         adapter: what the last sync sent; None before the first; the policy is then the base model.
         note: called for each replacement with what it was: ``engine``, ``seconds``, ``prompts``.
         phase: the context in which an engine is replaced.
+        lost, back: called with an engine that has died, and when it has started again.
     """
 
     def __init__(self, engines: Sequence[EngineActor], tokenizer: Tokenizer | None) -> None:
@@ -56,6 +57,8 @@ class EngineCalls:
         self.adapter: Sent | None = None
         self.note: Callable[[dict[str, Any]], None] = lambda _: None
         self.phase: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.lost: Callable[[EngineActor], None] = lambda _: None
+        self.back: Callable[[EngineActor], None] = lambda _: None
 
     def send(self, engine: EngineActor, arguments: dict[str, Any]) -> Any:
         """Send a prompt to an engine; return Ray's reference to the responses."""
@@ -140,7 +143,10 @@ class EngineCalls:
                 raise error
             logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
             with self.phase():
-                if not _has_policy(engine, error):
+                self.lost(engine)
+                has_policy = _has_policy(engine, error)
+                self.back(engine)
+                if not has_policy:
                     self._install(engine)
                     self.replaced += 1
         mine = [reference for reference in references if self._calls[reference][0] == engine]

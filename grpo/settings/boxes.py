@@ -10,7 +10,7 @@ BOXES = {
     8: {},
     4: {"NUM_ENGINES": "1", "ENGINE_TP": "2", "ACTOR_GPUS": "2"},
     2: {"NUM_ENGINES": "1", "ENGINE_TP": "1", "ACTOR_GPUS": "1", "ACTOR_SHARD": "none"},
-    1: {"NUM_ENGINES": "1", "ENGINE_TP": "1", "ACTOR_GPUS": "1", "ACTOR_SHARD": "none", "COLOCATE": "1"},
+    1: {"NUM_ENGINES": "1", "ENGINE_TP": "1", "ACTOR_GPUS": "1", "ACTOR_SHARD": "engine", "COLOCATE": "1"},
 }
 # Engines and actor that share GPUs have the whole box each.
 _SHARED = {8: ("4", "2", "8"), 4: ("2", "2", "4"), 2: ("2", "1", "2")}

@@ -14,6 +14,7 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
 import logging
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,6 +28,7 @@ from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.lora.sync import Sent
 from grpo.metrics import step_metrics
+from grpo.model.architecture import OF_ENGINE
 from grpo.rollout.rows import Batch, Sample
 from grpo.run.evaluation import Evaluation
 from grpo.run.parity_gate import ParityGate
@@ -239,6 +241,8 @@ class Trainer:
         self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds
         calls = self.sampler.engine_calls
         calls.phase, calls.note = self.log.replacing, self.log.write_replaced
+        if args.actor_shard == OF_ENGINE:
+            calls.lost, calls.back = partial(self._tell_ranks, "drop_base"), partial(self._tell_ranks, "map_base")
         self.saver = SaveOnRequest(args, self._save, self.step)
         self.evaluation = Evaluation(args, self.tokenizer, self.held_out, calls, self.sampler.sample_held_out, self.log)
 
@@ -278,6 +282,9 @@ class Trainer:
 
     def _save(self, states: dict[str, Any]) -> None:
         ray.get(self.actors.async_run_method("save", states=states))
+
+    def _tell_ranks(self, method: str, engine: EngineActor) -> None:
+        ray.get(self.actors.async_run_method(method, engine=self.engines.index(engine)))
 
     def _is_finished(self, number: int) -> bool:
         return self.args.max_steps is not None and number >= self.args.max_steps

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import deepspeed
+import ray
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
@@ -28,6 +29,8 @@ from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
+from grpo.model.architecture import OF_ENGINE
+from grpo.model.shared_base import Description, MappedBase
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
@@ -54,6 +57,7 @@ class Rank(BaseModelActor):
         """
         self.strategy, self.args, self.engines = strategy, strategy.args, engines
         self.ranks = self._join_ranks()
+        self.base = MappedBase(self._describe_base()) if self.args.actor_shard == OF_ENGINE else None
         self.actor = self._load(pretrain)
         self._start_engine(max_steps)
         self.controller_states = saving.load_step(self.actor.model, self.args)
@@ -82,6 +86,7 @@ class Rank(BaseModelActor):
             pretrain,
             experts=args.experts,
             shard=args.actor_shard,
+            base=self.base,
             attn_implementation=args.attn_implementation,
             param_dtype=args.param_dtype,
             lora_rank=args.lora_rank,
@@ -228,6 +233,24 @@ class Rank(BaseModelActor):
         with reference.without_adapter(self.actor):
             return self.forward(*inputs, **named)
 
+    # The frozen base, with ACTOR_SHARD=engine
+
+    def _describe_base(self) -> Description:
+        """Return the description of the base of the engine on this rank's GPU."""
+        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
+        print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
+        return description
+
+    def drop_base(self, engine: int) -> None:
+        """Let go of the base of an engine that has died, by its number."""
+        if self.base and engine == dist.get_rank():
+            self.base.drop()
+
+    def map_base(self, engine: int) -> None:
+        """Map the base of an engine that has started again."""
+        if self.base and engine == dist.get_rank():
+            self.base.replace(self._describe_base())
+
     # Sync and checkpoints
 
     def sync(self) -> sync.Sent | None:
@@ -238,6 +261,8 @@ class Rank(BaseModelActor):
 
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""
+        if self.base:
+            self.base.check()
         saving.save_step(self.actor.model, self.args, states)
 
     def states(self) -> dict[str, Any]:

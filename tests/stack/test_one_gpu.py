@@ -59,6 +59,12 @@ def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
 
 
 @pytest.mark.timeout(900)
+def test_engine_and_actor_hold_one_copy_of_the_base(parts):
+    for run in (parts.before, parts.after):
+        assert "maps the engine's base" in (run / "logs" / "driver.log").read_text()
+
+
+@pytest.mark.timeout(900)
 def test_rollouts_use_the_tool_and_train(parts):
     steps = lines(parts.after / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))

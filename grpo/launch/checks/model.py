@@ -6,6 +6,7 @@ from pathlib import Path
 from grpo.launch.checks.adapter import adapter_as_model, check_adapter
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
+from grpo.model.architecture import NO_SHARD, OF_ENGINE
 from grpo.model.model_files import CheckpointError, Model
 from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template, stop_tokens
@@ -53,6 +54,8 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
     for target in args.target_modules if isinstance(args.target_modules, list) else []:
         if not model.lora_parameters(1, [target]):
             yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
+    if args.actor_shard == OF_ENGINE and not model.is_mxfp4:
+        yield Problem("ACTOR_SHARD=engine is for a model in MXFP4", f"set ACTOR_SHARD={NO_SHARD}")
     yield from _check_context(config, model)
     if not has_tokenizer(model.folder):
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
@@ -117,6 +120,9 @@ def check_engine_model(config: Config, model: Model, actor: Model | None) -> Ite
             "vLLM on CPU cannot load an MXFP4 checkpoint",
             "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
         )
+    is_shared = config.args.actor_shard == OF_ENGINE and not is_cpu_stack()  # there it is a stand-in's
+    if is_shared and config.args.engine_model != config.args.pretrain:
+        yield Problem("ACTOR_SHARD=engine uses the engines' model, and ENGINE_MODEL is another", "unset ENGINE_MODEL")
     yield from _check_workers(config, model)
     if fault := stop_tokens.fault(model.folder):
         yield Problem(f"{model.folder}: {fault.file} {fault.what}", fault.remedy)

@@ -103,7 +103,7 @@ class EngineActor(Protocol):
 
     Attributes:
         _actor_id: Ray's id of the actor.
-        load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
+        load_adapter, describe_base: added by the patch ``ppo_actor``; call those of ``vllm_engine``.
         sampled: added by the patch ``pipeline``; calls ``vllm_engine.sampled``.
         has_policy: added by the patch ``replacement``; calls ``vllm_engine.has_policy``.
         cut, go_on, calls: added by the patch ``partial_rollouts``; those of
@@ -117,6 +117,7 @@ class EngineActor(Protocol):
     calls: RemoteMethod
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod
+    describe_base: RemoteMethod
     has_policy: RemoteMethod
     sampled: RemoteMethod
     wake_up: RemoteMethod

@@ -11,7 +11,11 @@ BOXES = {
         "actor_shard": "none",
     },
 }
-BOXES["1"] = BOXES["2"] | {"colocate_all_models": True, "vllm_gpu_memory_utilization": None}
+BOXES["1"] = BOXES["2"] | {
+    "actor_shard": "engine",
+    "colocate_all_models": True,
+    "vllm_gpu_memory_utilization": None,
+}
 RECIPE = {
     "offload": None,
     "attn_implementation": "sinks",

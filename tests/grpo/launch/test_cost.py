@@ -106,6 +106,11 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     assert "NUM_ENGINES=4 ENGINE_TP=1 does not fit: its cache has no room" in small
     one = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1}
     assert "ENGINE_TP=" not in text_of(config_of(setting, gpu_gb=80, **one))
+    shared = {"colocate_all_models": True, "actor_shard": "engine", "micro_train_batch_size": 1, "enforce_eager": True}
+    shared |= {"attn_implementation": "sinks", "vllm_num_engines": 4}
+    config = config_of(setting, gpu_gb=80, **one | shared)
+    text = text_of(fitting.choose_engine_share(config))
+    assert "ENFORCE_EAGER=0 would take" in text and "ENGINE_TP=" not in text
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
@@ -132,7 +137,6 @@ def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     model, gpus, host, longest, hours = (cell.replace(" ", "") for cell in row)
     name = f"openai/gpt-oss-{model.partition(',')[0]}"
     box, _, size = gpus.removesuffix("GB").partition("x")
-    size = {"141": "140.4"}.get(size, size)  # of 2**30 bytes: what nvidia-smi states of an H200
     config, plan = planned(setting, name, **BOXES[box] | {"gpu_gb": size, "max_steps": 100})
     assert f"{plan.download_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
     assert longest == f"{gpu_memory.longest(config):,}"

@@ -17,6 +17,9 @@ GOOD = {
     "rollout_batch_size": 8, "enable_prefix_caching": True,
     "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
+SHARED = {
+    "actor_shard": "engine", "colocate_all_models": True, "vllm_num_engines": 4, "vllm_tensor_parallel_size": 1
+}  # fmt: skip
 CORRECTED = {"enable_vllm_is_correction": True}
 PARTIAL = {"pipeline": True, "old_log_probs": "engine", "partial_rollouts": 2}
 
@@ -35,6 +38,7 @@ def parsed(**changes) -> argparse.Namespace:
     [
         {"offload": True},
         {"colocate_all_models": True, "vllm_enable_sleep": True},
+        SHARED,
         {"thinking_budget": 0, "answer_budget": 2, "max_len": 3080},
         {"agent_func_path": "a.py", "enable_prefix_caching": False, "max_len": 3079},
         {"save_steps": 5},
@@ -108,6 +112,10 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),
         ({"vllm_enable_sleep": True}, "GPUs of their own: remove it, or set COLOCATE=1"),
         ({"colocate_all_models": True, "vllm_num_engines": 1}, "the engines have 2 GPUs and the actor 4 GPUs"),
+        ({**SHARED, "colocate_all_models": False}, "needs COLOCATE=1: set COLOCATE=1, or ACTOR_SHARD=none"),
+        ({**SHARED, "vllm_num_engines": 2, "vllm_tensor_parallel_size": 2}, "needs ENGINE_TP=1: set ENGINE_TP=1"),
+        ({**SHARED, "experts": "bf16"}, "needs EXPERTS=packed: set EXPERTS=packed"),
+        ({**SHARED, "offload": True}, "ACTOR_SHARD=engine has no shares"),
         ({"deepspeed_enable_sleep": True}, "--deepspeed_enable_sleep"),
         ({"enable_ema": True}, "--enable_ema"),
         ({"async_train": True}, "--async_train"),

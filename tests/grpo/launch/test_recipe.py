@@ -104,7 +104,7 @@ def test_every_setting_can_be_set_from_outside(options: list[str]) -> None:
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])
 @pytest.mark.parametrize(
     ("gpus", "shape", "shard"),
-    [("8", "224", "zero3"), ("4", "122", "zero3"), ("2", "111", "none"), ("1", "111", "none")],
+    [("8", "224", "zero3"), ("4", "122", "zero3"), ("2", "111", "none"), ("1", "111", "engine")],
 )
 def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> None:
     full, passed = flags(), flags("--gpus", gpus)

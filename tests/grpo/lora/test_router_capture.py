@@ -193,6 +193,7 @@ def test_a_sync_forgets_what_is_in_the_cache():
 )
 def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
     args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True, "partial_rollouts": 0} | flags
+    args["actor_shard"] = "none"
     config = adapter.engine_config(SimpleNamespace(lora_rank=8, lora_alpha=16, **args))
     assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})
 

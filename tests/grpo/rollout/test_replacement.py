@@ -128,6 +128,9 @@ def test_every_prompt_is_answered_once_with_its_seed(ray: Ray, deaths: list, is_
 def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bool) -> None:
     engine, calls, notes = Engine(0), calls_of(), []
     calls.note, calls.policy = notes.append, 7
+    told: list = []
+    calls.lost = lambda one: told.append((one, "lost", one.asked))
+    calls.back = lambda one: told.append((one, "back", one.adapter))
     calls.adapter = Sent("adapter", [], EXPECTED, 0) if is_synced else None
     sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(3)]
     ray.die(engine, sent, DEATHS[how])
@@ -136,6 +139,7 @@ def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bo
     policy = "adapter" if is_synced else "base"
     assert [ray.get(reference) for reference in again.values()] == [(n, n, policy) for n in range(3)]
     assert engine.policies == [7]
+    assert told == [(engine, "lost", 0), (engine, "back", None)], "before it starts, and before it has the policy"
     [note] = notes
     assert note["prompts"] == 3 and note["engine"] == "0" and calls.replaced_since() == 1 == calls.replaced
     assert calls.replaced_since() == 0

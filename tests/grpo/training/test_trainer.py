@@ -23,7 +23,7 @@ SETTINGS = {
     "use_trackio": False, "length_schedule": None, "generate_max_len": 9, "pipeline": False, "partial_rollouts": 0,
     "routing_replay": False, "parity_limit": 0.0, "top_p": 1.0, "seed": 0, "retire_after": None, "retire_for": 1,
     "dynamic_filtering": False, "rollout_batch_size": 1, "n_samples_per_prompt": 1, "vllm_enable_sleep": False,
-    "adapter": None,
+    "adapter": None, "actor_shard": "none",
 }  # fmt: skip
 
 
@@ -104,6 +104,16 @@ def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(made)
     trainer, calls = made(one_rollout, adapter="/of/another/run", max_steps=1)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", "sync", "update", "sync", "save"]
+
+
+def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(made):
+    trainer, calls = made(one_rollout, actor_shard="engine", max_steps=1)
+    trainer.fit()
+    calls.clear()
+    engine_calls = trainer.sampler.engine_calls
+    engine_calls.lost("engine")
+    engine_calls.back("engine")
+    assert calls == [("drop_base", {"engine": 0}), ("map_base", {"engine": 0})]
 
 
 def test_a_checkpoint_has_the_position_and_the_random_states(made):

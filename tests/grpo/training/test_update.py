@@ -9,9 +9,11 @@ import ray
 import torch
 import torch.distributed as dist
 
+from grpo.checkpoint import saving
 from grpo.launch.config import trainer_parser
 from grpo.lora import adapter
 from grpo.model import loading
+from grpo.model.shared_base import BaseError
 from grpo.rollout.rows import Batch
 from grpo.training.update import Rank
 from grpo.update import importance
@@ -241,6 +243,26 @@ def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
     zero = made["config"]["zero_optimization"]
     assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]
+
+
+def test_a_rank_maps_the_base_of_its_own_engine_and_saves_nothing_on_another(single_rank, monkeypatch):
+    calls = []
+
+    def check():
+        raise BaseError("changed")
+
+    rank = object.__new__(Rank)
+    rank.base = SimpleNamespace(drop=lambda: calls.append("drop"), replace=calls.append, check=check)
+    rank.engines = [SimpleNamespace(describe_base=SimpleNamespace(remote=lambda: {"digest": "d"}))]
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    for engine in (1, 0):
+        rank.drop_base(engine)
+        rank.map_base(engine)
+    assert calls == ["drop", {"digest": "d"}]
+    monkeypatch.setattr(saving, "save_step", lambda *_: calls.append("saved"))
+    with pytest.raises(BaseError):
+        rank.save({})
+    assert calls == ["drop", {"digest": "d"}]
 
 
 def test_a_pass_replays_a_routing():

@@ -1,8 +1,9 @@
-"""Our loss under ZeRO-3: loss_ranks.py MODEL OUT AGGREGATION MICRO_BATCH SHARD.
+"""Our loss under ZeRO-3: loss_ranks.py MODEL OUT AGGREGATION MICRO_BATCH SHARD [BASE].
 
-Writes gradients, and log-probs with the adapter off.
+Writes gradients, and log-probs with the adapter off. BASE is the description of the base of an engine.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from peft import LoraConfig, get_peft_model
 
 from grpo.lora import adapter
 from grpo.model import cpu_matmul, deepspeed_start, loading, zero
-from grpo.model.architecture import NO_SHARD
+from grpo.model.architecture import OF_ENGINE, ZERO3
+from grpo.model.shared_base import MappedBase
 from grpo.update import reference
 from grpo.update.loss import PolicyLoss
 from grpo.update.ranks import Ranks
@@ -80,7 +82,7 @@ def arguments(aggregation: str) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def engine(path: str, micro_batch: int, shard: str):
+def engine(path: str, micro_batch: int, shard: str, base: str):
     """A DeepSpeed engine as OpenRLHF makes it, whose parameters are all partitioned, or whose base is whole."""
     config = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -88,17 +90,18 @@ def engine(path: str, micro_batch: int, shard: str):
         "bf16": {"enabled": True},
         "zero_optimization": {
             "stage": 3,
-            "offload_param": {"device": "none" if shard == NO_SHARD else "cpu"},
+            "offload_param": {"device": "cpu" if shard == ZERO3 else "none"},
             "offload_optimizer": {"device": "cpu"},
             "stage3_param_persistence_threshold": 0,
         },
     }
     args: Any = SimpleNamespace(actor_shard=shard, offload=False, stage3_param_persistence_threshold=None)
     config = zero.tune(config, args)
-    model = with_adapter(loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD))
+    mapped = MappedBase(json.loads(Path(base).read_text())) if shard == OF_ENGINE else None
+    model = with_adapter(loading.load_gpt_oss(path, "eager", config, sharded=shard == ZERO3, base=mapped))
     parameters = adapter.adapter_parameters(model)[1]
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
-        if shard == NO_SHARD or dist.get_rank() == 0:  # not partitioned before DeepSpeed's engine is made
+        if shard != ZERO3 or dist.get_rank() == 0:  # not partitioned before DeepSpeed's engine is made
             fill(parameters)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0, fused=True)
@@ -110,18 +113,21 @@ def base(trained, one: SimpleNamespace) -> torch.Tensor:
         return log_probs(trained, one)
 
 
-def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str) -> None:
+def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str, description: str = "") -> None:
     cpu_matmul.install()
     size = int(micro_batch)
-    trained, ranks, rank = engine(path, size, shard), dist.get_world_size(), dist.get_rank()
+    trained, ranks, rank = engine(path, size, shard, description), dist.get_world_size(), dist.get_rank()
     loss = PolicyLoss(arguments(aggregation))
     everything, gradients, off = [joined([sample]) for sample in samples()], {}, []
+    losses = []
     mine = samples()[rank::ranks]
     batches = [joined(mine[start : start + size]) for start in range(0, len(mine), size)]
     for one in loss.batches(batches, Ranks(ranks, trained.gradient_accumulation_steps())):
         off.append(base(trained, everything[0]))  # between the passes of training, before and after its step
         current = log_probs(trained, one)
-        trained.backward(loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask))
+        one_loss = loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask)
+        losses.append(one_loss.item())
+        trained.backward(one_loss)
         if trained.is_gradient_accumulation_boundary():
             for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
                 gradients[name] = safe_get_full_grad(parameter).clone()
@@ -129,8 +135,11 @@ def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str) ->
     off.append(base(trained, everything[0]))
     with torch.no_grad():
         on = log_probs(trained, everything[0])
+    if shard == OF_ENGINE:
+        frozen = [each for name, each in trained.module.named_buffers() if "inv_freq" not in name]
+        assert len({each.untyped_storage().data_ptr() for each in frozen}) == 1, "DeepSpeed has copied the base"
     if rank == 0:
-        torch.save({"gradients": gradients, "off": off, "on": on}, Path(out) / "results.pt")
+        torch.save({"gradients": gradients, "losses": losses, "off": off, "on": on}, Path(out) / "results.pt")
 
 
 if __name__ == "__main__":

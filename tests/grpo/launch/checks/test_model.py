@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch.checks import model as checks
 from grpo.model.model_files import INDEX
 from tests.grpo.launch.conftest import write_checkpoint
 
@@ -115,6 +116,21 @@ def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_pa
     assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
     assert "scripts.dequantize_checkpoint" in problem
     assert setting.problems(pretrain=packed, engine_model=tmp_path / "model") == []
+
+
+def test_one_copy_is_of_a_model_in_mxfp4(setting, tmp_path: Path, monkeypatch) -> None:
+    shared = {
+        "actor_shard": "engine", "offload": None,
+        "colocate_all_models": True, "vllm_num_engines": 4, "vllm_tensor_parallel_size": 1,
+    }  # fmt: skip
+    [problem] = setting.problems(**shared)
+    assert "for a model in MXFP4" in problem and "set ACTOR_SHARD=none" in problem
+    packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
+    assert setting.problems(pretrain=packed, engine_model=tmp_path / "model", **shared) == []
+    monkeypatch.setattr(checks, "is_cpu_stack", lambda: False)
+    [problem] = setting.problems(pretrain=packed, engine_model=tmp_path / "model", **shared)
+    assert "ENGINE_MODEL is another" in problem
+    assert setting.problems(pretrain=packed, **shared) == []
 
 
 def test_engines_of_another_model_are_refused(setting, tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A stand-in for an engine's base on a CPU: vLLM's own model and loader for MXFP4, without its kernels.
+
+vLLM has no kernels for MXFP4 on a CPU, so an engine there samples with a copy in bf16. This holds what an engine on a
+GPU would hold besides: the tensors that vLLM's loader makes of an MXFP4 checkpoint.
+"""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.quantization import mxfp4
+from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+from vllm.transformers_utils.config import get_config
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from grpo.model import engine_base, model_files, shared_base
+from grpo.stack.hub import downloaded_folder
+
+
+class BaseOnCpu:
+    """What an engine on a GPU would hold of an MXFP4 checkpoint, in memory that nobody can write.
+
+    vLLM's groups of workers exist already.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.model = _build(folder)
+        shards = [str(shard) for shard in model_files.read(folder).shards]
+        weights = safetensors_weights_iterator(shards, use_tqdm_on_load=False)
+        with torch.no_grad():
+            self._memory = shared_base.seal_parameters(self.model, lambda: self.model.load_weights(weights))
+
+    def describe(self) -> shared_base.Description:
+        """Describe the base for the actor."""
+        return shared_base.describe(engine_base.list_tensors(self.model), self._memory)
+
+
+@functools.cache
+def make(model: str) -> BaseOnCpu:
+    """Return the base of a model, which this process owns from the first call on."""
+    return BaseOnCpu(downloaded_folder(model))
+
+
+def _build(folder: Path) -> Any:
+    """Return vLLM's model with parameters that nobody has touched, so that they take no memory."""
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    described: Any = SimpleNamespace(  # what the model reads of it
+        hf_config=get_config(folder, trust_remote_code=False),
+        dtype=torch.bfloat16,
+        is_mm_prefix_lm=False,
+        enable_return_routed_experts=False,
+        skip_tokenizer_init=True,
+    )
+    config.model_config, config.quant_config = described, mxfp4.Mxfp4Config()
+    model: Any = GptOssForCausalLM
+    backend = mock.patch.object(mxfp4, "get_mxfp4_backend", lambda _: mxfp4.Mxfp4Backend.TRITON)
+    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), backend:
+        return model(vllm_config=config)

@@ -1,0 +1,73 @@
+"""The frozen base of a vLLM engine by the actor's names. Runs in vLLM's worker.
+
+vLLM 0.15.0 copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
+are rows of one weight, the vocabulary is padded, and Triton's kernels take the experts' biases in fp32, which the actor
+rounds back: 0.1% of the base, which exists twice.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from grpo.model.shared_base import BaseError
+
+_EXPERTS = {"gate_up_proj": "w13", "down_proj": "w2"}
+
+
+def list_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the base of vLLM's ``GptOssForCausalLM`` by the names of the actor's packed model.
+
+    All are views of the engine's memory.
+
+    Raises:
+        BaseError: if the engine has a part of the model, or another layout of its experts.
+    """
+    rows = model.config.vocab_size
+    inner = model.model
+    tensors = {
+        "model.embed_tokens.weight": inner.embedding.weight[:rows],
+        "model.norm.weight": inner.norm.weight,
+        "lm_head.weight": model.lm_head.weight[:rows],
+    }
+    for number, layer in enumerate(inner.layers):
+        tensors |= {f"model.layers.{number}.{name}": tensor for name, tensor in _list_layer(layer)}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def keep_layout() -> None:
+    """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
+    from triton_kernels.tensor_details import layout  # vLLM's own copy; there is none on a CPU
+
+    for name in ("make_default_matmul_mxfp4_w_layout", "make_default_matmul_mxfp4_w_scale_layout"):
+        setattr(layout, name, lambda **_: (layout.StridedLayout, {}))
+
+
+def _list_layer(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{norm}.weight", getattr(layer, norm).weight
+    attention, router = layer.attn, layer.mlp.router
+    yield "self_attn.sinks", attention.sinks
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+    for kind in ("weight", "bias"):
+        parts = getattr(attention.qkv_proj, kind).split(sizes)
+        for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
+            yield f"self_attn.{name}.{kind}", part
+        yield f"self_attn.o_proj.{kind}", getattr(attention.o_proj, kind)
+        yield f"mlp.router.{kind}", getattr(router, kind)
+    for name, mine in _EXPERTS.items():
+        experts = layer.mlp.experts
+        blocks, scales = _untransposed(getattr(experts, f"{mine}_weight")), getattr(experts, f"{mine}_weight_scale")
+        yield f"mlp.experts.{name}_blocks", blocks.unflatten(-1, (scales.shape[-1], -1))
+        yield f"mlp.experts.{name}_scales", scales
+        yield f"mlp.experts.{name}_bias", getattr(experts, f"{mine}_bias")
+
+
+def _untransposed(weight: Any) -> torch.Tensor:
+    """Return packed weights as in the files, ``[E, out, in / 2]``, which Triton's kernels hold transposed."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    if weight.storage.layout.name is not None:
+        raise BaseError(f"the engine has arranged its experts anew ({weight.storage.layout.name})")
+    data: torch.Tensor = weight.storage.data
+    return data.mT
