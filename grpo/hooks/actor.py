@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo.model import loading
+from grpo.model import expert_lora, loading
 from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
 from grpo.stack.upstream.trainer import Actor, ModelOutput
 from grpo.update import log_probs, passes
@@ -16,11 +16,23 @@ logits_to_keep = passes.logits_to_keep
 
 
 def load_gpt_oss(
-    path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED, shard: str = ZERO3
+    path: str,
+    attention: str,
+    ds_config: dict[str, Any] | None,
+    experts: str = PACKED,
+    shard: str = ZERO3,
+    expert_rank: int = 0,
 ) -> torch.nn.Module:
-    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank."""
+    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank.
+
+    Args:
+        expert_rank: of the adapters of experts; 0 leaves them without.
+    """
     with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
-        return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
+        model = loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
+    if expert_rank:
+        expert_lora.attach(model, expert_rank)
+    return model
 
 
 def scoring(actor: Actor, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:

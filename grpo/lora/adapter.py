@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo.lora import expert_form
 from grpo.stack.upstream.arguments import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
@@ -32,7 +33,7 @@ def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]
     named = [
         (name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name
     ]
-    return [name.replace(".default.", ".") for name, _ in named], [parameter for _, parameter in named]
+    return [expert_form.file_name(name) for name, _ in named], [parameter for _, parameter in named]
 
 
 def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[TensorSpec]:

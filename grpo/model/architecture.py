@@ -22,6 +22,8 @@ NO_SHARD = "none"  # each rank holds all of the frozen base
 ZERO3 = "zero3"  # each holds a part
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERT_PROJECTIONS = ("gate_up_proj", "down_proj")
+EXPERTS_TARGET = "experts"  # of TARGET_MODULES: the projections of all experts
 _MOST_LAYERS = 1000  # gpt-oss-120b has 36
 _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs torch
 
