@@ -1,4 +1,4 @@
-"""Merge a LoRA adapter of the attention into its base model, and write a checkpoint that serves without PEFT.
+"""Merge a LoRA adapter into its base model, and write a checkpoint that serves without PEFT.
 
     python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16] [--card]
     python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
@@ -8,7 +8,7 @@ data, reward, settings, and held-out scores, from the records of the adapter's r
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantised. Host memory: the adapter, and one attention tensor or one expert.
+they are dequantised, which an adapter of experts needs. Host memory: the adapter, and one attention tensor or expert.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it.
@@ -21,13 +21,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
+from grpo.lora import expert_form
+from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.command import print_plainly
@@ -53,7 +54,7 @@ class Merge:
     Attributes:
         update: sum of the squares of scale * B A.
         error: sum of the squares of the rounding error of the update.
-        merged: the number of merged weights.
+        merged: the number of merged parameters.
     """
 
     model: Model
@@ -63,23 +64,35 @@ class Merge:
     merged: int = 0
 
     def __post_init__(self) -> None:
-        self.reader = CheckpointReader(self.model)
+        self.reader, self.parameters = (
+            CheckpointReader(self.model),
+            Architecture.from_config(self.model.config).parameters(),
+        )
         self.tensors = adapter_files.load(self.adapter)
 
-    def weight(self, module: str) -> torch.Tensor:
-        """Return the merged weight of a linear layer, bf16 `[out, in]`."""
-        name = f"{module}.weight"
-        shape = torch.Size(self.model.tensors[name].shape)
-        base = torch.empty(shape, dtype=torch.bfloat16)
-        self.reader.fill(name, shape, 0, base.view(-1))
-        a, b = (self.tensors[adapter_files.tensor_name(module, half)].float() for half in adapter_files.HALVES)
-        update = (b @ a) * self.adapter.scale
+    def pieces(self, module: str) -> Iterator[torch.Tensor]:
+        """Yield the merged weight of one of PEFT's modules in bf16: ``[out, in]``, or ``[in, out]`` of each expert."""
+        name = expert_form.parameter(module)
+        shape = torch.Size(self.parameters[name])
+        names = [adapter_files.tensor_name(module, half) for half in adapter_files.HALVES]
+        a, b = (expert_form.from_file(half, self.tensors[half].float(), shape) for half in names)
+        if len(shape) == 2:
+            yield self._merged(name, shape, 0, b @ a)
+        else:
+            for expert in range(shape[0]):
+                yield self._merged(name, shape, expert, (b[expert] @ a[expert]).t())
+        self.merged += 1
+
+    def _merged(self, name: str, shape: torch.Size, number: int, product: torch.Tensor) -> torch.Tensor:
+        """Return one of the matrices of a parameter with the adapter's product."""
+        base = torch.empty(product.shape, dtype=torch.bfloat16)
+        self.reader.fill(name, shape, number * base.numel(), base.view(-1))
+        update = product * self.adapter.scale
         merged = (base.float() + update).to(torch.bfloat16)
         if not merged.isfinite().all():
             raise UserError(f"{name} is not finite after the merge", "inspect the adapter's values")
         self.update += update.norm().item() ** 2
         self.error += (merged.float() - base.float() - update).norm().item() ** 2
-        self.merged += 1
         return merged
 
     @property
@@ -102,10 +115,12 @@ def export_model(
     model, adapter = read_both(base, adapter_folder)
     if experts == "mxfp4" and not model.is_mxfp4:
         raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
+    if model.is_mxfp4 and experts != "bf16" and EXPERTS_TARGET in adapter.projections:
+        raise UserError(f"{adapter_folder} changes experts, which MXFP4 would round", "use --experts bf16")
     merge = Merge(model, adapter)
     outputs = unchanged(model, dequantise=experts == "bf16")
     for module in adapter_files.pairs(adapter):
-        outputs[f"{module}.weight"] = _merged(merge, module)
+        outputs[expert_form.parameter(module)] = _output(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
     return merge
 
@@ -141,13 +156,9 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     return adapter
 
 
-def _merged(merge: Merge, module: str) -> TensorOutput:
-    name = f"{module}.weight"
-
-    def pieces() -> Iterator[Any]:
-        yield as_bytes(merge.weight(module))
-
-    return TensorOutput(name, "BF16", merge.model.tensors[name].shape, pieces)
+def _output(merge: Merge, module: str) -> TensorOutput:
+    name = expert_form.parameter(module)
+    return TensorOutput(name, "BF16", merge.parameters[name], lambda: map(as_bytes, merge.pieces(module)))
 
 
 def main(argv: list[str] | None = None) -> int:

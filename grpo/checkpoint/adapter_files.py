@@ -4,13 +4,15 @@ import functools
 import hashlib
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.checkpoint import digests
+from grpo.lora import expert_form
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERT_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
 from grpo.model.model_files import (
     CheckpointError,
     FileFault,
@@ -40,7 +42,9 @@ _LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
 # PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
-_ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d{1,3})\.self_attn\.(?P<projection>\w+)")
+_MODULE = re.compile(
+    r"model\.layers\.(?P<layer>\d{1,3})\.(self_attn\.(?P<projection>\w+)|mlp\.(?P<experts>experts)(\.base_layer)?)"
+)
 # PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -53,12 +57,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False, None),
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
     "layers_to_transform": (None, []),
     "exclude_modules": (None, []),
     "layer_replication": (None, []),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
@@ -93,7 +94,24 @@ class Adapter:
     @property
     def scale(self) -> float:
         """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA."""
-        return self.alpha / (math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank)
+        return self._scale(self.alpha, self.rank)
+
+    def expert_scale(self, parameter: str) -> float:
+        """Return the factor of B A at one of the parameters of experts, see :mod:`grpo.lora.expert_form`."""
+        rank, alpha = (
+            next((value for name, value in (self.config.get(key) or {}).items() if name.endswith(parameter)), general)
+            for key, general in (("rank_pattern", self.rank), ("alpha_pattern", self.alpha))
+        )
+        return self._scale(alpha, rank)
+
+    def _scale(self, alpha: float, rank: float) -> float:
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def expert_rank(self, base: Architecture) -> int:
+        """Return the rank of the adapters of the base's experts; 0 if they have none."""
+        module = expert_form.modules(0)[EXPERT_PROJECTIONS[0]]
+        tensor = self.tensors.get(tensor_name(module, "A"))
+        return tensor.shape[0] // base.experts if tensor else 0
 
     @property
     def parameters(self) -> int:
@@ -107,18 +125,23 @@ class Adapter:
 
     @property
     def targets(self) -> list[str]:
-        """Return the target modules, by the last parts of their names; a pattern comes as a single item."""
-        targets = self.config.get("target_modules")
+        """Return the targets, by the last parts of their names; a pattern comes as a single item."""
+        targets, of_experts = self.config.get("target_modules"), [EXPERTS_TARGET] * bool(self._target_parameters)
         if isinstance(targets, str):
-            return [targets]
-        return sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+            return [targets, *of_experts]
+        names = sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+        return names + of_experts
+
+    @property
+    def _target_parameters(self) -> list[str]:
+        return self.config.get("target_parameters") or []
 
     @property
     def projections(self) -> list[str]:
-        """Return the projections of the attention that have weights, in the order of the model."""
-        matches = (_ATTENTION.fullmatch(module) for module in pairs(self))
-        found = {match["projection"] for match in matches if match}
-        return [name for name in ATTENTION_PROJECTIONS if name in found]
+        """Return those of the TARGETS that have weights."""
+        matches = (_MODULE.fullmatch(module) for module in pairs(self))
+        found = {match["projection"] or match["experts"] for match in matches if match}
+        return [name for name in TARGETS if name in found]
 
 
 def read(folder: Path) -> Adapter:
@@ -198,7 +221,7 @@ def _check_pairs(adapter: Adapter) -> list[FileFault]:
     both = {module: halves for module, halves in by_module.items() if len(halves) == len(HALVES)}
     ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
     types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
-    layers = (int(match["layer"]) for match in map(_ATTENTION.fullmatch, by_module) if match)
+    layers = (int(match["layer"]) for match in map(_MODULE.fullmatch, by_module) if match)
     wanted = _wanted_modules(adapter, max(layers, default=-1) + 1)
     absent = [tensor_name(module, "A") for module in wanted if module not in by_module]
     faults = [
@@ -221,21 +244,26 @@ def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: st
     a, b = halves["A"].shape, halves["B"].shape
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
         return False
-    # A rank_pattern gives individual modules their own ranks.
-    return bool(adapter.config.get("rank_pattern")) or (a[0] if half == "A" else b[1]) == adapter.rank
+    # Of experts, the files have their number times their rank.
+    is_other = ".experts" in module or bool(adapter.config.get("rank_pattern"))
+    return is_other or (a[0] if half == "A" else b[1]) == adapter.rank
 
 
 def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
-    """Return the attention modules that an adapter of a model with ``layers`` layers must contain."""
+    """Return the modules that an adapter of a model with ``layers`` layers must contain."""
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
     wanted = {*adapter.projections, *adapter.targets}
-    return attention_modules(layers, [name for name in ATTENTION_PROJECTIONS if name in wanted])
+    return adapted_modules(layers, [name for name in TARGETS if name in wanted])
 
 
-def attention_modules(layers: int, projections: list[str]) -> list[str]:
-    """Return the names of attention projections in a gpt-oss model."""
-    return [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in projections]
+def adapted_modules(layers: int, targets: Sequence[str]) -> list[str]:
+    """Return PEFT's names of the modules with an adapter in a gpt-oss model, for some of the TARGETS."""
+    names: list[str] = []
+    for layer in range(layers):
+        names += [f"model.layers.{layer}.self_attn.{name}" for name in targets if name != EXPERTS_TARGET]
+        names += expert_form.modules(layer).values() if EXPERTS_TARGET in targets else ()
+    return names
 
 
 def fingerprint(model: Model) -> str | None:
@@ -246,7 +274,7 @@ def fingerprint(model: Model) -> str | None:
     """
     names = ["model.norm.weight"]
     layers = Architecture.from_config(model.config).layers
-    names += [f"{module}.weight" for module in attention_modules(layers, ["q_proj"])]
+    names += [f"{module}.weight" for module in adapted_modules(layers, ["q_proj"])]
     digest = hashlib.sha256()
     for name in names:
         tensor = model.tensors.get(name)
@@ -278,18 +306,22 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
         if adapter.config.get(key) not in plain:
             what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
             faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
-    by_module = pairs(adapter)
-    modules = attention_modules(base.layers, list(ATTENTION_PROJECTIONS))
-    foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in modules for h in halves]
+    faults += _pattern_faults(adapter)
+    by_module, shapes = pairs(adapter), _module_shapes(adapter, base)
+    foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in shapes for h in halves]
     absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in by_module]
-    wrong = []
-    for module in by_module.keys() & modules:
-        outer, inner = base.projection(module.rpartition(".")[2])
-        wanted = {"A": (adapter.rank, inner), "B": (outer, adapter.rank)}
-        wrong += [tensor_name(module, h) for h, tensor in by_module[module].items() if tensor.shape != wanted[h]]
+    wrong = [
+        tensor_name(module, half)
+        for module in by_module.keys() & shapes
+        for half, tensor in by_module[module].items()
+        if tensor.shape != shapes[module][half]
+    ]
     explained = {name for fault in adapter.faults for name in fault.tensors}
+    if any(_is_exchanged(by_module[module], shapes[module]) for module in by_module.keys() & shapes):
+        what = "is in the form of PEFT with transformers 4, which exchanges A and B of experts"
+        return [*faults, FileFault(WEIGHTS, what, "train it with transformers 5, or exchange them expert by expert")]
     for names, what in (
-        (foreign, "tensors of modules that are not attention projections of the base"),
+        (foreign, "tensors of modules that are neither attention projections nor experts of the base"),
         (wrong, "tensors whose shapes differ from the base's projections"),
         (absent, "missing projections that the adapter targets"),
     ):
@@ -298,6 +330,44 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
             remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
             faults.append(FileFault(fault.file, fault.what, remedy, fault.tensors))
     return faults
+
+
+def _module_shapes(adapter: Adapter, base: Architecture) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shapes of A and B of every module of the base that an adapter can have, by PEFT's names."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    rank, rows = adapter.rank, adapter.expert_rank(base) * base.experts
+    for module in adapted_modules(base.layers, ATTENTION_PROJECTIONS):
+        outer, inner = base.projection(module.rpartition(".")[2])
+        shapes[module] = {"A": (rank, inner), "B": (outer, rank)}
+    for layer in range(base.layers):
+        for projection, module in expert_form.modules(layer).items():
+            inner, outer = base.expert_projection(projection)
+            shapes[module] = {"A": (rows, inner), "B": (outer, rows)}
+    return shapes
+
+
+def _is_exchanged(halves: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> bool:
+    """Return whether A and B have each other's shapes, transposed."""
+    return (
+        len(halves) == len(HALVES)
+        and halves["A"].shape != shapes["A"]
+        and (halves["A"].shape, halves["B"].shape) == (shapes["B"][::-1], shapes["A"][::-1])
+    )
+
+
+def _pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
+    """Yield what an adapter's config says of parameters other than experts', or of experts but not of all its parts."""
+    names = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
+    for key in ("rank_pattern", "alpha_pattern", "target_parameters"):
+        if other := [name for name in adapter.config.get(key) or () if name not in names]:
+            what = f"has {key} for {other[0]}, but only experts may differ from the attention"
+            yield FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting")
+    scales = {parameter: adapter.expert_scale(parameter) for parameter in expert_form.PARAMETERS}
+    for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
+        if not math.isclose(scale, adapter.scale):
+            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM would not"
+            remedy = f"multiply their lora_B by {scale / adapter.scale:g} in a copy, and give it the alpha_pattern"
+            yield FileFault(CONFIG, what, f"{remedy} of the other scale")
 
 
 def load(adapter: Adapter) -> "dict[str, torch.Tensor]":

@@ -16,7 +16,7 @@ from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, Architecture
+from grpo.model.architecture import NO_SHARD, PACKED, Architecture
 from grpo.model.footprint import PROMPT_CHUNK, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
@@ -159,7 +159,8 @@ def _branches(args: Namespace) -> int:
 def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     return Actor(
         architecture=architecture,
-        lora_parameters=_lora_parameters(args, architecture),
+        lora_parameters=architecture.lora_parameters(args),
+        expert_rank=architecture.expert_rank(args),
         ranks=ranks,
         packed=args.experts == PACKED,
         sharded=args.actor_shard != NO_SHARD,
@@ -170,13 +171,8 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     )
 
 
-def _lora_parameters(args: Namespace, architecture: Architecture) -> int:
-    targets = set(args.target_modules) & set(ATTENTION_PROJECTIONS)
-    return args.lora_rank * architecture.layers * sum(sum(architecture.projection(name)) for name in targets)
-
-
 def _side_path(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections."""
+    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections of attention."""
     workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
     of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
     widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
+from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERTS_TARGET, NO_SHARD
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 
@@ -35,9 +35,12 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
         )
     elif not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
         yield Problem(
-            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines only apply adapters of the attention",
+            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines only apply adapters of the attention, not of "
+            "the experts",
             f"choose from {', '.join(ATTENTION_PROJECTIONS)}",
         )
+    if args.expert_rank and EXPERTS_TARGET not in args.target_modules:
+        yield Problem(f"EXPERT_RANK {args.expert_rank} is for {EXPERTS_TARGET} in TARGET_MODULES", "remove it")
     if args.lora_dropout:
         yield Problem(
             f"--lora_dropout {args.lora_dropout:g} drops parts of the adapter in the actor alone: its log-probs would "

@@ -21,7 +21,7 @@ from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
-FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
+FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "expert_rank", "prompt_data")
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)

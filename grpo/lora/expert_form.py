@@ -28,6 +28,19 @@ def file_name(name: str) -> str:
     return name.replace(".default.", ".")
 
 
+def modules(layer: int) -> dict[str, str]:
+    """Return PEFT's names of the modules that hold the adapters of a layer's experts, by their projections."""
+    return {name: f"model.layers.{layer}.mlp.{module}" for name, module in _MODULES.items()}
+
+
+def parameter(module: str) -> str:
+    """Return the name of the base's parameter that a module of PEFT's adapts."""
+    for name, inner in _MODULES.items():
+        if module.endswith(f".mlp.{inner}"):
+            return f"{module.removesuffix(inner)}experts.{name}"
+    return f"{module}.weight"
+
+
 def file_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape in PEFT's file of a tensor that a model holds; others than those of experts stay."""
     if len(shape) < 3:
@@ -47,9 +60,8 @@ def from_file(name: str, tensor: "torch.Tensor", shape: Sequence[int]) -> "torch
     """Return a file's tensor in the shape that a model holds."""
     if len(shape) < 3:
         return tensor
-    if _is_a(name):
-        return tensor.unflatten(0, (shape[0], -1))
-    return tensor.unflatten(1, (-1, shape[0])).permute(2, 0, 1)
+    experts = shape[0]
+    return tensor.unflatten(0, (experts, -1)) if _is_a(name) else tensor.unflatten(1, (-1, experts)).permute(2, 0, 1)
 
 
 def file_config(config: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ the size of A at the start).
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,25 +82,26 @@ class ExpertLora(nn.Module, LoraLayer):
         like: of the dtype and device that the adapters get.
     """
 
-    def __init__(self, weight_shape: Sequence[int], rank: int, like: torch.Tensor) -> None:
+    def __init__(self, weight_shape: tuple[int, int, int], rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
-        self.experts, *self._sizes = weight_shape
-        self.rank, self._like = rank, like.new_empty(0)
+        self._shape, self.rank, self._like = weight_shape, rank, like.new_empty(0)
         LoraLayer.__init__(self, nn.Identity())  # the frozen product is that of the layer's experts
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
         del module
-        inputs, outputs = self._sizes
+        _, inputs, outputs = self._shape
         return inputs, outputs
 
     def update_layer(self, adapter_name: str, r: int, lora_alpha: float, config: Any, **_: Any) -> None:
         """Add an adapter that changes nothing at first, as PEFT calls it; ``r`` and ``lora_alpha`` give the scale."""
         self.r[adapter_name], self.lora_alpha[adapter_name] = self.rank, lora_alpha
         self.scaling[adapter_name] = lora_alpha / r
-        self.lora_A[adapter_name] = GroupedLinear(self.experts, self.in_features, self.rank, self._like)
-        self.lora_B[adapter_name] = GroupedLinear(self.experts, self.rank, self.out_features, self._like)
-        bound = r / self.rank / math.sqrt(self.in_features)  # PEFT's, r / R times
-        nn.init.uniform_(self.lora_A[adapter_name].weight, -bound, bound)
+        experts, inputs, outputs = self._shape
+        a = GroupedLinear(experts, inputs, self.rank, self._like)
+        bound = r / self.rank / math.sqrt(inputs)  # PEFT's, r / R times
+        nn.init.uniform_(a.weight, -bound, bound)
+        self.lora_A[adapter_name] = a
+        self.lora_B[adapter_name] = GroupedLinear(experts, self.rank, outputs, self._like)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def forward(self, product: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -118,7 +120,9 @@ class ExpertLora(nn.Module, LoraLayer):
 
 def attach(model: GptOssForCausalLM, rank: int) -> None:
     """Give the experts of a model room for adapters, which PEFT adds for the modules of :func:`targets`."""
-    model.requires_grad_(False)  # PEFT takes a model with LoRA layers for one that it has frozen before
+    # PEFT takes a model with LoRA layers for one that it has made: it would not freeze the base, and warns.
+    model.requires_grad_(False)
+    warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
     for layer in model.model.layers:
         experts: Any = layer.mlp.experts
         for name, shape in experts.shapes.items():

@@ -34,6 +34,7 @@ class Actor:
         adam_offload: whether the optimizer does.
         checkpointing: whether the backward pass computes layers again.
         eager: whether transformers' own attention is used.
+        expert_rank: of the adapters of experts; 0 if they have none.
     """
 
     architecture: Architecture
@@ -45,6 +46,7 @@ class Actor:
     adam_offload: bool
     checkpointing: bool
     eager: bool
+    expert_rank: int = 0
 
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
@@ -108,6 +110,8 @@ class Actor:
         shape = self.architecture
         # A product's result is put together from its parts; or outputs, their gradients, and the saved gate_up.
         of_row = max(shape.hidden + 4 * shape.intermediate, 3 * shape.hidden + 2 * shape.intermediate)
+        if self.expert_rank:  # the gradients of an adapter need its inputs
+            of_row += shape.hidden + shape.intermediate + 2 * self.expert_rank
         return int(tokens * _BF16 * (shape.experts_per_token * of_row + LAYER_STATES * shape.hidden))
 
     def _eager_scores(self, rows: int, length: int) -> int:

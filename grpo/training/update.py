@@ -26,10 +26,12 @@ from grpo.batch import branches, masking
 from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
-from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
+from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, model_files, vocabulary, zero
+from grpo.model.architecture import Architecture
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
+from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.engine import EngineActor
 from grpo.update import old_policy, passes, reference
 from grpo.update.loss import PolicyLoss
@@ -76,6 +78,7 @@ class Rank(BaseModelActor):
 
     def _load(self, pretrain: str) -> Actor:
         args = self.args
+        base = Architecture.from_config(model_files.read_json(downloaded_folder(pretrain) / "config.json"))
         actor = Actor(
             pretrain,
             experts=args.experts,
@@ -84,7 +87,8 @@ class Rank(BaseModelActor):
             param_dtype=args.param_dtype,
             lora_rank=args.lora_rank,
             lora_alpha=args.lora_alpha,
-            target_modules=args.target_modules,
+            target_modules=expert_lora.targets(args.target_modules),
+            expert_rank=base.expert_rank(args),
             ds_config=zero.tune(self.strategy.get_ds_train_config(is_actor=True), args),
             temperature=args.temperature,
             router_logits=passes.has_balancing_loss(args),

@@ -9,7 +9,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.config import Config
 from grpo.launch.run_dir import data_digest
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.model.architecture import TARGETS, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.run.run_files import RunFiles
 from grpo.stack import hub
@@ -52,12 +52,12 @@ def check_adapter(config: Config, model: Model) -> Iterator[Problem]:
     yield from (Problem(f"ADAPTER {folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
-    yield from _check_settings(config, adapter)
+    yield from _check_settings(config, adapter, Architecture.from_config(model.config))
     if broken := adapter_files.non_finite(adapter):
         yield Problem(f"ADAPTER {folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
 
 
-def _check_settings(config: Config, adapter: Adapter) -> Iterator[Problem]:
+def _check_settings(config: Config, adapter: Adapter, base: Architecture) -> Iterator[Problem]:
     args = config.args
     if adapter.config.get("use_rslora"):
         alpha = adapter.alpha * math.sqrt(adapter.rank)
@@ -72,8 +72,11 @@ def _check_settings(config: Config, adapter: Adapter) -> Iterator[Problem]:
         "LORA_ALPHA": f"{adapter.alpha:g}",
         "TARGET_MODULES": " ".join(adapter.projections),
     }
-    targets = [name for name in ATTENTION_PROJECTIONS if name in args.target_modules]
+    targets = [name for name in TARGETS if name in args.target_modules]
     of_run = {"LORA_RANK": f"{args.lora_rank}", "LORA_ALPHA": f"{args.lora_alpha}", "TARGET_MODULES": " ".join(targets)}
+    if rank := adapter.expert_rank(base):
+        of_adapter["EXPERT_RANK"] = f"{rank}"
+        of_run["EXPERT_RANK"] = f"{base.expert_rank(args)}"
     if differing := [name for name, value in of_run.items() if value != of_adapter[name]]:
         listed = ", ".join(f"{name} {of_adapter[name]} and not {of_run[name]}" for name in differing)
         remedy = " ".join(f"{name}={_quoted(of_adapter[name])}" for name in differing)

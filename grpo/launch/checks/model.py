@@ -48,11 +48,8 @@ def check_model(config: Config) -> Iterator[Problem]:
 
 
 def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
-    """Check LoRA targets, lengths and tokenizer."""
+    """Check lengths and tokenizer."""
     args = config.args
-    for target in args.target_modules if isinstance(args.target_modules, list) else []:
-        if not model.lora_parameters(1, [target]):
-            yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
     yield from _check_context(config, model)
     if not has_tokenizer(model.folder):
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")

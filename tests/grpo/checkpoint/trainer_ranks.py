@@ -77,7 +77,11 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
 
 def start_tensors(trained) -> dict[str, torch.Tensor]:
     """The frozen copy of the adapter that the run started from, by PEFT's name."""
-    frozen = {expert_form.file_name(n.replace(".start.", ".")): p for n, p in trained.module.named_parameters() if ".start." in n}
+    frozen = {
+        expert_form.file_name(n.replace(".start.", ".")): p
+        for n, p in trained.module.named_parameters()
+        if ".start." in n
+    }
     assert not any(parameter.requires_grad for parameter in frozen.values())
     with deepspeed.zero.GatheredParameters(list(frozen.values())):
         return {name: expert_form.to_file(name, parameter.detach()).clone() for name, parameter in frozen.items()}

@@ -73,6 +73,8 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"attn_implementation": "flash_attention_2"}, "use one of sinks, eager"),
         ({"lora_rank": 0}, "set LORA_RANK"),
         ({"target_modules": ["q_proj", "lm_head"]}, "choose from q_proj"),
+        ({"target_modules": ["q_proj", "experts"]}, "only apply adapters of the attention, not of the experts"),
+        ({"expert_rank": 4}, "EXPERT_RANK 4 is for experts in TARGET_MODULES"),
         ({"advantage_estimator": "gae"}, "use one of dr_grpo, group_norm"),
         ({"max_steps": 0}, "give 1 or more"),
         ({"actor_learning_rate": math.nan}, "a number above 0"),

@@ -1,28 +1,11 @@
-"""Adapters of the experts against a loop in float64, and against PEFT's own on transformers' experts."""
-
-import copy
+"""Adapters of the experts against a loop over the experts in float64."""
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from torch import nn
-from transformers import GptOssConfig, GptOssForCausalLM
 
-from grpo.model import expert_lora, experts, loading, mxfp4
-from grpo.model.routing import WEIGHS_CHOSEN
-
-CONFIG = GptOssConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    num_local_experts=8,
-    num_experts_per_tok=2,
-    attn_implementation="eager",
-)
+from grpo.model import expert_lora
 
 
 def reference(x, ends, weight, a, b, scale):
@@ -56,3 +39,40 @@ def test_against_float64_per_expert(rank, dtype, tolerance):
         assert mine.shape == wanted.shape and (mine - wanted).norm() < tolerance * wanted.norm()
     for gradient in got[2:]:
         assert not gradient[[1, 4]].any() and all(gradient[e].any() for e in (0, 2, 3))
+
+
+def test_experts_without_rows_get_no_gradient_where_pytorch_leaves_one(monkeypatch):
+    """As on some GPUs: a stand-in for PyTorch's product that does not write what belongs to empty groups."""
+    product = torch._grouped_mm
+
+    def leaves_empty_groups(a, b, offs):
+        result = product(a, b, offs=offs)
+        if b.dim() == 2:
+            result[offs.diff(prepend=offs.new_zeros(1)) == 0] = torch.nan
+        return result
+
+    monkeypatch.setattr(torch, "_grouped_mm", leaves_empty_groups)
+    layer = expert_lora.GroupedLinear(3, 8, 16, torch.empty(0))
+    layer(torch.randn(4, 8), torch.tensor([0, 4, 4], dtype=torch.int32)).sum().backward()
+    assert layer.weight.grad[1].any() and not layer.weight.grad[[0, 2]].any()
+
+
+def test_it_starts_without_effect_and_learns_as_fast_as_with_a_scale_of_its_own_rank():
+    """The size of A at the start times the scale is that of an adapter with lora_alpha / R."""
+    lora = expert_lora.ExpertLora((4, 64, 32), 2, torch.empty(0))
+    lora.update_layer("default", 8, 16.0, LoraConfig())
+    a = lora.lora_A["default"].weight
+    assert a.abs().max().item() * lora.scaling["default"] == pytest.approx((1 / 64) ** 0.5 * 16 / 2, rel=0.05)
+    x, product = torch.randn(3, 64), torch.randn(3, 32)
+    assert torch.equal(lora(product, x, torch.tensor([1, 1, 1, 3], dtype=torch.int32)), product)
+
+
+def test_memory_is_linear_in_tokens_and_holds_no_weight_but_the_parameters():
+    lora = expert_lora.ExpertLora((4, 64, 32), 8, torch.empty(0))
+    lora.update_layer("default", 8, 16.0, LoraConfig())
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        lora(torch.randn(6, 32), torch.randn(6, 64), torch.tensor([1, 2, 3, 6], dtype=torch.int32))
+    parameters = {parameter.data_ptr() for parameter in lora.parameters()}
+    rows = [tensor for tensor in kept if tensor.data_ptr() not in parameters]
+    assert len(kept) - len(rows) == 2 and sum(tensor.numel() for tensor in rows) == 6 * (64 + 8) + 2 * 4
