@@ -15,7 +15,7 @@ from .recorded import Agreement, Sample, of_the_next_token, read_samples
 from .rounding import reference_model
 from .runs import ROOT, kill, lines, train
 
-SAVED, LAST, STEPS = 2, 4, 5
+SAVED, LAST, STEPS = 1, 2, 3
 EVALUATED = 24
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
@@ -26,7 +26,7 @@ SETTINGS = {
 
 @dataclass
 class Parts:
-    """A run that was killed in step 5 and went on after step 2, and a copy of what the kill left."""
+    """A run that was killed in step 3 and continued after step 1, and a copy of what the kill left."""
 
     before: Path
     after: Path
