@@ -66,7 +66,7 @@ def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
         actor_shard=ZERO3,
     )
     config: Any = SimpleNamespace(args=args, actor_ranks=ranks, engine_gpus=0)
-    optimizer = Architecture.from_config(model.config).lora_parameters(args) * plan.OPTIMIZER_BYTES
+    optimizer = Architecture.from_config(model.config).count_lora_parameters(args) * plan.OPTIMIZER_BYTES
     parts = host_memory.host_memory(config, model, model, optimizer, object_store_bytes=0)
     processes = host_memory.processes(config)  # the trainer's and Ray's own processes do not run here
     parts[f"{ranks} processes"] = parts.pop(f"{processes} processes") * ranks // processes

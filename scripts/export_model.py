@@ -72,18 +72,18 @@ class Merge:
 
     def pieces(self, module: str) -> Iterator[torch.Tensor]:
         """Yield the merged weight of one of PEFT's modules in bf16: ``[out, in]``, or ``[in, out]`` of each expert."""
-        name = expert_form.parameter(module)
+        name = expert_form.name_parameter(module)
         shape = torch.Size(self.parameters[name])
         names = [adapter_files.tensor_name(module, half) for half in adapter_files.HALVES]
         a, b = (expert_form.from_file(half, self.tensors[half].float(), shape) for half in names)
         if len(shape) == 2:
-            yield self._merged(name, shape, 0, b @ a)
+            yield self._merge(name, shape, 0, b @ a)
         else:
             for expert in range(shape[0]):
-                yield self._merged(name, shape, expert, (b[expert] @ a[expert]).t())
+                yield self._merge(name, shape, expert, (b[expert] @ a[expert]).t())
         self.merged += 1
 
-    def _merged(self, name: str, shape: torch.Size, number: int, product: torch.Tensor) -> torch.Tensor:
+    def _merge(self, name: str, shape: torch.Size, number: int, product: torch.Tensor) -> torch.Tensor:
         """Return one of the matrices of a parameter with the adapter's product."""
         base = torch.empty(product.shape, dtype=torch.bfloat16)
         self.reader.fill(name, shape, number * base.numel(), base.view(-1))
@@ -120,7 +120,7 @@ def export_model(
     merge = Merge(model, adapter)
     outputs = unchanged(model, dequantise=experts == "bf16")
     for module in adapter_files.pairs(adapter):
-        outputs[expert_form.parameter(module)] = _output(merge, module)
+        outputs[expert_form.name_parameter(module)] = _make_output(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
     return merge
 
@@ -156,8 +156,8 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     return adapter
 
 
-def _output(merge: Merge, module: str) -> TensorOutput:
-    name = expert_form.parameter(module)
+def _make_output(merge: Merge, module: str) -> TensorOutput:
+    name = expert_form.name_parameter(module)
     return TensorOutput(name, "BF16", merge.parameters[name], lambda: map(as_bytes, merge.pieces(module)))
 
 

@@ -96,7 +96,7 @@ class Adapter:
         """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA."""
         return self._scale(self.alpha, self.rank)
 
-    def expert_scale(self, parameter: str) -> float:
+    def find_expert_scale(self, parameter: str) -> float:
         """Return the factor of B A at one of the parameters of experts, see :mod:`grpo.lora.expert_form`."""
         rank, alpha = (
             next((value for name, value in (self.config.get(key) or {}).items() if name.endswith(parameter)), general)
@@ -107,9 +107,9 @@ class Adapter:
     def _scale(self, alpha: float, rank: float) -> float:
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
-    def expert_rank(self, base: Architecture) -> int:
+    def find_expert_rank(self, base: Architecture) -> int:
         """Return the rank of the adapters of the base's experts; 0 if they have none."""
-        module = expert_form.modules(0)[EXPERT_PROJECTIONS[0]]
+        module = expert_form.name_modules(0)[EXPERT_PROJECTIONS[0]]
         tensor = self.tensors.get(tensor_name(module, "A"))
         return tensor.shape[0] // base.experts if tensor else 0
 
@@ -254,15 +254,15 @@ def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
     wanted = {*adapter.projections, *adapter.targets}
-    return adapted_modules(layers, [name for name in TARGETS if name in wanted])
+    return list_modules(layers, [name for name in TARGETS if name in wanted])
 
 
-def adapted_modules(layers: int, targets: Sequence[str]) -> list[str]:
+def list_modules(layers: int, targets: Sequence[str]) -> list[str]:
     """Return PEFT's names of the modules with an adapter in a gpt-oss model, for some of the TARGETS."""
     names: list[str] = []
     for layer in range(layers):
         names += [f"model.layers.{layer}.self_attn.{name}" for name in targets if name != EXPERTS_TARGET]
-        names += expert_form.modules(layer).values() if EXPERTS_TARGET in targets else ()
+        names += expert_form.name_modules(layer).values() if EXPERTS_TARGET in targets else ()
     return names
 
 
@@ -274,7 +274,7 @@ def fingerprint(model: Model) -> str | None:
     """
     names = ["model.norm.weight"]
     layers = Architecture.from_config(model.config).layers
-    names += [f"{module}.weight" for module in adapted_modules(layers, ["q_proj"])]
+    names += [f"{module}.weight" for module in list_modules(layers, ["q_proj"])]
     digest = hashlib.sha256()
     for name in names:
         tensor = model.tensors.get(name)
@@ -306,8 +306,8 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
         if adapter.config.get(key) not in plain:
             what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
             faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
-    faults += _pattern_faults(adapter)
-    by_module, shapes = pairs(adapter), _module_shapes(adapter, base)
+    faults += _find_pattern_faults(adapter)
+    by_module, shapes = pairs(adapter), _find_shapes(adapter, base)
     foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in shapes for h in halves]
     absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in by_module]
     wrong = [
@@ -332,15 +332,15 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     return faults
 
 
-def _module_shapes(adapter: Adapter, base: Architecture) -> dict[str, dict[str, tuple[int, ...]]]:
+def _find_shapes(adapter: Adapter, base: Architecture) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shapes of A and B of every module of the base that an adapter can have, by PEFT's names."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    rank, rows = adapter.rank, adapter.expert_rank(base) * base.experts
-    for module in adapted_modules(base.layers, ATTENTION_PROJECTIONS):
+    rank, rows = adapter.rank, adapter.find_expert_rank(base) * base.experts
+    for module in list_modules(base.layers, ATTENTION_PROJECTIONS):
         outer, inner = base.projection(module.rpartition(".")[2])
         shapes[module] = {"A": (rank, inner), "B": (outer, rank)}
     for layer in range(base.layers):
-        for projection, module in expert_form.modules(layer).items():
+        for projection, module in expert_form.name_modules(layer).items():
             inner, outer = base.expert_projection(projection)
             shapes[module] = {"A": (rows, inner), "B": (outer, rows)}
     return shapes
@@ -355,14 +355,14 @@ def _is_exchanged(halves: dict[str, Tensor], shapes: dict[str, tuple[int, ...]])
     )
 
 
-def _pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
+def _find_pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
     """Yield what an adapter's config says of parameters other than experts', or of experts but not of all its parts."""
     names = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
     for key in ("rank_pattern", "alpha_pattern", "target_parameters"):
         if other := [name for name in adapter.config.get(key) or () if name not in names]:
             what = f"has {key} for {other[0]}, but only experts may differ from the attention"
             yield FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting")
-    scales = {parameter: adapter.expert_scale(parameter) for parameter in expert_form.PARAMETERS}
+    scales = {parameter: adapter.find_expert_scale(parameter) for parameter in expert_form.PARAMETERS}
     for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
         if not math.isclose(scale, adapter.scale):
             what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM would not"

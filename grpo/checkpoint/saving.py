@@ -59,7 +59,7 @@ def load_adapter(model: PeftModel, directory: Path) -> None:
     """
     adapter = adapter_files.read(directory)
     values, parameters = adapter_files.load(adapter), dict(zip(*adapter_parameters(model), strict=True))
-    wanted = {name: expert_form.file_shape(name, parameter.shape) for name, parameter in parameters.items()}
+    wanted = {name: expert_form.to_file_shape(name, parameter.shape) for name, parameter in parameters.items()}
     if differs := trainer_state.difference(adapter.shapes, wanted):
         raise CheckpointError(f"{directory} is not an adapter of this run ({differs})", "start a new run")
     for name, parameter in parameters.items():
@@ -146,7 +146,9 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         # A folder of this machine would be of no use elsewhere, and its name may be private.
         config.base_model_name_or_path = hub.id_of(folder) or folder
         config.inference_mode = True
-        for key, value in expert_form.file_config(config.to_dict(), {spec.name: spec.shape for spec in specs}).items():
+        for key, value in expert_form.to_file_config(
+            config.to_dict(), {spec.name: spec.shape for spec in specs}
+        ).items():
             setattr(config, key, value)
         config.save_pretrained(str(directory))
 

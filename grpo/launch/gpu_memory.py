@@ -159,8 +159,8 @@ def _branches(args: Namespace) -> int:
 def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     return Actor(
         architecture=architecture,
-        lora_parameters=architecture.lora_parameters(args),
-        expert_rank=architecture.expert_rank(args),
+        lora_parameters=architecture.count_lora_parameters(args),
+        expert_rank=architecture.find_expert_rank(args),
         ranks=ranks,
         packed=args.experts == PACKED,
         sharded=args.actor_shard != NO_SHARD,

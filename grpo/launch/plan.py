@@ -104,7 +104,7 @@ def _add_steps(plan: Plan, config: Config) -> None:
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
     args = config.args
     plan.architecture = Architecture.from_config(model.config)
-    plan.lora_parameters = plan.architecture.lora_parameters(args)
+    plan.lora_parameters = plan.architecture.count_lora_parameters(args)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
     if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
         plan.download_bytes = sum(plan.architecture.actor_bytes(packed=True).values())

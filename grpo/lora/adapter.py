@@ -33,7 +33,7 @@ def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]
     named = [
         (name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name
     ]
-    return [expert_form.file_name(name) for name, _ in named], [parameter for _, parameter in named]
+    return [expert_form.to_file_name(name) for name, _ in named], [parameter for _, parameter in named]
 
 
 def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[TensorSpec]:

@@ -21,19 +21,19 @@ _MODULES = {"gate_up_proj": "experts.base_layer", "down_proj": "experts"}  # of 
 PARAMETERS = tuple(f"experts.{name}" for name in EXPERT_PROJECTIONS)
 
 
-def file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Return the name of an adapter's tensor in PEFT's file for that of its parameter in a PeftModel."""
     for projection, module in _MODULES.items():
         name = name.replace(f".experts.adapters.{projection}.", f".{module}.")
     return name.replace(".default.", ".")
 
 
-def modules(layer: int) -> dict[str, str]:
+def name_modules(layer: int) -> dict[str, str]:
     """Return PEFT's names of the modules that hold the adapters of a layer's experts, by their projections."""
     return {name: f"model.layers.{layer}.mlp.{module}" for name, module in _MODULES.items()}
 
 
-def parameter(module: str) -> str:
+def name_parameter(module: str) -> str:
     """Return the name of the base's parameter that a module of PEFT's adapts."""
     for name, inner in _MODULES.items():
         if module.endswith(f".mlp.{inner}"):
@@ -41,7 +41,7 @@ def parameter(module: str) -> str:
     return f"{module}.weight"
 
 
-def file_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+def to_file_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape in PEFT's file of a tensor that a model holds; others than those of experts stay."""
     if len(shape) < 3:
         return tuple(shape)
@@ -64,7 +64,7 @@ def from_file(name: str, tensor: "torch.Tensor", shape: Sequence[int]) -> "torch
     return tensor.unflatten(0, (experts, -1)) if _is_a(name) else tensor.unflatten(1, (-1, experts)).permute(2, 0, 1)
 
 
-def file_config(config: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def to_file_config(config: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return what adapter_config.json says otherwise than a model's config, which names our modules.
 
     vLLM 0.15 scales all parts of an adapter by lora_alpha / r. So that PEFT does so too, experts have an alpha of

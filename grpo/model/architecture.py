@@ -128,17 +128,17 @@ class Architecture:
         gate_up = self.hidden, 2 * self.intermediate
         return gate_up if name == "gate_up_proj" else (self.intermediate, self.hidden)
 
-    def expert_rank(self, args: Namespace) -> int:
+    def find_expert_rank(self, args: Namespace) -> int:
         """Return the rank of each expert's adapter that a run's flags ask for; 0 if experts have none."""
         if EXPERTS_TARGET not in args.target_modules:
             return 0
         return args.expert_rank or max(1, args.lora_rank // self.experts_per_token)
 
-    def lora_parameters(self, args: Namespace) -> int:
+    def count_lora_parameters(self, args: Namespace) -> int:
         """Return the number of the adapter's weights that a run's flags ask for."""
         attention = [self.projection(name) for name in ATTENTION_PROJECTIONS if name in args.target_modules]
         experts = [self.expert_projection(name) for name in EXPERT_PROJECTIONS]
-        of_experts = self.experts * self.expert_rank(args) * sum(map(sum, experts))
+        of_experts = self.experts * self.find_expert_rank(args) * sum(map(sum, experts))
         return self.layers * (args.lora_rank * sum(map(sum, attention)) + of_experts)
 
     def stored(self) -> dict[str, tuple[int, ...]]:

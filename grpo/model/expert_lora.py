@@ -119,7 +119,7 @@ class ExpertLora(nn.Module, LoraLayer):
 
 
 def attach(model: GptOssForCausalLM, rank: int) -> None:
-    """Give the experts of a model room for adapters, which PEFT adds for the modules of :func:`targets`."""
+    """Give the experts of a model room for adapters, which PEFT adds for the modules of :func:`list_target_modules`."""
     # PEFT takes a model with LoRA layers for one that it has made: it would not freeze the base, and warns.
     model.requires_grad_(False)
     warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
@@ -129,7 +129,7 @@ def attach(model: GptOssForCausalLM, rank: int) -> None:
             experts.adapters[name] = ExpertLora(shape, rank, experts.down_proj_bias)
 
 
-def targets(words: Sequence[str]) -> list[str]:
+def list_target_modules(words: Sequence[str]) -> list[str]:
     """Return PEFT's ``target_modules`` for a run's, in which EXPERTS_TARGET stands for the projections of experts."""
     of_experts = [f"experts.adapters.{name}" for name in EXPERT_PROJECTIONS] if EXPERTS_TARGET in words else []
     return [word for word in words if word != EXPERTS_TARGET] + of_experts

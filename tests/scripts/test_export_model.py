@@ -72,7 +72,7 @@ def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(checkpoint, tra
     before, after = tensors(checkpoint), tensors(tmp_path / "out")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
-    assert changed == {f"{module}.weight" for module in adapter_files.adapted_modules(2, list(ATTENTION_PROJECTIONS))}
+    assert changed == {f"{module}.weight" for module in adapter_files.list_modules(2, list(ATTENTION_PROJECTIONS))}
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config == json.loads((checkpoint / "config.json").read_text())
 

@@ -74,9 +74,9 @@ def _check_settings(config: Config, adapter: Adapter, base: Architecture) -> Ite
     }
     targets = [name for name in TARGETS if name in args.target_modules]
     of_run = {"LORA_RANK": f"{args.lora_rank}", "LORA_ALPHA": f"{args.lora_alpha}", "TARGET_MODULES": " ".join(targets)}
-    if rank := adapter.expert_rank(base):
+    if rank := adapter.find_expert_rank(base):
         of_adapter["EXPERT_RANK"] = f"{rank}"
-        of_run["EXPERT_RANK"] = f"{base.expert_rank(args)}"
+        of_run["EXPERT_RANK"] = f"{base.find_expert_rank(args)}"
     if differing := [name for name, value in of_run.items() if value != of_adapter[name]]:
         listed = ", ".join(f"{name} {of_adapter[name]} and not {of_run[name]}" for name in differing)
         remedy = " ".join(f"{name}={_quoted(of_adapter[name])}" for name in differing)

@@ -48,7 +48,9 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
     config = zero.tune(config, args)
     model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
     expert_lora.attach(model, EXPERT_RANK)
-    lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=expert_lora.targets(["q_proj", "o_proj", "experts"]))
+    lora = LoraConfig(
+        r=lora_rank, lora_alpha=8, target_modules=expert_lora.list_target_modules(["q_proj", "o_proj", "experts"])
+    )
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     if start:
         saving.load_adapter(model, Path(start))
@@ -78,7 +80,7 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
 def start_tensors(trained) -> dict[str, torch.Tensor]:
     """The frozen copy of the adapter that the run started from, by PEFT's name."""
     frozen = {
-        expert_form.file_name(n.replace(".start.", ".")): p
+        expert_form.to_file_name(n.replace(".start.", ".")): p
         for n, p in trained.module.named_parameters()
         if ".start." in n
     }

@@ -54,18 +54,18 @@ def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
     layer = get_peft_model(Attention(), LoraConfig(r=4, target_modules=targets))
     trainable, _ = layer.get_nb_trainable_parameters()
     flags = Namespace(lora_rank=4, target_modules=targets)
-    assert Architecture.from_config(model.config).lora_parameters(flags) == 2 * trainable, "two layers"
+    assert Architecture.from_config(model.config).count_lora_parameters(flags) == 2 * trainable, "two layers"
 
 
 def test_lora_parameters_of_experts() -> None:
     """The rank of an expert is by default that of the attention divided by the experts of a token."""
     flags = Namespace(lora_rank=64, target_modules=["experts"], expert_rank=None)
     of_120b = RELEASED["openai/gpt-oss-120b"]
-    assert of_120b.expert_rank(flags) == 16 and of_120b.lora_parameters(flags) == 1_061_683_200
-    assert of_120b.expert_rank(Namespace(**vars(flags) | {"lora_rank": 2})) == 1
+    assert of_120b.find_expert_rank(flags) == 16 and of_120b.count_lora_parameters(flags) == 1_061_683_200
+    assert of_120b.find_expert_rank(Namespace(**vars(flags) | {"lora_rank": 2})) == 1
     both = Namespace(**vars(flags) | {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "experts"]})
-    assert of_120b.lora_parameters(both) == 1_061_683_200 + 47_775_744
-    assert of_120b.lora_parameters(Namespace(**vars(both) | {"expert_rank": 1})) == 66_355_200 + 47_775_744
+    assert of_120b.count_lora_parameters(both) == 1_061_683_200 + 47_775_744
+    assert of_120b.count_lora_parameters(Namespace(**vars(both) | {"expert_rank": 1})) == 66_355_200 + 47_775_744
 
 
 def test_sizes_of_an_mxfp4_checkpoint(setting, tmp_path) -> None:

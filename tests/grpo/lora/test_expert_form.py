@@ -57,7 +57,7 @@ def ours(stock, targets):
         mine.load_state_dict(layer.mlp.experts.state_dict())
         layer.mlp.experts = mine
     expert_lora.attach(model, 2)
-    config = LoraConfig(r=8, lora_alpha=12, target_modules=expert_lora.targets(targets))
+    config = LoraConfig(r=8, lora_alpha=12, target_modules=expert_lora.list_target_modules(targets))
     model = get_peft_model(model, config, autocast_adapter_dtype=False)
     for parameter in adapter_parameters(model)[1]:
         parameter.data = torch.randn_like(parameter).mul(0.2).bfloat16().float()
@@ -114,7 +114,7 @@ def test_an_adapter_of_experts_fits_its_base(ours, targets, single_rank, tmp_pat
     saving.save_adapter(ours, tmp_path)
     adapter, found = faults(tmp_path)
     assert found == [] and adapter.projections == targets
-    assert adapter.expert_rank(BASE) == 2 and adapter.scale == 1.5
+    assert adapter.find_expert_rank(BASE) == 2 and adapter.scale == 1.5
     assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(ours)[1])
 
 
