@@ -4,9 +4,9 @@ A model has A ``[E, R, in]`` and B ``[E, out, R]``. PEFT's files have A ``[E * R
 columns the expert changes first. PEFT wraps the experts' module once for each projection, which gives the names:
 ``experts.base_layer`` is gate_up_proj, ``experts`` itself down_proj. vLLM reads both.
 
-With transformers 4, PEFT 0.19.1 and later take gpt-oss's weights ``[E, in, out]`` for ``[E, out, in]``. What they write
-there under the same names has the shapes of the other projection direction. This form is not that one: it is the form
-of PEFT with transformers 5, where the experts' module has ``is_transposed``.
+With transformers 4, PEFT 0.19.1 and later take gpt-oss's weights ``[E, in, out]`` for ``[E, out, in]``: A and B trade
+places under the same names. The form here is PEFT's with transformers 5, where the experts' module has
+``is_transposed``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def to_file(name: str, tensor: "torch.Tensor") -> "torch.Tensor":
     """Return a model's tensor as PEFT's file holds it, contiguous; the counterpart of :func:`from_file`."""
     if tensor.dim() < 3:
         return tensor
-    return tensor.flatten(0, 1) if _is_a(name) else tensor.permute(1, 2, 0).flatten(1)
+    return tensor.flatten(0, 1) if _is_a(name) else tensor.permute(1, 2, 0).flatten(1).contiguous()
 
 
 def from_file(name: str, tensor: "torch.Tensor", shape: Sequence[int]) -> "torch.Tensor":
