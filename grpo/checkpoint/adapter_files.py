@@ -111,7 +111,7 @@ class Adapter:
         """Return the rank of the adapters of the base's experts; 0 if they have none."""
         module = expert_form.name_modules(0)[EXPERT_PROJECTIONS[0]]
         tensor = self.tensors.get(tensor_name(module, "A"))
-        return tensor.shape[0] // base.experts if tensor else 0
+        return tensor.shape[0] // base.experts if tensor and len(tensor.shape) == 2 else 0
 
     @property
     def parameters(self) -> int:
@@ -357,17 +357,29 @@ def _is_exchanged(halves: dict[str, Tensor], shapes: dict[str, tuple[int, ...]])
 
 def _find_pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
     """Yield what an adapter's config says of parameters other than experts', or of experts but not of all its parts."""
-    names = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
-    for key in ("rank_pattern", "alpha_pattern", "target_parameters"):
-        if other := [name for name in adapter.config.get(key) or () if name not in names]:
-            what = f"has {key} for {other[0]}, but only experts may differ from the attention"
+    for key, kind in (("rank_pattern", dict), ("alpha_pattern", dict), ("target_parameters", list)):
+        value = adapter.config.get(key)
+        if value and not (isinstance(value, kind) and _is_of_experts(value)):
+            what = f"has {key} {value}, but only experts may differ from the attention"
             yield FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting")
+            return
     scales = {parameter: adapter.find_expert_scale(parameter) for parameter in expert_form.PARAMETERS}
     for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
         if not math.isclose(scale, adapter.scale):
-            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM would not"
-            remedy = f"multiply their lora_B by {scale / adapter.scale:g} in a copy, and give it the alpha_pattern"
-            yield FileFault(CONFIG, what, f"{remedy} of the other scale")
+            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM 0.15 would not"
+            remedy = (
+                f"in a copy, multiply their lora_B by {scale:g} / {adapter.scale:g}, and set their alpha_pattern so"
+            )
+            yield FileFault(CONFIG, what, f"{remedy} that both scales are equal")
+
+
+def _is_of_experts(names: Any) -> bool:
+    """Return whether all names are of the parameters of experts, and what they map to, if anything, is above 0."""
+    known = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
+    numbers = names.values() if isinstance(names, dict) else ()
+    return all(type(name) is str and name in known for name in names) and all(
+        type(number) in (int, float) and number > 0 for number in numbers
+    )
 
 
 def load(adapter: Adapter) -> "dict[str, torch.Tensor]":
