@@ -77,7 +77,7 @@ LOSS_AGGREGATION=token_mean # sequence_mean favors long wrong rollouts; constant
 EPS_CLIP=0.2
 # 0: saves a forward pass, and a graded answer needs no KL. Start with 0.001 if the reward can be gamed: docs/tuning.md
 KL_COEF=0                   # above 0: KL from the policy that the run starts from, subtracted from the reward
-PIPELINE=0                  # 1: sample the next batch while this one is trained on; the samples are a step old
+PIPELINE=0                  # 1: sample the next batch while this one is trained on; the rollouts are a step old
 # Rollouts of an optimizer step: 64 in batches of 8 are 8 steps per batch of rollouts; all but the first are off-policy
 TRAIN_BATCH_SIZE=8
 NUM_EPISODES=50             # passes over the training problems

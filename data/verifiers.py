@@ -35,7 +35,7 @@ def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, i
     """
     kind = load(name)
     if not hasattr(kind, "loaded_environment"):
-        raise UserError(f"{name} is no environment of the verifiers package", "name it as verifiers:NAME")
+        raise UserError(f"{name} is not an environment of the verifiers package", "name it as verifiers:NAME")
     from grpo.rollout.multi_turn.verifiers_environment import rows
 
     own, evaluated = rows(cast(Any, kind))

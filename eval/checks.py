@@ -141,11 +141,11 @@ def check_length(prompts: Mapping[str, list[int]], max_tokens: int, max_model_le
     longest = max(prompts, key=lambda problem: len(prompts[problem]))
     needed = len(prompts[longest]) + max_tokens
     context = model.config.get("max_position_embeddings") or needed
-    for limit, name in ((max_model_len, "--max-model-len is"), (context, "the model has")):
+    for limit, name in ((max_model_len, "--max-model-len is"), (context, "the model's context is")):
         if limit is not None and limit < needed:
             raise UserError(
-                f"{longest} has {len(prompts[longest])} tokens, with --max-tokens {max_tokens} that is {needed}, but "
-                f"{name} {limit}",
+                f"the prompt of {longest} has {len(prompts[longest])} tokens, which makes {needed} with --max-tokens "
+                f"{max_tokens}, but {name} {limit}",
                 "lower --max-tokens, or leave out the problem",
             )
     return max_model_len or needed

@@ -59,12 +59,12 @@ def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
     if a.measure != b.measure:
         names = " and B the ".join(NAMES[one.measure] for one in (a, b))
         raise UserError(
-            f"A measures the {names}", "compare evaluations with one reward; eval.evaluate grades both alike"
+            f"A measures the {names}", "compare evaluations with the same reward; eval.evaluate can grade both"
         )
     sides = (a.grades, b.grades)
     shared = [problem for problem in a.grades if problem in b.grades]
     if not shared:
-        raise UserError("A and B have no problem in common", "evaluate both on one data set")
+        raise UserError("A and B have no problem in common", "evaluate both on the same data set")
     rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in sides)
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in sides)
@@ -136,25 +136,25 @@ def describe(result: dict[str, Any]) -> list[str]:
     detectable = result["detectable"]
     interval = "" if result["ci_low"] is None else f"95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
     lines = [
-        f"A {result['a']:.3f}, B {result['b']:.3f} {NAMES[result['measure']]} on {result['n']} problems: "
-        f"{result['better']} better in B, {result['worse']} worse",
+        f"{NAMES[result['measure']]} on {result['n']} problems: A {result['a']:.3f}, B {result['b']:.3f}; "
+        f"B is better on {result['better']} and worse on {result['worse']}",
         f"B - A = {result['difference']:+.3f}, {interval}p = {result['p_value']:.2g}",
     ]
     if result["measure"] == EXACT_MATCH:
         lines.append(
-            f"these problems cannot detect any gain with 80% power at 5%: A leaves room for {1 - result['a']:.3f}"
+            f"even the largest possible gain, {1 - result['a']:.3f}, would not be detected with 80% power at 5%"
             if detectable is None
-            else f"the smallest gain that these problems detect with 80% power at 5% is {detectable:.3f}"
+            else f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}"
         )
     if result["differing"]:
-        lines.append(f"they differ in {', '.join(result['differing'])}")
+        lines.append(f"settings that differ: {', '.join(result['differing'])}")
     return lines + [f"  {name}: {old} in A, {new} in B" for name, (old, new) in result["settings"].items()]
 
 
 def warnings(result: dict[str, Any]) -> list[str]:
     """Return what limits a comparison: other problems, ungraded ones, unequal numbers of samples."""
     lines = [
-        f"{name} graded {result[key][0]} of {result[key][1]} problems"
+        f"in {name}, {result[key][0]} of {result[key][1]} problems were graded"
         for name, key in (("A", "graded_a"), ("B", "graded_b"))
         if result[key][0] < result[key][1]
     ]
@@ -166,8 +166,8 @@ def warnings(result: dict[str, Any]) -> list[str]:
     few, many = sorted((result["samples_a"], result["samples_b"]))
     if many >= UNEQUAL * few:
         lines.append(
-            f"p may be too small: with {few} and {many} samples per problem the test finds differences where there are "
-            f"none more often than it says, above all with hard problems; evaluate both with {many}"
+            f"p may be too small: with {few} and {many} samples per problem, the test finds differences that do not "
+            f"exist more often than its level says, mainly on hard problems; evaluate both with {many}"
         )
     return lines
 

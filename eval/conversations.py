@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     for problem, number, why in failures:
         print(f"eval.conversations: no answer in conversation {number} of {problem.id}: {why}", file=sys.stderr)
     if result is None:
-        print("eval.conversations: conversations are missing; the same command continues", file=sys.stderr)
+        print("eval.conversations: some conversations are missing; the same command continues", file=sys.stderr)
         return 1
     print("\n".join([*result_table(result), *harness.lines(result)]))
     return 1 if result["ungraded"] else 0

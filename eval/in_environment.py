@@ -55,6 +55,6 @@ async def converse(engine: Engine, setting: Setting, problem: EvalProblem, numbe
         lambda: text_of(setting.tokenizer, policy.history.response()),
     )
     outcome, score = await play(make, policy, setting.limits)
-    texts = [text_of(setting.tokenizer, sample.tokens) for sample in policy.history.samples]
+    texts = [text_of(setting.tokenizer, row.tokens) for row in policy.history.rows]
     record = harness.record_of(outcome, score, policy.tokens, policy.logs())
     return {"seed": seed, **record, "conversation": texts}

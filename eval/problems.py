@@ -72,7 +72,7 @@ def _parse(row: Any, reader: Reader) -> EvalProblem:
     if not isinstance(id, str) or not id.strip():
         raise ValueError("'id' is missing or empty")
     if reader == "environment" and not isinstance(label, str):
-        raise ValueError("'label' is missing, or no text")
+        raise ValueError("'label' is missing, or is not text")
     if reader == "reward" and label in (None, "", []):
         raise ValueError("'label' is missing or empty")
     label = parse_label(label).answer if reader == "grader" else label

@@ -40,7 +40,7 @@ def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         labels = ", ".join(label for label, _ in rows)
         raise UserError(
-            f"one of these is no result of an evaluation: {labels}", "restore it, or leave it out"
+            f"one of these is not the result of an evaluation: {labels}", "restore it, or leave it out"
         ) from error
     names = list(dict.fromkeys(name for row in cells for name in row))
     shown = [name for name in names if any(row.get(name) for row in cells) or not name]

@@ -169,7 +169,8 @@ def main(argv: list[str] | None = None) -> int:
         os._exit(130)  # threads still wait for replies
     if result is None:
         print(
-            "eval.teacher: no answer for some; the same command tries again, --count-unanswered counts them as wrong",
+            "eval.teacher: some samples have no answer; the same command tries again, or counts them as wrong with "
+            "--count-unanswered",
             file=sys.stderr,
         )
         return 1

@@ -1,1 +1,1 @@
-"""The code behind the OpenRLHF patches. A room imports those below it; docs/architecture.md has their order."""
+"""The code behind the OpenRLHF patches. A package imports only those above it in docs/architecture.md."""

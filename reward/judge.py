@@ -78,14 +78,14 @@ class Scores(BaseModel):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one sample, as it is logged: each field is the log ``judge_<name>``.
+    """The judgement of one rollout, as it is logged: each field is the log ``judge_<name>``.
 
     Attributes:
         quality: 0 to 1; 0 for a response that is not sent; NaN if the judge failed, and in an evaluation.
         calls: requests that were sent, tries included.
         failed: 1 if no model gave a judgement, else 0.
         fallbacks: 1 if a later model of the chain gave it, else 0.
-        cached: 1 if it existed already, or was being made for another sample, else 0.
+        cached: 1 if it existed already, or was being made for another rollout, else 0.
         seconds: waiting included.
         tokens: of prompts and replies, thoughts included.
         by_model: calls and failed calls of each model that was called, logged as ``judge_calls.MODEL`` and
@@ -105,7 +105,7 @@ class Verdict:
         """Return the fields by the names under which they are logged.
 
         Args:
-            models: of the chain: each has its numbers in every sample's logs, which need the same keys.
+            models: of the chain: each has its numbers in every rollout's logs, which need the same keys.
         """
         logs = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
         for position, model in enumerate(models):
@@ -117,7 +117,7 @@ class Verdict:
 
 
 class Judge:
-    """Judges samples of all threads."""
+    """Judges rollouts from all threads."""
 
     def __init__(self, settings: JudgeSettings, judgements: Judgements, chain: Chain) -> None:
         self.settings, self.chain = settings, chain
@@ -145,7 +145,7 @@ class Judge:
         except (ChainError, TimeoutError, sqlite3.Error) as error:
             if not self._logged:  # the rest are counted by `judge_failed`
                 self._logged = True
-                logger.error("a sample could not be judged and counts in judge_failed: %s", error)
+                logger.error("a rollout could not be judged and counts in judge_failed: %s", error)
             spent = error.spent if isinstance(error, ChainError) else Spent()
             return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
 
@@ -177,7 +177,7 @@ class Judge:
             logger.warning("a judgement was not kept: %s", error)
 
     def reward(self, correct: float, verdict: Verdict) -> float:
-        """Return the reward of a sample: the weighted sum, or the reward of the fallback policy if the judge failed.
+        """Return the reward of a rollout: the weighted sum, or the reward of the fallback policy if the judge failed.
 
         `grpo.batch.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
 

@@ -18,7 +18,7 @@ VARIABLE = "GRPO_JUDGE_ACTOR"  # the actor's name, set by the launcher for a run
 NAME = "grpo-judge"
 # Samples of all engines that wait for their judgement at once; a thread is created only if all others are busy.
 MOST_WAITING = 8192
-# More than the judge's own deadline, which starts when the actor begins with a sample.
+# More than the judge's own deadline, which starts when the actor begins with a rollout.
 SPARE_SECONDS = 60.0
 _PROXIES = ("https_proxy", "all_proxy", "no_proxy")
 
@@ -108,7 +108,7 @@ def start(options: Mapping[str, Any]) -> Any:
 def require() -> None:
     """Check, in the controller, that the actor answers if the run has one.
 
-    Without it every sample would get what JUDGE_FALLBACK says, for the rest of the run.
+    Without it every rollout would get what JUDGE_FALLBACK says, for the rest of the run.
 
     Raises:
         RuntimeError: if it has died, or does not answer.

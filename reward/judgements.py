@@ -65,14 +65,14 @@ class Judgements:
                 self._file.execute("REPLACE INTO judgements VALUES (?, ?)", (key, value))
 
     def add_to_mean(self, is_correct: bool, quality: float) -> None:
-        """Add a judged sample to the running mean of quality given correctness."""
+        """Add a judged rollout to the running mean of quality given correctness."""
         with self._changed:
             count, mean = self._means.get(is_correct, (0, 0.0))
             count = min(count + 1, MEAN_SAMPLES)
             self._means[is_correct] = count, mean + (quality - mean) / count
 
     def mean_quality(self, is_correct: bool) -> float:
-        """Return the running mean of quality given correctness, NaN before the first judged sample."""
+        """Return the running mean of quality given correctness, NaN before the first judged rollout."""
         with self._changed:
             return self._means.get(is_correct, (0, math.nan))[1]
 

@@ -20,7 +20,7 @@ class LabelError(ValueError):
 
 
 class Label(NamedTuple):
-    """The gold answer of a sample, and the split it belongs to ("train" or "eval")."""
+    """The gold answer of a rollout, and the split it belongs to ("train" or "eval")."""
 
     answer: str
     split: str

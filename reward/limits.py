@@ -112,7 +112,7 @@ class Limits:
             tokens: an estimate of the prompt's; :meth:`give_back` corrects it.
         """
         if not self._turns[model].acquire(timeout=max(0.0, give_up - time.monotonic())):
-            return NoSlot("too many samples wait", max(give_up, time.monotonic()))
+            return NoSlot("too many rollouts wait", max(give_up, time.monotonic()))
         try:
             while True:
                 with self._lock:

@@ -40,9 +40,7 @@ class ModelProblem:
 def find_retired(models: Sequence[str]) -> list[ModelProblem]:
     """Return a problem for each model that is known to be retired; asks nobody."""
     return [
-        ModelProblem(f"{model} is retired", f"put {RETIRED[model]} in its place")
-        for model in models
-        if model in RETIRED
+        ModelProblem(f"{model} is retired", f"replace it with {RETIRED[model]}") for model in models if model in RETIRED
     ]
 
 
@@ -58,14 +56,14 @@ def find_missing(models: Sequence[str], key: str, endpoint: Endpoint) -> Iterato
                 yield ModelProblem(f"the Gemini API refuses the key of {name}: {error}", f"export a valid {name}")
                 return
             if error.kind is not Kind.NO_MODEL:
-                yield ModelProblem(f"the Gemini API cannot be asked for {model}: {error}", _remedy(error, endpoint))
+                yield ModelProblem(f"the Gemini API cannot be asked about {model}: {error}", _remedy(error, endpoint))
                 return
             yield ModelProblem(f"the Gemini API does not offer {model}: {error}", f"choose one of {MODELS_PAGE}")
 
 
 def _remedy(error: CallError, endpoint: Endpoint) -> str:
     if error.kind is Kind.REDIRECTED:
-        return f"set JUDGE_BASE_URL to the API's own address: {endpoint.base_url} is wrong, or somebody captures it"
+        return f"set JUDGE_BASE_URL to the API's own address: {endpoint.base_url} is wrong, or intercepted"
     proxy = f", or set JUDGE_PROXY=1 to use the proxy of {endpoint.unused}" if endpoint.unused else ""
     return f"see whether this machine reaches {endpoint.host}{proxy}"
 

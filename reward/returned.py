@@ -21,7 +21,7 @@ class ReturnError(TypeError):
 
 @dataclass(frozen=True)
 class Returned:
-    """The rewards of n samples, NaN for a sample without one; `scores` are the rewards unless they are given."""
+    """The rewards of n rollouts, NaN for a rollout without one; `scores` are the rewards unless they are given."""
 
     rewards: list[float]
     scores: list[float]
@@ -32,7 +32,7 @@ def read(value: Any, count: int) -> Returned:
     """Return what a reward function returned for `count` samples in one form.
 
     Raises:
-        ReturnError: if it has another form, or not one number per sample.
+        ReturnError: if it has another form, or not one number per rollout.
     """
     if not isinstance(value, dict):
         rewards = _numbers(value, count, "the return value")
@@ -58,13 +58,13 @@ def _numbers(value: Any, count: int, name: str) -> list[float]:
     value = _plain(value)
     if isinstance(value, list | tuple):
         if len(value) != count:
-            raise ReturnError(f"{name} has {len(value)} values for {count} sample{'s' * (count != 1)}")
+            raise ReturnError(f"{name} has {len(value)} values for {count} rollout{'s' * (count != 1)}")
         return [_number(_plain(item), f"{name} has") for item in value]
     if value is None:
         raise ReturnError(f"{name} is None")
     number = _number(value, f"{name} is")
     if count != 1:
-        raise ReturnError(f"{name} is one number for {count} samples")
+        raise ReturnError(f"{name} is one number for {count} rollouts")
     return [number]
 
 
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any, before: str) -> float:
-    """Return a number; None is NaN, which marks a sample without one."""
+    """Return a number; None is NaN, which marks a rollout without one."""
     if value is None:
         return nan
     if not isinstance(value, Real):

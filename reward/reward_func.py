@@ -1,4 +1,4 @@
-"""The reward that OpenRLHF calls for every sample: is the final answer correct, and how good is the reasoning?
+"""The reward that OpenRLHF calls for every rollout: is the final answer correct, and how good is the reasoning?
 
 `reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, if a judge (`reward.judge`) is configured;
 otherwise correctness alone. Samples of an evaluation are never judged: their reward is correctness alone. A
@@ -6,9 +6,9 @@ response without a final answer has correctness 0; JUDGE_UNFINISHED decides whet
 reasoning. An empty response has quality 0 and is not sent.
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH. It calls
-`reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
-missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`, and its
-other values are NaN: `grpo.batch.rewards.complete` counts it, and the update leaves it out. A sample that could not
+`reward_func` in a thread, one rollout at a time. Nothing raises here: OpenRLHF turns an exception into a
+missing reward that breaks the batch later. A rollout that could not be graded says so in `reward_error`, and its
+other values are NaN: `grpo.batch.rewards.complete` counts it, and the update leaves it out. A rollout that could not
 be judged says so in `judge_failed`, and JUDGE_FALLBACK decides its reward. Under "mean_quality" that is NaN until a
 mean is known, which `grpo.batch.rewards.complete` treats as above.
 """
@@ -45,11 +45,11 @@ _logged_kinds: set[str] = set()
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
-    """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` the prompts as sent.
+    """Rewards n rollouts: `queries` are prompt + response with special tokens, `prompts` the prompts as sent.
 
     Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS, and
     those of :class:`reward.judge.Verdict` if a judge is configured).
-    Each value is a list of n floats. For one sample, which is what OpenRLHF sends, it is a float: OpenRLHF wraps it in
+    Each value is a list of n floats. For one rollout, which is what OpenRLHF sends, it is a float: OpenRLHF wraps it in
     `torch.tensor([value])`, where a list would add a dimension.
     """
     samples = [_timed_one(queries, prompts, labels, i) for i in range(len(queries))]
@@ -72,7 +72,7 @@ def _timed_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[
 
 
 def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
-    """The reward and the logs of one sample; a failure is marked, never mistaken for a wrong answer."""
+    """The reward and the logs of one rollout; a failure is marked, never mistaken for a wrong answer."""
     try:
         label = parse_label(labels[i])
         response = response_of(queries[i], prompts[i])
@@ -95,7 +95,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
 
 def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
-    """The blended reward of a training sample, and its verdict."""
+    """The blended reward of a training rollout, and its verdict."""
     try:
         return _judge().rewarded(correct, problem_of(prompt), response, gold, is_answered)
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
@@ -105,7 +105,7 @@ def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answere
 
 
 def _unjudged() -> dict[str, float]:
-    """The logs of a sample that no judge was asked for."""
+    """The logs of a rollout that no judge was asked for."""
     return Verdict().logs(_models() or ())
 
 
@@ -169,7 +169,7 @@ def _log_once(error: Exception, what: str) -> None:
     kind = f"{type(error).__name__}: {error}"
     if kind not in _logged_kinds and len(_logged_kinds) < 100:
         _logged_kinds.add(kind)
-        logger.error("a sample %s: %s", what, kind, exc_info=error)
+        logger.error("a rollout %s: %s", what, kind, exc_info=error)
 
 
 # An engine loads this file long before it has a first response to grade.

@@ -181,7 +181,7 @@ def _weights(values: Mapping[str, str]) -> tuple[float, float]:
         way = f"set CORRECTNESS_WEIGHT={1 - quality:g}, since " if quality <= 1 else ""
         raise SettingsError(
             f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}",
-            f"{way}they have to add up to 1: a sample that cannot be judged is rewarded between 0 and 1",
+            f"{way}they must add up to 1: a rollout that cannot be judged is rewarded between 0 and 1",
         )
     return correctness, quality
 
@@ -209,7 +209,7 @@ def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
         return None
     key = environ[name].strip()
     if not (key.isascii() and key.isprintable()):
-        raise SettingsError(f"{name} holds characters that no key has", "copy the key again and export it")
+        raise SettingsError(f"{name} contains characters that a key cannot have", "copy the key again and export it")
     return key
 
 

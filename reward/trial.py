@@ -1,4 +1,4 @@
-"""Call one reward function of the user's own on one sample, as the run will."""
+"""Call one reward function of the user's own on one rollout, as the run will."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/own-re
 
 
 def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the reward of the sample, or what is wrong with the file.
+    """Return the reward of the rollout, or what is wrong with the file.
 
     Args:
         sample: `query`, `prompt` and `label`, and perhaps `wrong`, the query of a wrong answer; None to load the file

@@ -4,6 +4,7 @@
 GRPO_REWARD_WEIGHTS.
 """
 
+import importlib.machinery
 import importlib.util
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from reward.settings import SettingsError
@@ -58,7 +60,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile
     weights = values.get("REWARD_WEIGHTS", "").split() or ["1"] * len(paths)
     if len(weights) != len(paths):
         raise SettingsError(
-            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files", "give one weight a file"
+            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files",
+            "give one weight per file",
         )
     return [RewardFile(path, _weight(weight)) for path, weight in zip(paths, weights, strict=True)]
 
@@ -73,6 +76,13 @@ def _weight(text: str) -> float:
     return weight
 
 
+class SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles a file each time. Python takes its .pyc for current if the file has kept its second and its size."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load(path: Path) -> Callable[..., Any]:
     """Return the function of a file. Modules beside the file can be imported.
 
@@ -82,8 +92,9 @@ def load(path: Path) -> Callable[..., Any]:
     """
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"reward_of_{path.stem}", path)
-    assert spec and spec.loader  # of every .py file
+    name = f"reward_of_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up
     spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
 """The reward that OpenRLHF calls if REWARD names files of the user's own: the weighted sum of their rewards.
 
-OpenRLHF loads this file by its path in each engine, and calls `reward_func` in a thread, one sample at a time. Nothing
-raises there: OpenRLHF turns an exception into a missing reward without a traceback. A sample on which a function fails
+OpenRLHF loads this file by its path in each engine, and calls `reward_func` in a thread, one rollout at a time. Nothing
+raises there: OpenRLHF turns an exception into a missing reward without a traceback. A rollout on which a function fails
 says so in `reward_error`, and its reward is NaN: `grpo.batch.rewards.complete` leaves it out of the update. The first
 error of each kind is logged with its traceback.
 """
@@ -32,7 +32,7 @@ _REWARDS = load(user_files.from_environment())
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
-    """Reward n samples: `queries` are prompt + response with special tokens, `prompts` the prompts as sent."""
+    """Reward n rollouts: `queries` are prompt + response with special tokens, `prompts` the prompts as sent."""
     return combine(_REWARDS, queries, prompts, labels)
 
 
@@ -43,7 +43,7 @@ def combine(
 
     Returns `rewards` and `scores`, each the weighted sum over the functions, and `extra_logs`: `reward_error`,
     `reward_seconds`, and what the functions log. Of several functions, each has `reward.NAME`, its reward before its
-    weight, and its logs begin with NAME. Each value is a float for one sample, and a list of n floats for any other n.
+    weight, and its logs begin with NAME. Each value is a float for one rollout, and a list of n floats for any other n.
     """
     started, count = time.monotonic(), len(queries)
     returned = [_call(name, function, (queries, prompts, labels)) for name, _, function in functions]
@@ -66,7 +66,7 @@ def combine(
 
 
 def _call(name: str, function: Callable[..., Any], arguments: tuple[Sequence[Any], ...]) -> Returned:
-    """Return a function's rewards; NaN for each sample if it raises or returns something else."""
+    """Return a function's rewards; NaN for each rollout if it raises or returns something else."""
     count = len(arguments[0])
     try:
         return read(function(*(list(argument) for argument in arguments)), count)
@@ -74,7 +74,7 @@ def _call(name: str, function: Callable[..., Any], arguments: tuple[Sequence[Any
         kind = (name, type(error).__name__)
         if kind not in _logged_kinds:
             _logged_kinds.add(kind)
-            logger.error("the reward %s failed on a sample; more such errors are counted", name, exc_info=error)
+            logger.error("the reward %s failed on a rollout; more such errors are counted", name, exc_info=error)
         return Returned([math.nan] * count, [math.nan] * count, [{} for _ in range(count)])
 
 

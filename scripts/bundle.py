@@ -150,7 +150,7 @@ def contents(run: Run, samples: bool, report: Path = GPU_REPORT) -> Iterator[tup
     files = run.files
     for folder in (files.logs, files.samples):
         if folder.is_symlink():
-            raise UserError(f"{folder} is a link, and may lead to private files", "put the folder itself in its place")
+            raise UserError(f"{folder} is a link, and may lead to private files", "replace it with the folder itself")
     whole = (files.config, files.environment, files.patches, files.command, files.resumes, files.ends)
     for file in (*whole, files.metrics, files.evals, files.parity):
         yield file.name, file, False

@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
 def _export(arguments: argparse.Namespace, base: Path) -> int:
     given, out = arguments.adapter, arguments.out
     if arguments.unmerged and arguments.experts:
-        raise UserError("--experts is of a merged model", "remove it, or --unmerged")
+        raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
     if arguments.card:
         model_card.run_of(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)

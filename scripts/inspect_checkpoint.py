@@ -151,7 +151,7 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
     broken = adapter_files.non_finite(adapter) if adapter.whole else []
     if broken:
         what = f"holds NaN or infinity in {len(broken)} of {len(adapter.tensors)} tensors: {broken[0]}"
-        remedy = "use the adapter of an earlier step, and check the samples of the step that broke it"
+        remedy = "use the adapter of an earlier step, and check the rollouts of the step that broke it"
         faults.append(FileFault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
     facts = {
         "digests": _digests(adapter.folder),
@@ -215,8 +215,8 @@ def inspect_step(folder: Path) -> Report:
 def _other_step(folder: Path) -> str:
     whole = [step for step in digests.whole_steps(folder.absolute().parent) if step != step_number(folder)]
     if not whole:
-        return "restore a copy; no other step here is whole"
-    return f"use {saved_steps.step_name(whole[-1])}, the newest whole step (--resume DIR --from-step {whole[-1]})"
+        return "restore a copy; no other step here is complete"
+    return f"use {saved_steps.step_name(whole[-1])}, the newest complete step (--resume DIR --from-step {whole[-1]})"
 
 
 def inspect_steps(folder: Path) -> Report:

@@ -12,7 +12,7 @@ SOURCES = {
     "openrlhf": "OpenRLHF",
     "eval": "the held-out evaluation",
     "actor": "the training ranks",
-    "experience": "the rollout, after log-probs and advantages",
+    "rows": "the rows of a step, with log-probs and advantages",
     "reward": "the reward function, as a mean over the rollouts",
     "rollout": "the executor of a thinking budget or an environment, as a mean over the rollouts",
     "launcher": "the run log",

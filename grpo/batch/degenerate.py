@@ -41,7 +41,7 @@ def mark(samples: Sequence[Sample], args: Arguments) -> None:
             flags["degenerate"] = any(flags.values())
             sample.info |= {name: torch.tensor([float(flag)]) for name, flag in flags.items()}
     if dropped := sum(bool(sample.info.get("degenerate", False)) for sample in samples):
-        logger.warning("%d of %d samples are degenerate; the update leaves them out", dropped, len(samples))
+        logger.warning("%d of %d rollouts are degenerate; the update leaves them out", dropped, len(samples))
 
 
 def worst_repetition(sample: Sample) -> float:

@@ -25,7 +25,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     """Subtract the overlong penalty from the rewards, and scale those of truncated responses (ProRL).
 
     Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
-    takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
+    takes the limit from the flags. Here only sampled tokens count, against the limit under which a rollout was drawn.
     Those of a conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
     ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
 

@@ -1,7 +1,7 @@
-"""The limit on response length over the run: it grows with global steps or with the share of truncated samples.
+"""The limit on response length over the run: it grows with global steps or with the share of truncated rollouts.
 
 The engines start with the largest limit (``--generate_max_len``), which evaluations use from the start. Only the limit
-of training samples changes; nothing restarts. Under a thinking budget, a limit below thinking, delimiter and answer
+of training rollouts changes; nothing restarts. Under a thinking budget, a limit below thinking, delimiter and answer
 shortens the thinking; the answer keeps its part.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # the launcher reads schedules without torch
 
     from grpo.rollout.rows import Sample
 
-WINDOW = 5  # steps over which the share of truncated samples is averaged
+WINDOW = 5  # steps over which the share of truncated rollouts is averaged
 _STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One limit of a schedule and its start: a global step, or a share of truncated samples.
+    """One limit of a schedule and its start: a global step, or a share of truncated rollouts.
 
     Attributes:
         length: the most tokens of a response.
@@ -40,7 +40,7 @@ class Stage:
 def parse(schedule: str) -> tuple[Stage, ...]:
     """Read a schedule: limits separated by commas, each after the first with the step or share that starts it.
 
-    ``1024,2048@50,3072@100`` goes by global steps; ``1024,2048@20%,3072@20%`` by the share of truncated samples.
+    ``1024,2048@50,3072@100`` goes by global steps; ``1024,2048@20%,3072@20%`` by the share of truncated rollouts.
 
     Raises:
         UserError: if it is invalid; the remedy gives an example.
@@ -49,7 +49,9 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     for number, text in enumerate(schedule.replace(" ", "").split(",")):
         fields = _STAGE.fullmatch(text)
         if not fields:
-            raise UserError(f"{text!r} is no limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated samples)")
+            raise UserError(
+                f"{text!r} is not a limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated rollouts)"
+            )
         has_start = bool(fields["step"] or fields["percent"])
         if has_start and not number:
             raise UserError(
@@ -71,7 +73,7 @@ def parse(schedule: str) -> tuple[Stage, ...]:
         )
     if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
         raise UserError(
-            "a share of truncated samples is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"
+            "a share of truncated rollouts is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"
         )
     return tuple(stages)
 
@@ -114,14 +116,14 @@ class Schedule:
         return number
 
     def after_step(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
-        """Count the truncated samples of a step, and return the state for a resume as plain values.
+        """Count the truncated rollouts of a step, and return the state for a resume as plain values.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
         have been drawn before the limit grew; they do not count for the new one.
 
         Args:
             step: the global step for which these were drawn.
-            samples: ``Experience`` of one sample each.
+            samples: ``Experience`` of one rollout each.
         """
         number = self._stage(step)
         if float(samples[0].info["length_limit"]) != self._stages[number].length:

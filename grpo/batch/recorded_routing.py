@@ -1,7 +1,7 @@
 """The engine's choice of experts for each row, on its way from the responses to the forward passes.
 
 ``routing`` of an ``Experience`` is a list: for each row, uint8 ``[S, layers, k]`` of :mod:`grpo.model.routing`, without
-padding. Rows of a run without ROUTING_REPLAY lack it; while the parity gate is closed, their samples have the same as
+padding. Rows of a run without ROUTING_REPLAY lack it; while the parity gate is closed, their rollouts have the same as
 ``engine_routing``, which no pass of training replays.
 """
 
@@ -22,7 +22,7 @@ def attach(row: Sample, response: dict[str, Any], is_replayed: bool) -> str | No
     """Give a row the routing of its response; name the first token without one that a later token depends on.
 
     Args:
-        row: ``Experience`` of one sample, which OpenRLHF may have cut.
+        row: ``Experience`` of one rollout, which OpenRLHF may have cut.
         response: of an agent executor.
         is_replayed: whether training replays it; otherwise no token needs one.
     """

@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Retirement:
-    """Leaves out problems whose last groups were solved by every sample.
+    """Leaves out problems whose last groups were solved by every rollout.
 
-    A problem that comes back rests again after one more solved group. A group with a wrong sample starts the count
+    A problem that comes back rests again after one more solved group. A group with a wrong rollout starts the count
     anew. Problems are named by the hash of their prompt, which is shorter in a checkpoint.
 
     Args:
@@ -39,11 +39,11 @@ class Retirement:
         return frozenset(prompt for _, prompt in sorted(away, reverse=True)[: max(0, len(prompts) - in_play)])
 
     def was_away(self, prompt: str) -> bool:
-        """Return whether a problem has rested since its last group with a wrong sample."""
+        """Return whether a problem has rested since its last group with a wrong rollout."""
         return _name(prompt) in self._back
 
     def note(self, step: int, rates: Iterable[tuple[str, float]]) -> None:
-        """Count the groups of a global step: prompt and mean score of each, NaN if no sample has a score."""
+        """Count the groups of a global step: prompt and mean score of each, NaN if no rollout has a score."""
         if self._after is None:
             return
         for prompt, rate in rates:

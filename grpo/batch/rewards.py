@@ -1,4 +1,4 @@
-"""Checks the rewards of a batch, and gives every sample a complete set of numeric logs."""
+"""Checks the rewards of a batch, and gives every rollout a complete set of numeric logs."""
 
 import logging
 import math
@@ -34,23 +34,23 @@ def score_of(rewards_info: dict[str, Any]) -> Any:
 
 
 def complete(samples: Sequence[Sample], group_size: int) -> None:
-    """Check the reward of every sample of a rollout batch, and give all samples the same logs, in place.
+    """Check the reward of every rollout of a step, and give all rollouts the same logs, in place.
 
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
-      compares its samples. ``info["judge_regrouped"]`` counts them.
+      compares its rollouts. ``info["judge_regrouped"]`` counts them.
     - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
-      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.batch.branches.left_out` keeps the sample out of the
+      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.batch.branches.left_out` keeps the rollout out of the
       update and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
-      average is then over the samples that have it: a group without any reward counts as nothing, not as 0.
-    - ``missing`` names what a sample lacked; :func:`grpo.run.run_log.describe_samples` records it.
+      average is then over the rollouts that have it: a group without any reward counts as nothing, not as 0.
+    - ``missing`` names what a rollout lacked; :func:`grpo.run.run_log.describe_samples` records it.
 
     Args:
-        samples: ``Experience`` of one sample each, the samples of a group next to each other.
+        samples: ``Experience`` of one rollout each, the rollouts of a group next to each other.
         group_size: samples per prompt.
 
     Raises:
-        UserError: if no sample has a reward and the judge is not the cause.
+        UserError: if no rollout has a reward and the judge is not the cause.
     """
     rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
     if settings.variables().get("JUDGE_FALLBACK") == "group":
@@ -70,12 +70,12 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
             sample.scores = mean.view(1)
             sample.info["score"] = torch.where(gone, math.nan, mean).view(1)
     if missing.any():
-        logger.warning("%d of %d samples have no reward; the update leaves them out", missing.sum(), len(samples))
+        logger.warning("%d of %d rollouts have no reward; the update leaves them out", missing.sum(), len(samples))
     _complete_logs(samples)
 
 
 def no_reward(samples: Sequence[Sample]) -> UserError:
-    """Return the error of a batch in which no sample has a reward, with the likely reason."""
+    """Return the error of a batch in which no rollout has a reward, with the likely reason."""
     if "ended_by_error" not in samples[0].info and (_log(samples, "token_mismatch") > 0).all():
         return UserError(
             f"all {len(samples)} rollouts have log-probs from engines that are not finite or belong to other tokens",
@@ -84,7 +84,7 @@ def no_reward(samples: Sequence[Sample]) -> UserError:
         )
     if "ended_by_error" not in samples[0].info:
         return UserError(
-            f"the reward function failed for every sample of the rollout ({len(samples)})",
+            f"the reward function failed for all {len(samples)} rollouts of the step",
             "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
         )
     faults, by_length, by_time, mismatched = (
@@ -121,7 +121,7 @@ def _regroup(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) 
 
 
 def _log(samples: Sequence[Sample], key: str) -> torch.Tensor:
-    """Return a log of all samples, float32 ``[len(samples)]``; NaN if missing."""
+    """Return a log of all rollouts, float32 ``[len(samples)]``; NaN if missing."""
     return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
 
 
@@ -141,4 +141,4 @@ def _complete_logs(samples: Sequence[Sample]) -> None:
         if finite.any():
             for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
                 sample.info[key] = value.view(1)
-        logger.log(level, "log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
+        logger.log(level, "log %r is missing or not finite in %d of %d rollouts", key, (~finite).sum(), len(samples))

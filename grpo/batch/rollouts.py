@@ -41,7 +41,7 @@ def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, 
     def is_sound(row: Sample, of_row: dict[str, Any]) -> bool:
         mismatch = _mismatch(row, of_row, args.routing_replay, tokenizer)
         if mismatch:
-            logger.error("token mismatch: %s; this sample is not trained on", mismatch)
+            logger.error("token mismatch: %s; this rollout is not trained on", mismatch)
             rollout.info["token_mismatch"] = rollout.info["token_mismatch"] + 1
         return mismatch is None
 

@@ -82,7 +82,7 @@ class Step(Stage):
         self._unscored: list[Sample] = []  # of consecutive groups without a score
 
     def seeded(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
-        """Return as :meth:`Stage.seeded`; the engine can continue the samples, and records what training reads."""
+        """Return as :meth:`Stage.seeded`; the engine can continue the rollouts, and records what training reads."""
         mine = super().seeded(params, prompt)
         if self._unfinished:
             mine = continued.continuable(mine)
@@ -95,7 +95,7 @@ class Step(Stage):
         return (lambda sample: sample.number) if self._unfinished else super().places()
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return as :meth:`Stage.begin`: a step may draw only so many prompts, and none that rests."""
+        """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts, and no retired one."""
         spare, running = self._unfinished.begin(self._policy) if self._unfinished else ([], 0)
         carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
         ready = len(carried) // self.args.n_samples_per_prompt
@@ -129,7 +129,7 @@ class Step(Stage):
         return bool(references) and (self._unfinished is None or self._unfinished.goes_on(accepted))
 
     def keep(self, group: list[Sample]) -> list[Sample]:
-        """Return the samples of a finished group, or [] if dynamic filtering leaves it out.
+        """Return the rollouts of a finished group, or [] if dynamic filtering leaves it out.
 
         Raises:
             UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout
@@ -153,7 +153,7 @@ class Step(Stage):
         return []
 
     def end(self, accepted: list[Sample], is_exhausted: bool) -> tuple[list[Sample], bool]:
-        """Return the samples of the batch, and whether the episode ran out of prompts before it was full.
+        """Return the rollouts of the batch, and whether the episode ran out of prompts before it was full.
 
         - If the prompts ran out, the accepted groups wait for the first prompts of the next episode. They are still
           on-policy: no training step lies in between.
@@ -189,7 +189,7 @@ def _drawable(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Ite
 
 
 def solve_rate(group: Sequence[Sample]) -> float:
-    """Return the mean score of a group's samples that have one; NaN if none has."""
+    """Return the mean score of a group's rollouts that have one; NaN if none has."""
     scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
     return math.fsum(scores) / len(scores) if scores else math.nan
 

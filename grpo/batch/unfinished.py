@@ -62,7 +62,7 @@ class Unfinished:
 
     Attributes:
         groups: those that are being sampled, by the seed of their prompt.
-        spare: the samples of finished groups that the step did not need, in order.
+        spare: the rollouts of finished groups that the step did not need, in order.
         begun: how many groups the run has begun.
     """
 
@@ -75,7 +75,7 @@ class Unfinished:
     # The batch of a step
 
     def begin(self, policy: int) -> tuple[list[Sample], int]:
-        """Let the engines continue. Return the finished samples that wait for a batch, and how many groups are sampled.
+        """Let the engines continue. Return the finished rollouts that wait for a batch, and the number of open groups.
 
         Args:
             policy: the one that samples from now on, in optimizer steps.
@@ -115,13 +115,13 @@ class Unfinished:
         return not is_full or any(group.policies >= self._args.partial_policies for group in self.groups.values())
 
     def finish(self, samples: Sequence[Sample]) -> None:
-        """Note that a group is finished: its samples get its number."""
+        """Note that a group is finished: its rollouts get its number."""
         group = self.groups.pop(samples[0].group)
         for sample in samples:
             sample.number = group.number
 
     def batch_of(self, accepted: list[Sample]) -> list[Sample]:
-        """Return the samples of the oldest groups, as many as a step needs; the others are spare."""
+        """Return the rollouts of the oldest groups, as many as a step needs; the others are spare."""
         in_order = sorted(accepted, key=lambda sample: sample.number)
         self.spare = in_order[self._needed() :]
         return in_order[: self._needed()]
@@ -183,7 +183,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def of_one_policy(samples: Sequence[Sample], policy: int, args: Arguments) -> list[Sample]:
-    """Return the samples of those groups that this policy has sampled whole."""
+    """Return the rollouts of those groups that this policy has sampled whole."""
     if not args.partial_rollouts:
         return list(samples)
     size = args.n_samples_per_prompt
@@ -196,7 +196,7 @@ def _is_of(sample: Sample, policy: int) -> bool:
 
 
 def _sampled(sample: Sample) -> torch.Tensor:
-    """Return the policies of the sampled tokens of a sample."""
+    """Return the policies of the sampled tokens of a rollout."""
     return sample.policies[sample.action_mask[0].bool()]
 
 

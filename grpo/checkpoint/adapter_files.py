@@ -267,7 +267,7 @@ def list_modules(layers: int, targets: Sequence[str]) -> list[str]:
 
 
 def fingerprint(model: Model) -> str | None:
-    """Return a SHA-256 that tells a base model from others of its shape; None if the tensors for it are missing.
+    """Return a SHA-256 that tells a base model from others of its shape; None if tensors or files for it are missing.
 
     It covers the beginnings of the last norm and of every layer's q_proj. An MXFP4 checkpoint and its bf16 copies share
     them.
@@ -278,7 +278,7 @@ def fingerprint(model: Model) -> str | None:
     digest = hashlib.sha256()
     for name in names:
         tensor = model.tensors.get(name)
-        if tensor is None:
+        if tensor is None or not tensor.file.is_file():
             return None
         with tensor.file.open("rb") as file:
             file.seek(tensor.start)
@@ -298,7 +298,7 @@ def fingerprint_of(folder: str) -> str | None:
 def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
     base, faults = Architecture.from_config(model.config), list(adapter.faults)
-    if adapter.base not in (None, fingerprint(model)):
+    if None not in (adapter.base, known := fingerprint(model)) and adapter.base != known:
         named = adapter.config.get("base_model_name_or_path")
         what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
         faults.append(FileFault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))

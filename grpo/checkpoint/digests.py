@@ -50,7 +50,7 @@ def unverified(folder: Path) -> str:
 def damage(folder: Path) -> list[FileFault]:
     """Compare a folder with its list. Return the differences; [] if there are none or the list is missing.
 
-    The remedy names the newest whole step of the same run if one exists.
+    The remedy names the newest complete step of the same run if one exists.
     """
     damaged = _damage(folder)
     if not damaged:
@@ -127,7 +127,7 @@ def _remedy(folder: Path) -> str:
         (checkpoints, step) for checkpoints in _runs_checkpoints(folder) for step in reversed(whole_steps(checkpoints))
     ]
     newest = next((checkpoints / step_name(step) / "adapter" for checkpoints, step in others), None)
-    return f"use {newest}, the newest whole step" if newest else "copy the folder again: no other step is whole"
+    return f"use {newest}, the newest complete step" if newest else "copy the folder again: no other step is complete"
 
 
 def _runs_checkpoints(folder: Path) -> Iterator[Path]:

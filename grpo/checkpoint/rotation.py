@@ -25,6 +25,6 @@ def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
     """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
 
     Args:
-        falls: the first steps whose samples show a lower correctness.
+        falls: the first steps whose rollouts show a lower correctness.
     """
     return {step for fall in falls if (step := last_before(steps, fall)) is not None}

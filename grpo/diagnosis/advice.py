@@ -44,7 +44,7 @@ CLIP_GRADIENT = Advice("MAX_GRAD_NORM", "to a third", "limits what one bad batch
 CLIP_RATIO = Advice("EPS_CLIP", "to a half", "keeps the policy closer to the sampling policy", 0.5)
 DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of tokens with a negative advantage", enough=_is_on)
 CLIP_ADVANTAGE = Advice(
-    "--advantage_clip", "1", "limits the effect of a single sample", enough=lambda now: 0 < now <= 1
+    "--advantage_clip", "1", "limits the effect of a single rollout", enough=lambda now: 0 < now <= 1
 )
 KL = Advice(
     "KL_COEF", "0.001", "keeps the policy close to the base model; costs one more forward pass per step", enough=_is_on
@@ -60,7 +60,7 @@ THINKING = Advice(
 )
 EFFORT = Advice("REASONING_EFFORT", "low", "gpt-oss thinks for fewer tokens")
 LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups in which all rewards are equal", 2.0)
-LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer and less noisy optimizer steps per rollout", 2.0)
+LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer and less noisy optimizer steps per global step", 2.0)
 LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)
 CORRECTNESS = Advice(
     "CORRECTNESS_WEIGHT", "0.9", "the reward depends more on the exact check", enough=lambda now: now >= 0.9
@@ -77,7 +77,7 @@ NO_BONUS = Advice("--entropy_loss_coef", "0", "it rewards exploration", enough=l
 ROUTING = Advice(
     "ROUTING_REPLAY", "1", "near a tie, the trainer then takes the engine's choice of experts", enough=_is_on
 )
-WARMER = Advice("TEMPERATURE", "1.0", "the samples of a group must differ", enough=lambda now: now >= 1)
+WARMER = Advice("TEMPERATURE", "1.0", "the rollouts of a group must differ", enough=lambda now: now >= 1)
 GO_BACK = Advice("--resume", "DIR --from-step N", "continues from the last checkpoint before it, which rotation keeps")
 LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate rises more slowly", 2.0)
 FILTERING = Advice("DYNAMIC_FILTERING", "1", "draws another problem for each group without spread", enough=_is_on)
@@ -91,7 +91,7 @@ SAME_WEIGHTS = Advice("ENGINE_MODEL", "the same weights as MODEL", "the engines 
 EAGER_ATTENTION = Advice("ATTN_IMPLEMENTATION", "eager", "transformers' own attention shows whether ours is the cause")
 QUOTA = Advice("JUDGE_RPM", "to your quota", "the API answers 429 above it")
 DEADLINE = Advice("JUDGE_DEADLINE", "twice as long", "leaves more time for tries", 2.0)
-WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all samples of a group are rewarded by the same measure")
+WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all rollouts of a group are rewarded by the same measure")
 CHECK = Advice("--check", "before the next start", "it tests the key and each model")
 TAIL = Advice("TOP_P", "1.0", "engine and trainer then use the same distribution", enough=lambda now: now >= 1)
 

@@ -45,5 +45,5 @@ def _earlier_fall(run: RunHistory, known: list[int]) -> int | None:
     if not isinstance(fall, Fall) or not fall.is_certain:
         return None
     numbers = fall.evidence.numbers
-    now = run.column("correct").values[-RECENT:].mean()
+    now = run.column(run.training_name).values[-RECENT:].mean()
     return fall.onset if now <= (numbers["before"] + numbers["after"]) / 2 else None

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-LEAST_FALL = 0.05  # of correctness; a smaller one is no reason to go back to a checkpoint
+from grpo.run.measure import EXACT_MATCH, SCORE
+
+LEAST_FALL = 0.05  # of correctness, or of a score; a smaller one is no reason to go back to a checkpoint
+HELD_OUT_SCORE = "held-out score"  # of evaluations; the column `score` is of the training rollouts
 WATCH, WARNING, CRITICAL = "watch", "warning", "critical"
 
 
@@ -84,9 +87,10 @@ class Finding:
 
     @property
     def says_it_fell(self) -> bool:
-        """Say whether correctness fell with it, in training or on the held-out problems."""
-        numbers = [one.numbers for one in self.evidence if one.metric in ("correct", "exact_match")]
-        return any(each.get("before", 0.0) - each.get("after", 1.0) > LEAST_FALL for each in numbers)
+        """Say whether correctness or the score fell with it, in training or on the held-out problems."""
+        measures = ("correct", EXACT_MATCH, SCORE, HELD_OUT_SCORE)
+        levels = [one.numbers for one in self.evidence if one.metric in measures and "before" in one.numbers]
+        return any(each["before"] - each["after"] > LEAST_FALL * max(1.0, abs(each["before"])) for each in levels)
 
     def headline(self) -> str:
         """Return the finding in one line, for a log."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from grpo.diagnosis.finding import NotJudged
+from grpo.diagnosis.finding import HELD_OUT_SCORE, NotJudged
 from grpo.diagnosis.series import Series
-from grpo.run.measure import is_whole
+from grpo.run.measure import EXACT_MATCH, SCORE, is_whole, name_of, of_row, value_of
 from grpo.run.progress import by_step
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
@@ -28,7 +28,7 @@ class RunHistory:
 
     Attributes:
         rows: lines of metrics.jsonl, one per step, in step order.
-        evals: lines of eval.jsonl with an exact match, likewise.
+        evals: lines of eval.jsonl with an exact match, or all with a score, likewise.
         config: the contents of config.json; {} without one.
         notes: what was left out in reading.
         is_late: whether `rows` begin after the warm-up.
@@ -61,7 +61,7 @@ class RunHistory:
         flags = self.config.get("flags") or {}
         try:
             updates = plan["scheduled_optimizer_steps"] * flags["lr_warmup_ratio"]
-            last = math.ceil(updates / plan["optimizer_steps_per_rollout"])
+            last = math.ceil(updates / plan["optimizer_steps_per_step"])
         except (KeyError, TypeError, ZeroDivisionError):
             last = UNKNOWN_WARM_UP
             self.notes.append(f"actor_lr and the plan are missing, so the first {last} steps count as the warm-up")
@@ -113,20 +113,52 @@ class RunHistory:
 
     @cached_property
     def held_out(self) -> Series:
-        """Return the exact match of the evaluations, including those before and during the warm-up."""
+        """Return the exact match or the score of the evaluations, including those before and during the warm-up."""
         return Series(
-            "exact_match",
+            HELD_OUT_SCORE if self.measure == SCORE else EXACT_MATCH,
             np.array([row["step"] for row in self.evals], dtype=np.int64),
-            np.array([row["exact_match"] for row in self.evals], dtype=np.float64),
+            np.array([value_of(row) for row in self.evals], dtype=np.float64),
         )
+
+    @property
+    def measure(self) -> str:
+        """Return what the evaluations measure (:mod:`grpo.run.measure`); exact match without any."""
+        return of_row(self.evals[-1]) if self.evals else EXACT_MATCH
+
+    @property
+    def held_out_name(self) -> str:
+        """Return what people call the number of the evaluations."""
+        return f"held-out {name_of(self.evals[-1]) if self.evals else 'evaluations'}"
+
+    @property
+    def training_name(self) -> str:
+        """Return the column that is to the training rollouts what :attr:`held_out` is to the evaluations."""
+        is_scored = self.measure == SCORE or not len(self.column("correct"))
+        return SCORE if is_scored and len(self.column(SCORE)) else "correct"
+
+    @cached_property
+    def scale(self) -> tuple[float, float]:
+        """Return the ends of the scale of both: 0 and 1, or further out if a score is."""
+        ends = [self.held_out.values, self.column(self.training_name).values]
+        ends += [_numbers(row.get(end) for row in self.evals) for end in ("ci_low", "ci_high")]
+        known = np.concatenate([[0.0, 1.0], *ends])
+        return float(known.min()), float(known.max())
+
+    @property
+    def width(self) -> float:
+        """Return the width of the scale."""
+        return self.scale[1] - self.scale[0]
 
     @cached_property
     def held_out_error(self) -> float:
-        """Return the standard error of one evaluation due to sampling alone, on the same problems; 0 if unknown."""
+        """Return the standard error of one evaluation; 0 if unknown.
+
+        That of an exact match is due to sampling alone, on the same problems. That of a score is from its interval.
+        """
         errors = []
         for row in self.evals:
-            rate, samples = row["exact_match"], _number(row.get("samples"))
-            if samples > 0:
+            rate, samples = value_of(row), _number(row.get("samples"))
+            if samples > 0 and self.measure == EXACT_MATCH:
                 errors.append(math.sqrt(max(rate * (1 - rate), 1 / (4 * samples)) / samples))
             elif math.isfinite(width := _number(row.get("ci_high")) - _number(row.get("ci_low"))):
                 errors.append(width / 4)  # 95% is two standard errors on each side
@@ -173,6 +205,10 @@ def _number(value: object) -> float:
     return math.nan if number is None else number
 
 
+def _numbers(values: Iterable[object]) -> np.ndarray:
+    return np.array([number for value in values if math.isfinite(number := _number(value))], dtype=np.float64)
+
+
 def of_rows(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
 ) -> RunHistory:
@@ -180,7 +216,10 @@ def of_rows(
     notes: list[str] = []
     config = config or {}
     columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
-    graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
+    graded = [row for row in results if math.isfinite(_number(value_of(row)))]
+    if others := [row for row in graded if of_row(row) != of_row(graded[-1])]:
+        notes.append(f"eval.jsonl: {len(others)} evaluations measured {name_of(others[0])} and are left out")
+        graded = [row for row in graded if row not in others]
     whole = [row for row in graded if is_whole(row)]
     if len(whole) < len(graded):
         notes.append(f"eval.jsonl: {len(graded) - len(whole)} evaluations graded only some problems and are left out")

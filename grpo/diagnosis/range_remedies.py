@@ -4,7 +4,7 @@ from grpo.diagnosis import advice
 from grpo.diagnosis.advice import Advice, Remedy
 
 _FAR = Remedy(
-    "the updates of a rollout move the policy too far from the sampling policy: they are too many or too large",
+    "the updates of a step move the policy too far from the sampling policy: they are too many or too large",
     (advice.LARGER_BATCH, advice.RATE_DOWN, advice.CLIP_RATIO, advice.CLIP_GRADIENT),
 )
 _DIFFERENCE = Remedy(
@@ -34,7 +34,7 @@ RANGES = {
         (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.OVERLONG),
     ),
     "high_reward_wrong": Remedy(
-        "wrong samples are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
+        "wrong rollouts are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE),
     ),
     "reward_correct_correlation": _CORRELATION,
@@ -44,34 +44,34 @@ RANGES = {
         (advice.FILTERING, advice.EASIER_DATA, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "judge_failed": Remedy(
-        "the judge fails on some samples, which are then rewarded by another measure than the rest",
+        "the judge fails on some rollouts, which are then rewarded by another measure than the rest",
         (advice.QUOTA, advice.DEADLINE, advice.WHOLE_GROUPS),
     ),
     "judge_fallbacks": Remedy(
         "the first model of the judge often fails, and another one judges instead",
         (
             Advice("JUDGE_RPM", "to your quota", "the first model then answers instead of a fallback"),
-            Advice("JUDGE_MODELS", "with a reliable model first", "the same judge for all samples"),
+            Advice("JUDGE_MODELS", "with a reliable model first", "the same judge for all rollouts"),
         ),
     ),
     "reward_missing": Remedy(
-        "samples get no reward: the reward function or the environment fails on them; the engines' log has the reason",
+        "rollouts get no reward: the reward function or the environment fails on them; the engines' log has the reason",
         (Advice("REWARD", "a function that handles every response", "test it on the lines of samples/"),),
     ),
     "disk_free": Remedy(
         "a disk that the run writes to is almost full",
         (
             Advice("CKPT_DIR", "on another disk", "a full disk stops checkpoints"),
-            Advice("METRICS_DIR", "on another disk", "takes metrics and samples"),
+            Advice("METRICS_DIR", "on another disk", "takes metrics and rollouts"),
             advice.SAVE_LESS,
         ),
     ),
     "lost_writes": Remedy(
-        "lines of metrics or samples could not be written: the disk is full or missing",
+        "metrics or rollouts could not be written: the disk is full or missing",
         (Advice("METRICS_DIR", "on another disk", "lines that cannot be written are lost"), advice.SAVE_LESS),
     ),
     "engines_replaced": Remedy(
-        "engines die again and again: out of memory, or a GPU at fault; the console names the engine and its signal",
+        "engines keep dying: out of memory, or a GPU at fault; the console names the engine and its signal",
         (
             Advice("GPU_MEMORY_UTILIZATION", "0.05 lower", "leaves memory to what vLLM does not count"),
             Advice("--check", "before the next start", "it tests GPUs, memory, and shared memory"),
@@ -86,7 +86,7 @@ RANGES = {
         ),
     ),
     "policy_loss_spike": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
+        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks it (largest loss)",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN),
     ),
     "actor_lr": Remedy(
@@ -98,7 +98,7 @@ RANGES = {
         ),
     ),
     "advantage_mean": Remedy(
-        "the advantages of a step do not cancel out: samples lack a reward, or advantages are clipped",
+        "the advantages of a step do not cancel out: rollouts lack a reward, or advantages are clipped",
         (advice.REWARD, Advice("ADVANTAGE_ESTIMATOR", "dr_grpo", "subtracts the mean of each group")),
     ),
     "advantage_clipped": Remedy(
@@ -133,14 +133,14 @@ RANGES = {
         "the advantage depends on the length: long responses are cut or penalised, or the judge prefers a length",
         (
             advice.LENGTH,
-            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
+            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short rollouts"),
             Advice("OVERLONG_PENALTY", "to a half", "length then costs less relative to correctness", 0.5),
             advice.CORRECTNESS,
             advice.QUALITY,
         ),
     ),
     "reward_error": Remedy(
-        "the reward function cannot grade some samples: unreadable labels, or an exception (see the log)",
+        "the reward function cannot grade some rollouts: unreadable labels, or an exception (see the log)",
         (advice.LABELS, Advice("REWARD", "a function that handles every response", "test it on the lines of samples/")),
     ),
     "ended_by_turns": Remedy(

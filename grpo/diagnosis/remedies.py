@@ -20,7 +20,7 @@ REMEDIES = {
         "the policy memorises the training problems",
         (
             Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
-            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best exact match is kept", 0.5),
+            Advice("NUM_EPISODES", "to a half", "stop earlier; the best checkpoint is kept", 0.5),
             advice.RATE_DOWN,
             Advice("LORA_RANK", "to a half", "leaves less capacity to memorise", 0.5),
         ),
@@ -41,17 +41,27 @@ REMEDIES = {
         (advice.LABELS, advice.REWARD, advice.EASIER_DATA),
     ),
     "no_gradient": Remedy(
-        "all samples of each group get the same reward, so there is no gradient: all problems are too hard or too "
+        "all rollouts of each group get the same reward, so there is no gradient: all problems are too hard or too "
         "easy, no answer matches its label, or the reward is constant",
         (advice.EASIER_DATA, advice.LABELS, advice.REWARD, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "lost_gradient": Remedy(
         "rewards differ, and yet the gradient is exactly zero: it does not reach the adapter, the learning rate or all "
-        "weights of samples are zero, or advantages are clipped away",
+        "weights of rollouts are zero, or advantages are clipped away",
         (
             Advice("--check", "before the next start", "it reports versions that were not tested"),
             advice.EAGER_ATTENTION,
             advice.REWARD,
+        ),
+    ),
+    "masked_gradient": Remedy(
+        "MASK_TRUNCATED=1 leaves truncated rollouts out of the loss, and all rollouts of groups with differing rewards "
+        "are truncated",
+        (
+            advice.LENGTH,
+            advice.EFFORT,
+            advice.THINKING,
+            Advice("MASK_TRUNCATED", "0", "trains on truncated rollouts too", enough=lambda now: now <= 0),
         ),
     ),
     "reward_hacking": Remedy(
@@ -60,7 +70,7 @@ REMEDIES = {
         cause_without_judge="the policy learns something other than correctness that the reward function rewards",
     ),
     "instability": Remedy(
-        "the updates are too large: the policy moves too far from the one that produced the samples",
+        "the updates are too large: the policy moves too far from the one that produced the rollouts",
         (
             advice.GO_BACK,
             advice.RATE_DOWN,
@@ -72,8 +82,9 @@ REMEDIES = {
         ),
     ),
     "spikes": Remedy(
-        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)."
-        " Gradients that grow from step to step come before a collapse",
+        "some micro-batches have a very large ratio or advantage, or very unlikely tokens with POLICY_LOSS=cispo; "
+        "samples/step_N.jsonl marks the rollout (largest loss). Gradients that grow from step to step come before a "
+        "collapse",
         (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),
     "lr_shock": Remedy(
@@ -86,7 +97,7 @@ REMEDIES = {
         ),
     ),
     "off_policy": Remedy(
-        "several optimizer steps per rollout move the policy away from the sampling policy",
+        "several optimizer steps per global step move the policy away from the sampling policy",
         (advice.LARGER_BATCH, advice.RATE_DOWN, advice.CLIP_RATIO),
     ),
     "mismatch": Remedy(
@@ -105,7 +116,7 @@ REMEDIES = {
         "short responses are rewarded as much as long ones, or the updates have damaged the policy",
         (
             advice.GO_BACK,
-            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
+            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short rollouts"),
             advice.RATE_DOWN,
             advice.KL,
             advice.CORRECTNESS,

@@ -180,7 +180,7 @@ def _admitted(
     shown = ""
     while True:
         problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
-        # A run goes on without its judge, so a restart does not wait for it.
+        # A run continues without its judge, so a restart does not wait for it.
         problems += [] if is_restart else judge.check(run_judge, config)
         patience = max(0.0, until - time.monotonic())
         cluster = joined_cluster.Admission(problems) if problems else joined_cluster.look(config, patience)

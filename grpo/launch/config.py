@@ -60,7 +60,7 @@ class Config:
         return replace(self, args=argparse.Namespace(**vars(self.args) | values))
 
     @property
-    def samples_per_rollout(self) -> int:
+    def rollouts_per_step(self) -> int:
         """Return how many responses one global step generates."""
         return self.args.rollout_batch_size * self.args.n_samples_per_prompt
 

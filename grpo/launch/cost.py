@@ -28,13 +28,13 @@ def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
 def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
     if judge.settings is None or judge.is_stand_in:
         return []
-    calls = steps * plan.samples_per_rollout
+    calls = steps * plan.rollouts_per_step
     prompts, replies = calls * (INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
     lines = [
-        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries; up to {prompts:,.1f} "
-        "million prompt tokens, if responses fill the",
-        f"{_INDENT}limit and problem and instructions take {INSTRUCTIONS:,}; {replies:,.1f} million tokens of replies, "
-        f"if one has {_REPLY:,} (assumed)",
+        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries",
+        f"{_INDENT}up to {prompts:,.1f} million prompt tokens: responses of GENERATE_MAX_LEN, and {INSTRUCTIONS:,} "
+        "tokens for each problem and the instructions (assumed)",
+        f"{_INDENT}{replies:,.1f} million reply tokens: {_REPLY:,} per call (assumed)",
     ]
     if judge.settings.price:
         for_prompts, for_replies = judge.settings.price
@@ -55,7 +55,7 @@ def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
 
     return [
         f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {counted(steps, 'step')} of {step:,.0f} s, "
-        "if all responses fill the limit",
+        "if every response reaches the length limit",
         *(
             f"{_INDENT}{phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
             f"{phase.source}"
@@ -83,7 +83,7 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
     args = config.args
 
     def seconds(**changes: Any) -> str:
-        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s a step"
+        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s per step"
 
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
@@ -113,11 +113,11 @@ def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> I
                 f"{abs(share):.0%} {'faster' if share < 0 else 'slower'}{sure};"
             )
             yield f"{_INDENT}  its cache has {gpu_memory.describe_cache(need)}"
-            several = f"{1e6 * ALL_REDUCE:.0f} us for an all-reduce and {1e3 * RAY:.0f} ms for Ray in a pass"
+            several = f"{1e6 * ALL_REDUCE:.0f} us per all-reduce and {1e3 * RAY:.0f} ms of Ray per pass"
     if several:
-        yield f"{_INDENT}  an engine of several GPUs is assumed to need {several}"
+        yield f"{_INDENT}  for an engine of several GPUs, assumes {several}"
 
 
 def seconds_of_step(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> float:
-    """Return the seconds of a step, if every sample has the longest length."""
+    """Return the seconds of a step, if every rollout has the longest length."""
     return _step(list(phases(plan, config, judge, rates)), "seconds", config.args.pipeline)

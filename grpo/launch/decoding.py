@@ -1,4 +1,4 @@
-"""The seconds that engines sample for: a pass for each token of the longest response. Sources: docs/step-time.md.
+"""The seconds that engines sample for: a pass for each token of the longest response. Sources: docs/gpu.md.
 
 A pass takes the longer of two: what the CPU launches, which CUDA graphs save, and what an H100 computes.
 """
@@ -56,11 +56,11 @@ class Engine:
     def source(self) -> str:
         """Say where the figures are from."""
         if not self.factors.get(self.eager):
-            return "calculated, see docs/step-time.md"
+            return "calculated, see docs/gpu.md"
         return "measured on this machine" + (", with 1 GPU" if self.width > 1 else "")
 
     def seconds(self, sequences: int, at_once: int, prompt: int, response: int) -> float:
-        """Return the seconds for so many samples, each with so many tokens. The cache holds ``at_once`` whole ones."""
+        """Return the seconds for this many rollouts of this many tokens. The cache holds ``at_once`` whole ones."""
         prompts = sequences * prompt * self.model.layers / LARGE.layers / (_PROMPTS * self.width)
         running, tokens = max(1, min(at_once, MOST_AT_ONCE)), prompt + response // 2
         whole, rest = divmod(sequences, running)
@@ -74,7 +74,7 @@ class Engine:
         return prompts + response * ((whole - 1) * self.of_pass(running, tokens) + last)
 
     def of_pass(self, sequences: int, tokens: int) -> float:
-        """Return the seconds of a pass for so many sequences with so many tokens in the cache."""
+        """Return the seconds of a pass for this many sequences with this many tokens in the cache."""
         launches = self._launches() if self.eager else 0.0
         between = _SCHEDULING + (RAY if self.width > 1 else 0.0)
         gpu = self.of_gpu(sequences, tokens)

@@ -32,7 +32,7 @@ def of_config(config: Config) -> Seats | None:
 
 
 def place(count: int, gpus: int, engines: int, width: int, ranks: int) -> Seats | None:
-    """Return the places on so many free nodes; None if there is no room."""
+    """Return the places on this many free nodes; None if there is no room."""
     nodes = [Node(str(number), gpus) for number in range(1, count + 1)]
     try:
         return seats.place(nodes, "1", engines, width, ranks)
@@ -54,7 +54,7 @@ def gathered_from_others(places: Seats) -> float:
 
 
 def most_engines(count: int, gpus: int, width: int, ranks: int) -> int:
-    """Return how many engines fit on so many nodes beside the ranks."""
+    """Return how many engines fit on this many nodes beside the ranks."""
     of_ranks = -(-ranks // gpus)
     if of_ranks > count:
         return 0

@@ -40,4 +40,4 @@ def _cache(config: Config, need: Needs) -> int:
     """Return the bytes that a shared GPU keeps for the cache, so that its engine samples all its rollouts at once."""
     if not need.shared:
         return 0
-    return config.samples_per_rollout // config.args.vllm_num_engines * need.cache.bytes(need.length)
+    return config.rollouts_per_step // config.args.vllm_num_engines * need.cache.bytes(need.length)

@@ -63,7 +63,7 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.pipeline and args.colocate_all_models:
         yield Problem(
-            "PIPELINE=1 samples and trains at once, but COLOCATE=1 gives engines and actor the same GPUs",
+            "PIPELINE=1 samples and trains at the same time, but COLOCATE=1 gives engines and actor the same GPUs",
             "remove one of them",
         )
     if args.load_checkpoint:
@@ -89,7 +89,7 @@ def _partial(args: argparse.Namespace) -> Iterator[Problem]:
     if args.partial_rollouts >= args.rollout_batch_size:
         yield Problem(
             f"PARTIAL_ROLLOUTS {args.partial_rollouts} is not below ROLLOUT_BATCH_SIZE {args.rollout_batch_size}",
-            "lower it: so many groups are sampled besides those of a step",
+            "lower it: that many groups are sampled in addition to those of a step",
         )
     if args.routing_replay:
         yield Problem(

@@ -168,6 +168,7 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
         adam_offload=args.adam_offload,
         checkpointing=args.gradient_checkpointing,
         eager=args.attn_implementation == "eager",
+        reference=bool(args.adapter) and args.init_kl_coef > 0,
     )
 
 

@@ -53,7 +53,7 @@ class HangWatch(Watch):
                 self._phase, self._step = phase["phase"], phase["step"]
 
     def hang(self) -> Problem | None:
-        """Return what hangs; None if the run gets on, or may still."""
+        """Return what hangs; None while the run progresses, or may still."""
         self.look()
         if not self._floor or time.monotonic() - self._since <= self.limit():
             return None
@@ -92,7 +92,7 @@ class HangWatch(Watch):
         return bool(self._progress.metrics.of_this_part() or self._progress.lost.count)
 
     def stop(self) -> Stop | None:
-        """Return the rule that ends the run; None if it may go on."""
+        """Return the rule that ends the run; None if it may continue."""
         return self._rules()
 
     def _usual(self) -> float | None:

@@ -99,11 +99,12 @@ def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
     """Yield what makes the judge fail wherever the run starts."""
     if judge.settings is None:
         return
-    chain, samples = judge.settings.chain, config.samples_per_rollout
+    chain, rollouts = judge.settings.chain, config.rollouts_per_step
     most = chain.requests_per_window * len(chain.models) * chain.deadline / chain.window
-    if samples > most:
+    if rollouts > most:
         yield Problem(
-            f"a rollout has {samples} samples, but the judge can send only {most:.0f} requests within JUDGE_DEADLINE",
+            f"a global step has {rollouts} rollouts, but the judge can send only {most:.0f} requests within "
+            "JUDGE_DEADLINE",
             "raise JUDGE_DEADLINE, or JUDGE_RPM if your quota allows it",
         )
     for retired in models.find_retired(chain.models):
@@ -140,7 +141,7 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
             f"            reward = {blend}",
         ]
     lines = [
-        f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per sample",
+        f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per rollout",
         f"            {_slow_tries(chain)}",
         f"            {_calls(reward, config)}",
         f"            reward = {blend}; if all models fail: {reward.fallback}",
@@ -155,12 +156,12 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
 
 
 def _slow_tries(chain: ChainSettings) -> str:
-    """Return how many tries a sample gets if no model answers in time."""
+    """Return how many tries a rollout gets if no model answers in time."""
     tries = tries_without_answer(chain)
     count, whole = sum(map(len, tries)), chain.tries * len(chain.models)
-    begin = f"a try takes up to {chain.call_timeout:g} s; if no model answers, the deadline leaves"
+    begin = f"a try times out after {chain.call_timeout:g} s; if no model answers, the deadline allows"
     if count == whole and min(map(min, tries)) == chain.call_timeout:
-        return f"{begin} time for all {whole} tries"
+        return f"{begin} all {whole} tries"
     each = []
     for model, seconds in zip(chain.models, tries, strict=True):
         *first, last = (f"{round(second, 1):g}" for second in seconds)
@@ -170,11 +171,11 @@ def _slow_tries(chain: ChainSettings) -> str:
 
 def _calls(reward: JudgeSettings, config: Config) -> str:
     """Return how many calls a step costs."""
-    samples = f"{config.samples_per_rollout:,}"
+    rollouts = f"{config.rollouts_per_step:,}"
     # Prompts drawn to fill a batch are judged too.
     more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
     if reward.judges_unfinished:
-        cost = f"up to {samples} plus failed tries{more}; JUDGE_UNFINISHED=0 judges only samples with a final answer"
+        cost = f"up to {rollouts} plus failed tries{more}; JUDGE_UNFINISHED=0 judges only rollouts with a final answer"
     else:
-        cost = f"one for each of {samples} samples with a final answer, plus failed tries{more}; JUDGE_UNFINISHED is 0"
+        cost = f"one for each of {rollouts} rollouts with a final answer, plus failed tries{more} (JUDGE_UNFINISHED=0)"
     return f"calls per step: {cost}"

@@ -33,7 +33,7 @@ class LearningRate:
         return cls(args.lr_scheduler, args.actor_learning_rate, warm_up, length, per_step)
 
     def of_optimizer_step(self, done: int) -> float:
-        """Return the learning rate after so many optimizer steps, by transformers' formulas."""
+        """Return the learning rate after this many optimizer steps, by transformers' formulas."""
         if self.name == "constant":
             return self.peak
         if self.name.startswith("cosine"):
@@ -63,7 +63,7 @@ class LearningRate:
         return sum(self.of_optimizer_step(done) for done in range(first, first + self.per_step)) / self.per_step
 
     def describe(self, steps: int) -> list[str]:
-        """Describe warm-up and learning rates of a run of so many global steps in lines for people."""
+        """Describe warm-up and learning rates of a run of this many global steps in lines for people."""
         if steps < 1:
             return []  # the launcher refuses the run
         warm_up = math.ceil(self.warm_up / self.per_step)

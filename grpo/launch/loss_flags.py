@@ -36,7 +36,7 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.pipeline and not corrects_for_sampling(args):
         yield Problem(
-            "PIPELINE=1 trains on samples of an earlier policy, and nothing corrects for that",
+            "PIPELINE=1 trains on rollouts of an earlier policy, and nothing corrects for that",
             "set OLD_LOG_PROBS=engine, or add --enable_vllm_is_correction",
         )
     if args.top_p < 1 and (args.enable_vllm_is_correction or args.old_log_probs == "engine"):

@@ -135,7 +135,7 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
 
 
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
-    """Record how a part of the run ended, and decide whether the run goes on by itself."""
+    """Record how a part of the run ended, and decide whether the run restarts."""
     verdict = Verdict(None, [])
     more: dict[str, Any] = {"seconds": progress.seconds()}
     if progress.lost.count:

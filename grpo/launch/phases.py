@@ -1,6 +1,6 @@
 """The seconds of a step, phase by phase: from the figures that scripts.gpu_check measured here, or from stated ones.
 
-The actor's are of gpt-oss-120b. Time per token scales with the layers, time per sample with the experts' weights too.
+The actor's are of gpt-oss-120b. Time per token scales with the layers, time per rollout with the experts' weights too.
 """
 
 import json
@@ -34,9 +34,9 @@ _HOST_COPIES = 25.0  # assumed: GB/s of pinned memory to a GPU, over PCIe 5
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of a sample on one GPU: a fixed part, which unpacks weights, and a part for each token."""
+    """Seconds of a rollout on one GPU: a fixed part, which unpacks weights, and a part for each token."""
 
-    of_sample: float
+    of_rollout: float
     of_token: float
 
     @classmethod
@@ -73,7 +73,7 @@ class Rates:
 
     @classmethod
     def stated(cls, why: str = "") -> "Rates":
-        """Return the figures of docs/gpu.md: 16 samples of two lengths on one H100, and an assumed range."""
+        """Return the figures of docs/gpu.md: 16 rollouts of two lengths on one H100, and an assumed range."""
         lengths = (4_096, 16_384)
         return cls(
             "calculated from one H100, see docs/gpu.md; range assumed" + (f"; {why}" if why else ""),
@@ -130,7 +130,7 @@ class Phase:
 
 
 def phases(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[Phase]:
-    """Yield the phases of a step in which every sample has the longest length, for a plan with an architecture."""
+    """Yield the phases of a step in which every rollout has the longest length, for a plan with an architecture."""
     assert plan.architecture is not None
     yield sampling(config, plan.architecture, rates)
     yield from _judging(config, judge)
@@ -141,22 +141,22 @@ def phases(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterato
 
 def sampling(config: Config, model: Architecture, rates: Rates) -> Phase:
     """Return the phase of the engines."""
-    args, samples = config.args, config.samples_per_rollout
-    engine, seconds = _decode(config, model, rates, samples)
+    args, rollouts = config.args, config.rollouts_per_step
+    engine, seconds = _decode(config, model, rates, rollouts)
     low, high = engine.unsure
     way = "eager" if args.enforce_eager else "CUDA graphs"
     source = (
         f"{1000 * seconds / args.generate_max_len:.0f} ms for each of {args.generate_max_len:,} tokens, "
-        f"{math.ceil(samples / args.vllm_num_engines)} samples an engine, {way}; {engine.source}"
+        f"{math.ceil(rollouts / args.vllm_num_engines)} rollouts per engine, {way}; {engine.source}"
     )
     return Phase("sampling", seconds, low * seconds, high * seconds, source, ENGINES)
 
 
-def _decode(config: Config, model: Architecture, rates: Rates, samples: int) -> tuple[Engine, float]:
-    """Return an engine, and the seconds for so many of the longest responses on all engines."""
+def _decode(config: Config, model: Architecture, rates: Rates, responses: int) -> tuple[Engine, float]:
+    """Return an engine, and the seconds for this many of the longest responses on all engines."""
     args, need = config.args, gpu_memory.needs(config)
     engine = Engine(model, args.vllm_tensor_parallel_size, args.enforce_eager, rates.decoding)
-    count, at_once = math.ceil(samples / args.vllm_num_engines), need.at_once if need else decoding.MOST_AT_ONCE
+    count, at_once = math.ceil(responses / args.vllm_num_engines), need.at_once if need else decoding.MOST_AT_ONCE
     return engine, engine.seconds(count, at_once, args.prompt_max_len, args.generate_max_len)
 
 
@@ -164,14 +164,14 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
     """Yield the judge's calls after the last token. An answer is judged when it ends, so they may be few."""
     if judge.settings is None:
         return
-    chain, calls = judge.settings.chain, config.samples_per_rollout
+    chain, calls = judge.settings.chain, config.rollouts_per_step
     tokens = calls * (INSTRUCTIONS + config.args.generate_max_len)
     for_quota = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
     rounds = math.ceil(calls / chain.concurrency)
     least, expected, most = (
         min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:]))
     )
-    source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
+    source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s per call"
     waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
     yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
 
@@ -195,11 +195,11 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     if args.actor_shard == NO_SHARD:
         return
     weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
-    count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
+    count = sum(_GATHERS[name] * rollouts for name, rollouts in _rollouts(config).items())
     moved = count / args.micro_train_batch_size * weights
     if args.offload:
         copies = moved / config.actor_ranks / rates.host
-        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if fully overlapped"
         yield Phase("copies from the host", copies, 0.0, copies, source)
     if config.actor_ranks == 1:
         return
@@ -209,7 +209,7 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     between = moved * equal_nodes.gathered_from_others(places) / NETWORK if places else 0.0
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
-    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
+    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if fully overlapped")
 
 
 def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
@@ -218,18 +218,18 @@ def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterato
     weights = layers * architecture.experts / LARGE.experts
     beyond = max(1.0, config.max_model_len / rates.longest)  # attention's time grows with the square of the length
     source = rates.source + (f"; beyond {rates.longest:,} tokens extrapolated" if beyond > 1 else "")
-    for name, samples in _samples(config).items():
-        line, batches = rates.train if name == _TRAINING else rates.old, samples / config.args.micro_train_batch_size
-        seconds = batches * weights * line.of_sample + samples * layers * line.of_token * config.max_model_len
+    for name, rollouts in _rollouts(config).items():
+        line, batches = rates.train if name == _TRAINING else rates.old, rollouts / config.args.micro_train_batch_size
+        seconds = batches * weights * line.of_rollout + rollouts * layers * line.of_token * config.max_model_len
         yield Phase(name, seconds, seconds * rates.low, seconds * rates.high * beyond, source)
 
 
-def _samples(config: Config) -> dict[str, float]:
-    """Return how many samples of a step a rank computes in each kind of pass that the run makes."""
+def _rollouts(config: Config) -> dict[str, float]:
+    """Return how many rollouts of a step a rank computes in each kind of pass that the run makes."""
     args = config.args
     shares = {
         _OLD: old_policy.share_of_old_pass(args),
         _REFERENCE: float(args.init_kl_coef > 0),
         _TRAINING: args.max_epochs,
     }
-    return {name: share * config.samples_per_rollout / config.actor_ranks for name, share in shares.items() if share}
+    return {name: share * config.rollouts_per_step / config.actor_ranks for name, share in shares.items() if share}

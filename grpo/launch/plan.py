@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from grpo.checkpoint import adapter_files
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
@@ -31,8 +32,8 @@ _ADAPTERS_IN_STORE, TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 class Plan:
     """Numbers that follow from a configuration. Sizes are in bytes; None if the model or the data cannot be read."""
 
-    samples_per_rollout: int
-    optimizer_steps_per_rollout: int
+    rollouts_per_step: int
+    optimizer_steps_per_step: int
     gradient_accumulation: int
     prompts: int | None = None
     steps_per_episode: int | None = None
@@ -41,7 +42,7 @@ class Plan:
     scheduled_optimizer_steps: int | None = None
     eval_prompts: int | None = None
     evals: int | None = None
-    max_tokens_per_rollout: int = 0
+    max_tokens_per_step: int = 0
     model_bf16_bytes: int | None = None
     model_actor_bytes: int | None = None
     model_file_bytes: int | None = None
@@ -62,12 +63,12 @@ class Plan:
 def make_plan(config: Config) -> Plan:
     """Compute the plan. `unknown` lists what cannot be read; the preflight refuses it."""
     args = config.args
-    samples = config.samples_per_rollout
+    samples = config.rollouts_per_step
     plan = Plan(
-        samples_per_rollout=samples,
-        optimizer_steps_per_rollout=samples * args.max_epochs // args.train_batch_size,
+        rollouts_per_step=samples,
+        optimizer_steps_per_step=samples * args.max_epochs // args.train_batch_size,
         gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
-        max_tokens_per_rollout=samples * config.max_model_len,
+        max_tokens_per_step=samples * config.max_model_len,
         ray_gpus=config.gpus,
         # One CPU for each bundle, one for the trainer, and a few for Ray's own processes.
         ray_cpus=config.gpus + 4,
@@ -112,33 +113,34 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.model_actor_bytes = sum(actor_bytes(config, model).values())
     plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
     adapter = plan.lora_parameters * WEIGHT_BYTES
-    plan.object_store_bytes = max(
-        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * TOKEN_BYTES
-    )
+    plan.object_store_bytes = max(_MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_step * TOKEN_BYTES)
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
     if args.pipeline:  # the batch of the next step, and unfinished groups
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
-        saved = plan.max_tokens_per_rollout * (args.rollout_batch_size + args.partial_rollouts)
+        saved = plan.max_tokens_per_step * (args.rollout_batch_size + args.partial_rollouts)
         plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
-    # and the final adapter.
+    # the final adapter; and the copy of the one that the run starts from.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
+    if args.adapter:
+        weights = Path(args.adapter) / adapter_files.WEIGHTS
+        plan.disk_bytes += weights.stat().st_size if weights.is_file() else adapter
 
 
 def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     if not args.pipeline:
         return []
-    first, last = plan.optimizer_steps_per_rollout, 2 * plan.optimizer_steps_per_rollout - 1
+    first, last = plan.optimizer_steps_per_step, 2 * plan.optimizer_steps_per_step - 1
     lines = [
         f"            PIPELINE=1: the policy that sampled is {first}"
         + (f" to {last}" if last > first else "")
         + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
     ]
     if args.partial_rollouts:
-        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
+        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_step - 1
         lines.append(
             f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
             f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
@@ -170,7 +172,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         )
     if args.retire_after is not None:
         lines.append(
-            f"problems    rest for {counted(args.retire_for, 'step')} after "
+            f"problems    are retired for {counted(args.retire_for, 'step')} after "
             f"{counted(args.retire_after, 'solved group')} in a row"
         )
     if args.template_date is not None:
@@ -183,14 +185,14 @@ def describe(plan: Plan, config: Config) -> list[str]:
     args = config.args
     is_simulated = on_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
     lines = [
-        f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
-        f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
-        f"each ({plan.max_tokens_per_rollout:,} in total)",
+        f"rollouts    {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} rollouts = "
+        f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
+        f"({plan.max_tokens_per_step:,} in total)",
         *_prompts(args),
         *describe_lengths(config),
-        f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
-        f"prompts) = {counted(plan.optimizer_steps_per_rollout, 'optimizer step')} per rollout"
-        + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 and not args.pipeline else ""),
+        f"update      {plan.rollouts_per_step} rollouts / train batch {args.train_batch_size} (rollouts, not "
+        f"prompts) = {counted(plan.optimizer_steps_per_step, 'optimizer step')} per global step"
+        + (", all but the first off-policy" if plan.optimizer_steps_per_step > 1 and not args.pipeline else ""),
         *_staleness(plan, args),
         f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
@@ -226,8 +228,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"({counted(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
         f"{counted(args.num_episodes, 'episode')}{limit}: {counted(plan.steps or 0, 'global step')}",
     ]
-    if plan.steps and plan.optimizer_steps_per_rollout:
-        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_rollout)
+    if plan.steps and plan.optimizer_steps_per_step:
+        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_step)
         lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
@@ -245,8 +247,8 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"            the data give {counted(plan.steps, 'step')}, fewer than the {asked} asked for: NUM_EPISODES="
-        f"{math.ceil(asked / per_episode)} repeats them often enough"
+        f"            the data suffice for {counted(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
+        f"{math.ceil(asked / per_episode)}"
     ]
 
 
@@ -259,7 +261,8 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
-        f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
+        f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
+        + (", copy of ADAPTER" if config.args.adapter else ""),
     ]
 
 

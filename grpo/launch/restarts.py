@@ -30,7 +30,7 @@ class Verdict:
 
 
 def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> Verdict:
-    """Decide whether a run goes on after its last end.
+    """Decide whether a run restarts after its last end.
 
     Args:
         ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)
@@ -41,17 +41,17 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
     if limit == 0:
         return Verdict(None, [])
     last, chain = ends[-1], _chain(ends)
-    first = [f"first error  at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
+    first = [f"first error, at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
     if not has_progressed and not chain and not _BY_CHANCE.search(last["cause"]):
-        return Verdict(None, ["no restart   the run failed before its first step or evaluation"])
+        return Verdict(None, ["not restarting: the run failed before its first step or evaluation"])
     if chain and (chain[-1]["step"], _kind(chain[-1])) == (last["step"], _kind(last)):
-        return Verdict(None, [*first, f"no restart   the same error after step {last['step']} a second time"])
+        return Verdict(None, [*first, f"not restarting: the same error occurred again after step {last['step']}"])
     used = sum(end["saved"] == last["saved"] for end in chain)
     if used >= limit:
-        return Verdict(None, [*first, f"no restart   {used} without a new checkpoint, and RESTARTS is {limit}"])
+        return Verdict(None, [*first, f"not restarting: {used} restarts without a new checkpoint (RESTARTS={limit})"])
     wait = FIRST_WAIT * GROWTH**used
     origin = f"step {last['saved']}" if last["saved"] else "the start"
-    return Verdict(wait, [*first, f"restart      {used + 1} of {limit} in {wait:.0f} s, from {origin}"])
+    return Verdict(wait, [*first, f"restarting from {origin} in {wait:.0f} s ({used + 1} of {limit})"])
 
 
 def _chain(ends: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -73,7 +73,7 @@ def check_whole(step: Path, base: Path) -> None:
     """Refuse a checkpoint that is damaged or belongs to another model, before anything is loaded or undone."""
     if wrong := _wrong_with(step, base):
         others = _other_steps(step.parent, step_of(step), base)
-        anew = f"no other step is whole; restore a copy, or move {step.parent} away to start again"
+        anew = f"no other checkpoint is complete; restore a copy, or move {step.parent} away to start again"
         raise UserError(wrong.what, wrong.remedy or others or anew)
 
 
@@ -98,13 +98,14 @@ def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
     whole = [other for other in others if not _wrong_with(checkpoints / step_name(other), base)]
     if not whole:
         return ""
-    return f"--from-step {whole[-1]} continues from the newest whole step (whole: {', '.join(map(str, whole))})"
+    complete = ", ".join(map(str, whole))
+    return f"--from-step {whole[-1]} continues from the newest complete checkpoint (complete: {complete})"
 
 
 def _no_whole_step(damaged: list[int]) -> str:
     if damaged:
-        return f"no step is whole (damaged: {', '.join(map(str, damaged))}); restore a copy of one"
-    return "no step is whole; without --from-step the run starts again from step 0"
+        return f"no checkpoint is complete (damaged: {', '.join(map(str, damaged))}); restore a copy of one"
+    return "no checkpoint is complete; without --from-step the run starts again from step 0"
 
 
 def _wrong_with(step: Path, base: Path) -> Problem | None:
@@ -217,7 +218,7 @@ def complete(config: Config, plan: Plan) -> list[str]:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
     limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
-    return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to go on"]
+    return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to continue"]
 
 
 def finished(config: Config, plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the nodes of a run do and receive, and what a further node would bring: lines of the plan."""
+"""What the nodes of a run do and receive, and whether another node would help: lines of the plan."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -57,11 +57,11 @@ def _node(config: Config, places: Seats, node: str, adapter: int) -> str:
     if ranks:
         parts.append(f"{numbered('actor rank', ranks)} on {numbered('GPU', range(first, first + len(ranks)))}")
     if not parts:
-        return "nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
+        return "unused: lower NODES, or raise NUM_ENGINES or ACTOR_GPUS"
     received = equal_nodes.sync_bytes(places, node, adapter)
     if received:
-        return f"{', '.join(parts)}; a sync brings {size(received)}, once for all its engines"
-    return f"{', '.join(parts)}; a sync " + ("starts here" if node == places.ranks[0] else "brings nothing")
+        return f"{', '.join(parts)}; a sync sends it {size(received)}, once for all its engines"
+    return f"{', '.join(parts)}; a sync " + ("starts here" if node == places.ranks[0] else "sends it nothing")
 
 
 def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterator[str]:
@@ -81,19 +81,19 @@ def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterato
 
 
 def _further(config: Config, seconds: Callable[[Config], float]) -> Iterator[str]:
-    """Yield what the nodes would do if they were full, and what one more would bring then."""
+    """Yield the seconds of a step with all GPUs of the nodes in use, and with another node."""
     count = config.args.nodes
     now = seconds(config)
     full = _best(choices(config, count, seconds))
     if full and full.seconds < now:
-        yield f"  unused    {full.ways(config)}: {full.seconds:,.0f} s a step instead of {now:,.0f}"
+        yield f"  unused    with {full.ways(config)}, a step takes {full.seconds:,.0f} s instead of {now:,.0f}"
         now = full.seconds
     best = _best(choices(config, count + 1, seconds))
     if best is None or best.seconds >= now:
-        yield f"  node {count + 1:<5}would bring nothing: with any numbers that fit, a step takes {now:,.0f} s or more"
+        yield f"  node {count + 1:<5}would not help: no division that fits takes less than {now:,.0f} s per step"
         return
-    gain = f"{best.seconds:,.0f} s a step instead of {now:,.0f}"
-    yield f"  node {count + 1:<5}would bring {gain}, with {best.ways(config)}"
+    gain = f"a step would take {best.seconds:,.0f} s instead of {now:,.0f}"
+    yield f"  node {count + 1:<5}{gain}, with {best.ways(config)}"
 
 
 def _best(found: Iterable[Choice]) -> Choice | None:
@@ -102,16 +102,16 @@ def _best(found: Iterable[Choice]) -> Choice | None:
 
 
 def choices(config: Config, count: int, seconds: Callable[[Config], float]) -> list[Choice]:
-    """Return the ways to use so many nodes: numbers of ranks that the batches allow, and all engines that then fit.
+    """Return the ways to use this many nodes: numbers of ranks that the batches allow, and all engines that then fit.
 
-    A run does not get fewer engines or ranks than it has, nor more engines than samples.
+    A run does not get fewer engines or ranks than it has, nor more engines than rollouts.
     """
     args, found = config.args, []
     gpus, width = equal_nodes.gpus_of_node(config), args.vllm_tensor_parallel_size
     for ranks in range(config.actor_ranks, count * gpus):
         if args.train_batch_size % ranks:
             continue
-        engines = min(equal_nodes.most_engines(count, gpus, width, ranks), config.samples_per_rollout)
+        engines = min(equal_nodes.most_engines(count, gpus, width, ranks), config.rollouts_per_step)
         if engines < args.vllm_num_engines:
             break
         changed = _with(config, count, engines, ranks)

@@ -17,7 +17,7 @@ LOSS = "policy_loss"
 
 
 def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Stop | None:
-    """Return the first rule of these flags that applies; None if the run may go on."""
+    """Return the first rule of these flags that applies; None if the run may continue."""
     return next(_stops(args, progress, folders), None)
 
 
@@ -36,7 +36,7 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
     if args.stop_judge_failed is not None:
         shares = [row.get("judge_failed") for row in rows[-JUDGE_STEPS:]]
         if len(shares) == JUDGE_STEPS and all(is_number(share) and share > args.stop_judge_failed for share in shares):
-            what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the samples of {JUDGE_STEPS} steps"
+            what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the rollouts of {JUDGE_STEPS} steps"
             yield Stop(Problem(what, "see the judge's errors in docs/reward.md, or raise STOP_JUDGE_FAILED"))
 
 

@@ -28,7 +28,7 @@ FEWEST = 15  # independent parts from which an engine is judged: it is then foun
 
 
 class PolicyMismatch(UserError):
-    """Engines and trainer are not the same policy, so the run must not train on its samples."""
+    """Engines and trainer are not the same policy, so the run must not train on its rollouts."""
 
 
 @dataclass(frozen=True)

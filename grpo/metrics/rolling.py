@@ -7,10 +7,10 @@ from typing import Any
 
 
 def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the correlation of reward and correctness over the samples of several steps; None without spread.
+    """Return the correlation of reward and correctness over the rollouts of several steps; None without spread.
 
     It is computed from each step's means and spreads. It is exact if correctness is 0 or 1, since steps have equally
-    many samples.
+    many rollouts.
 
     Args:
         rows: lines of metrics.jsonl; lines without correctness are skipped.

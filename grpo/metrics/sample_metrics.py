@@ -1,7 +1,7 @@
-"""Metrics of one rollout batch, computed exactly from its samples: over tokens or over samples, whichever fits.
+"""Metrics of one step's batch, computed exactly from its rollouts: over tokens or over rollouts, whichever fits.
 
 :mod:`grpo.metrics.metric_schema` gives names, units and healthy ranges. A metric undefined for a batch (a correlation
-without spread, a quality without judged samples) is left out.
+without spread, a quality without judged rollouts) is left out.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ _JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
 def experience_metrics(
     experiences: Sequence[Batch], group_size: int, tokenizer: Tokenizer | None = None
 ) -> dict[str, float]:
-    """Return the metrics of one rollout batch.
+    """Return the metrics of one step's batch.
 
     Args:
         experiences: OpenRLHF's, with advantages: ``sequences`` ``[B, S]``, ``advantages`` and
-            ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (number of each sample in the rollout),
-            ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
-        group_size: samples per prompt.
+            ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (number of each rollout in the step),
+            ``info`` with ``[B]`` by name. A rollout with ``branches`` counts once, with the tokens of all of them.
+        group_size: rollouts per prompt.
         tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
     """
-    # Experiences are padded to different lengths, so token quantities are summed per sample first.
+    # Experiences are padded to different lengths, so token quantities are summed per rollout first.
     sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
-    sampled = [one for one in sampled if one[0]] or sampled  # a sample without a reward has no trained tokens
+    sampled = [one for one in sampled if one[0]] or sampled  # a rollout without a reward has no trained tokens
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
@@ -67,7 +67,7 @@ def experience_metrics(
 
 
 def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """Return whether the reward follows correctness, and how the judge rates right and wrong samples."""
+    """Return whether the reward follows correctness, and how the judge rates right and wrong rollouts."""
     columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
     if columns["correct"] is None:
         return {}
@@ -95,7 +95,7 @@ def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, t
 def _by_thinking(
     experiences: Sequence[Batch], rewards: torch.Tensor, known: torch.Tensor
 ) -> dict[str, torch.Tensor | None]:
-    """Return the mean reward of samples whose thinking was cut, and of the others; {} without a thinking budget."""
+    """Return the mean reward of rollouts whose thinking was cut, and of the others; {} without a thinking budget."""
     if (cut := _of_info(experiences, "thinking_truncated")) is None:
         return {}
     parts = {"truncated": rewards[known & (cut > 0.5)], "whole": rewards[known & (cut <= 0.5)]}

@@ -1,7 +1,7 @@
-"""The metrics of one global step, computed on OpenRLHF's controller from all samples and all ranks' notes.
+"""The metrics of one global step, computed on OpenRLHF's controller from all rollouts and all ranks' notes.
 
-OpenRLHF averages its own metrics over micro-batches. Here every metric is computed once, over all tokens or all samples
-of the step. It therefore does not depend on how they were split into micro-batches and ranks.
+OpenRLHF averages its own metrics over micro-batches. Here every metric is computed once, over all tokens or rollouts of
+the step. It therefore does not depend on how they were split into micro-batches and ranks.
 """
 
 import logging
@@ -26,11 +26,11 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
-OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
+OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each rollout
 
 
 def before_training(experiences: Sequence[Batch]) -> None:
-    """Number the samples in ``info``, so that the ranks' notes can be matched to them."""
+    """Number the rollouts in ``info``, so that the ranks' notes can be matched to them."""
     for experience in experiences:
         experience.info["sample"] = torch.tensor(experience.index)
         for index, branches in zip(experience.index, of_batch(experience), strict=False):
@@ -53,12 +53,12 @@ def after_training(
     args: Arguments,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the samples.
+    """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the rollouts.
 
     Args:
         status: the result of ``ppo_train``, all ranks merged; the notes are removed from it.
         experiences: the batches that were trained on, see :func:`grpo.metrics.sample_metrics.experience_metrics`.
-        samples: the same as ``Experience`` of one sample each, in rollout order. Each gets ``details``: what is known
+        samples: the same as ``Experience`` of one rollout each, in rollout order. Each gets ``details``: what is known
             about it alone.
     """
     micro_batches: list[MicroBatch] = status.pop("micro_batches", [])
@@ -101,7 +101,7 @@ def _by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[int, t
 
 
 def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Batch]) -> None:
-    """Remove the mean reward of a step in which no sample has a reward: the placeholder is 0."""
+    """Remove the mean reward of a step in which no rollout has a reward: the placeholder is 0."""
     missing = [experience.info.get("reward_missing") for experience in experiences]
     if all(part is not None and part.all() for part in missing):
         for numbers in (status, *(experience.info for experience in experiences)):
@@ -110,7 +110,7 @@ def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Batch]) -> 
 
 
 def _means(experiences: Sequence[Batch]) -> dict[str, float]:
-    """Return means: over all samples for values that every sample logs, over all tokens for values per token."""
+    """Return means: over all rollouts for values that every rollout logs, over all tokens for values per token."""
     names = set.intersection(*(set(experience.info) for experience in experiences))
     columns = {
         name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
@@ -131,7 +131,7 @@ def _add_details(
     trainer: dict[int, torch.Tensor],
     engine: dict[int, torch.Tensor],
 ) -> None:
-    """Give each sample ``details``: its advantage, and the trainer's and the engine's view of its tokens (nat)."""
+    """Give each rollout ``details``: its advantage, and the trainer's and the engine's view of its tokens (nat)."""
     advantages = dict(_by_sample(experiences, "advantages"))
     losses: dict[int, float] = {}  # the largest over several passes
     for batch in micro_batches:

@@ -23,11 +23,11 @@ logger = logging.getLogger("openrlhf.grpo.token_recorder")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, sample by sample.
+    """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, rollout by rollout.
 
     Attributes:
-        samples: index of each sample in the rollout; branches (:mod:`grpo.batch.branches`) come last.
-        lengths: number of sampled tokens of each sample.
+        samples: index of each rollout in the step; branches (:mod:`grpo.batch.branches`) come last.
+        lengths: number of sampled tokens of each rollout.
         loss: the differentiated loss, unscaled.
         log_probs: of the trained policy before the update.
         log_ratios: ``log_probs`` minus the log-probs of the policy that sampled.

@@ -12,7 +12,7 @@ import torch
 from grpo.batch.branches import of_sample
 from grpo.rollout.rows import Sample
 
-SHOWN = 3  # tokens of a sample
+SHOWN = 3  # tokens of a rollout
 CONTEXT = 24  # tokens before the unlikely one
 AFTER = 6
 

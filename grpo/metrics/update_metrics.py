@@ -19,7 +19,7 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         for name in ("log_ratios", "entropy", "unallocated")
     )
     losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
-    # A group whose samples all got the same reward has zero loss, and there may be many of them.
+    # A group whose rollouts all got the same reward has zero loss, and there may be many of them.
     usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
     metrics = {
         "ppo_kl": -log_ratios.mean(),
@@ -57,11 +57,11 @@ def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
 
 
 def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, torch.Tensor]) -> dict[str, float]:
-    """Return how far the log-probs of trainer and engine differ, over the tokens of samples that both have.
+    """Return how far the log-probs of trainer and engine differ, over the tokens of rollouts that both have.
 
     Args:
-        trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by sample.
-        engine: log-probs that the engine reported, ``[T]`` by sample.
+        trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by rollout.
+        engine: log-probs that the engine reported, ``[T]`` by rollout.
     """
     pairs = [(trainer[index].double(), engine[index].double()) for index in trainer.keys() & engine.keys()]
     pairs = [(ours, theirs) for ours, theirs in pairs if len(ours)]
@@ -83,9 +83,9 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-    """Return the trainer's log-probs of the policy that sampled, ``[T]`` by sample, where it computed and used them.
+    """Return the trainer's log-probs of the policy that sampled, ``[T]`` by rollout, where it computed and used them.
 
-    Branches come before the last sample of their rollout.
+    Branches come before the last rollout of their rollout.
     """
     log_probs: dict[int, torch.Tensor] = {}
     for batch in micro_batches:

@@ -35,6 +35,7 @@ class Actor:
         checkpointing: whether the backward pass computes layers again.
         eager: whether transformers' own attention is used.
         expert_rank: of the adapters of experts; 0 if they have none.
+        reference: whether it also holds the adapter that the run started from, frozen.
     """
 
     architecture: Architecture
@@ -47,6 +48,7 @@ class Actor:
     checkpointing: bool
     eager: bool
     expert_rank: int = 0
+    reference: bool = False
 
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
@@ -86,6 +88,8 @@ class Actor:
         share = math.ceil(self.lora_parameters / self.ranks)
         whole = 0 if self.sharded else self.lora_parameters  # and a share of it, for the optimizer
         parts = {"adapter": _BF16 * (share + whole), "gradients": _BF16 * REDUCE_BUCKET}
+        if self.reference:
+            parts["adapter of the start, frozen"] = _BF16 * (share if self.sharded else whole)
         if not self.adam_offload:
             parts["gradients"] += _GRADIENT * share
             parts["optimizer"] = _OPTIMIZER * share

@@ -25,7 +25,7 @@ RELEASED = {
 
 
 def as_model(name: str) -> Model | None:
-    """Return a released model as its files would be read, before they are here; None for another name."""
+    """Return a released model as its files would be read, without them; None for another name."""
     if name not in RELEASED:
         return None
     architecture, folder = RELEASED[name], Path(name)
@@ -34,7 +34,7 @@ def as_model(name: str) -> Model | None:
 
 
 def find(name: str) -> Model:
-    """Return a model: by its files, or a released one before they are here.
+    """Return a model: by its files, or a released one without them.
 
     Raises:
         CheckpointError: if it is neither, or a file has a fault.

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the samples that may still call the engine
+_ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the rollouts that may still call the engine
 _waiting: set[int | None] = set()  # the seeds of the prompts whose answers wait
 
 

@@ -53,7 +53,7 @@ class Rollout:
         return self.trajectory.tokens[self.trajectory.count(Origin.PROMPT) :]
 
     def logs(self) -> dict[str, float]:
-        """Return the sample's numbers, see :mod:`grpo.metrics.metric_schema`; NaN for a missing one."""
+        """Return the rollout's numbers, see :mod:`grpo.metrics.metric_schema`; NaN for a missing one."""
         is_forced = self.trajectory.count(Origin.FORCED) > 0
         answer = self.trajectory.count(Origin.SAMPLED) - self.thought
         return {
@@ -158,10 +158,10 @@ async def _answer(
 
 
 def answer_seed(seed: int) -> int:
-    """Return the seed of a sample's second call, whose random stream no first call has.
+    """Return the seed of a rollout's second call, whose random stream no first call has.
 
     The first call's seed would draw the answer with the random numbers that drew the thinking. The next seeds belong
-    to the prompt's other samples.
+    to the prompt's other rollouts.
     """
     return int.from_bytes(hashlib.sha256(f"answer {seed}".encode()).digest()[:7], "big")
 

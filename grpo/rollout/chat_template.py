@@ -58,9 +58,9 @@ def _parse(text: str | None) -> dict[str, Any]:
     try:
         made = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise UserError(f"TEMPLATE_VARIABLES {(text or '')[:200]} is no JSON ({error})", remedy) from None
+        raise UserError(f"TEMPLATE_VARIABLES {(text or '')[:200]} is not JSON ({error})", remedy) from None
     if not isinstance(made, dict):
-        raise UserError(f"TEMPLATE_VARIABLES {text} is no JSON object", remedy)
+        raise UserError(f"TEMPLATE_VARIABLES {text} is not a JSON object", remedy)
     for name in made:
         if name in _OWNED or name in _SETTINGS or not name.isidentifier():
             raise UserError(f"TEMPLATE_VARIABLES must not set {name!r}", _SETTINGS.get(name, "remove it"))

@@ -241,13 +241,13 @@ def continuable(params: "SamplingParams") -> "SamplingParams":
 
 
 def for_sample(params: "SamplingParams") -> "SamplingParams":
-    """Return the sampling parameters of one sample, which has its own seed."""
+    """Return the sampling parameters of one rollout, which has its own seed."""
     is_continuable = ROLLOUT in (params.extra_args or {})
     return _named(params, rollout_of(params.seed, 0)) if is_continuable else params
 
 
 def rollout_of(seed: int | None, number: int) -> str:
-    """Return the name of a prompt's sample: its seed, which no other sample of the run has."""
+    """Return the name of a prompt's rollout: its seed, which no other rollout of the run has."""
     assert seed is not None
     return str(seed + number)
 
@@ -263,7 +263,7 @@ def with_policies(engine: Engine, params: "SamplingParams", responses: list[dict
 
     Args:
         params: of the prompt.
-        responses: one for each sample, in order.
+        responses: one for each rollout, in order.
     """
     if ROLLOUT in (params.extra_args or {}):
         llm = cast(ContinuedLLM, engine.llm)

@@ -76,7 +76,7 @@ async def answer(
 
     Args:
         params: of the prompt.
-        samples: the executor's calls, one for each sample, in order.
+        samples: the executor's calls, one for each rollout, in order.
     """
     from grpo.rollout import cores  # imports Ray; evaluations without Ray share this module
 
@@ -90,13 +90,13 @@ async def answer(
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the sampling parameters of one sample of a prompt, with its own seed.
+    """Return the sampling parameters of one rollout of a prompt, with its own seed.
 
-    Runs in the engine's event loop before the sample is drawn, so that its reward finds a thread there.
+    Runs in the engine's event loop before the rollout is drawn, so that its reward finds a thread there.
 
     Args:
         params: vLLM's ``SamplingParams`` of the prompt; not modified.
-        number: 0 for the first sample.
+        number: 0 for the first rollout.
     """
     reward_threads.provide()
     mine = copy(greedy.for_sample(params, number))

@@ -1,7 +1,7 @@
 """Checks that the engine's tokens equal the trained tokens: for every turn, and again in the trainer.
 
 A mismatch names the first differing position with its context, and is counted (``token_mismatch``). If the engine has
-changed a prompt, the turn begins a new sample with the engine's tokens. A turn without log-probs is not trained on.
+changed a prompt, the turn begins a new row with the engine's tokens. A turn without log-probs is not trained on.
 Nothing is encoded again.
 """
 
@@ -60,7 +60,7 @@ def sound(log_probs: list[float]) -> list[float] | None:
 
 
 class EngineAccount:
-    """The engine's record of one sample, kept apart from the sample: its last prompt and what it sampled."""
+    """The engine's record of one row, kept apart from the row: its last prompt and what it sampled."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -68,7 +68,7 @@ class EngineAccount:
         self.log_probs: list[float] = []
 
     def note(self, prompt: Sequence[int], sampled: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Note one call. Its prompt contains everything noted before, unless the sample has branched."""
+        """Note one call. Its prompt contains everything noted before, unless the row has branched."""
         self.tokens = [*prompt, *sampled]
         if log_probs is not None:
             self.ranges.append((len(prompt), len(self.tokens)))
@@ -93,10 +93,10 @@ def missing_log_prob(experience: Rows) -> str | None:
 
 
 def check_experience(experience: Rows, account: dict[str, Any], decode: Decode) -> str | None:
-    """Compare the trainer's version of a sample with the engine's account.
+    """Compare the trainer's version of a row with the engine's account.
 
     Args:
-        experience: OpenRLHF's ``Experience`` of one sample: ``sequences`` ``[1, S]``, ``action_mask`` and
+        experience: OpenRLHF's ``Experience`` of one row: ``sequences`` ``[1, S]``, ``action_mask`` and
             ``rollout_log_probs`` ``[1, S - 1]``.
         account: see :meth:`EngineAccount.as_dict`.
 
@@ -108,7 +108,7 @@ def check_experience(experience: Rows, account: dict[str, Any], decode: Decode) 
     def after(position: int) -> str:
         return f"after {decode(tokens[max(0, position - CONTEXT) : position])!r}"
 
-    if mismatch := describe("a sample", account["tokens"], tokens, decode):
+    if mismatch := describe("a row", account["tokens"], tokens, decode):
         return mismatch
     wanted = [position for start, end in account["ranges"] for position in range(start, end)]
     trained = (torch.nonzero(experience.action_mask[0]).flatten() + 1).tolist()

@@ -1,7 +1,7 @@
 """The experts that the engine chose for the tokens of each rollout, from the engine's workers to its response.
 
 All calls of a rollout carry its name: turns, and the answer after a cut thought. A position's choice depends only on
-the tokens up to it, so a call's choices hold for every sample that begins with the same tokens. The first call that
+the tokens up to it, so a call's choices hold for every rollout that begins with the same tokens. The first call that
 computed a position counts: a token was sampled from it, and later calls only read the cache or compute it again.
 Imports no DeepSpeed.
 """
@@ -25,12 +25,12 @@ Call = tuple[np.ndarray, np.ndarray]
 
 
 def recorded(params: "SamplingParams") -> "SamplingParams":
-    """Return sampling parameters of a prompt whose samples the engine records."""
+    """Return sampling parameters of a prompt whose rollouts the engine records."""
     return _named(params, uuid.uuid4().hex)
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the sampling parameters of one sample of a prompt, with its own name if it is recorded."""
+    """Return the sampling parameters of one rollout of a prompt, with its own name if it is recorded."""
     name = _name(params)
     return params if name is None else _named(params, f"{name}-{number}")
 
@@ -46,7 +46,7 @@ def _named(params: "SamplingParams", name: str) -> "SamplingParams":
 
 
 async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[str, Any] | None:
-    """Take the recorded choices of a prompt's samples from the workers, which forget them at a sync.
+    """Take the recorded choices of a prompt's rollouts from the workers, which forget them at a sync.
 
     Returns:
         as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if the prompt has no name, or if the
@@ -63,7 +63,7 @@ def with_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | Non
     """Add the choices of :func:`take` to the responses to a prompt and to their branches.
 
     Args:
-        responses: one for each sample, in order.
+        responses: one for each rollout, in order.
     """
     if recorded is None:
         return responses
@@ -80,7 +80,7 @@ def _call(call: Sequence[bytes], shape: Sequence[int]) -> Call:
 
 
 def assembled(tokens: Sequence[int], calls: Sequence[Call], shape: Sequence[int]) -> np.ndarray:
-    """Return the choices for the tokens of a sample, uint8 ``[S, layers, k]``; 0 where no call computed them.
+    """Return the choices for the tokens of a rollout, uint8 ``[S, layers, k]``; 0 where no call computed them.
 
     Args:
         calls: the tokens that each call was fed, and the choices for them.

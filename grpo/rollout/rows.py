@@ -67,13 +67,13 @@ class Sample(Rows):
         sampled_by: the id of the engine's Ray actor.
         branches: one row for each branch; rollouts without an environment have none. Read it with
             :func:`grpo.batch.branches.of_sample`.
-        engine_routing: as ``routing``, of a sample whose routing only the parity gate reads, without a list around it.
+        engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
         policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens. Only with
             PARTIAL_ROLLOUTS.
         group: the seed of the prompt. Set with ``policies``.
         number: how many groups the run began before this one's. Set with PARTIAL_ROLLOUTS.
-        missing: names of the numbers that the sample lacked, from :func:`grpo.batch.rewards.complete`.
-        details: what is known about the sample after the update, from :mod:`grpo.metrics.step_metrics`.
+        missing: names of the numbers that the rollout lacked, from :func:`grpo.batch.rewards.complete`.
+        details: what is known about the rollout after the update, from :mod:`grpo.metrics.step_metrics`.
     """
 
     sampled_by: str | None = None
@@ -162,12 +162,12 @@ def part(batch: Batch, start: int, end: int) -> Batch:
 
 
 def plain(sample: Sample) -> dict[str, Any]:
-    """Return a sample, with its branches, as tensors and plain values for a checkpoint."""
+    """Return a rollout, with its branches, as tensors and plain values for a checkpoint."""
     return vars(sample) | ({"branches": [plain(row) for row in sample.branches]} if hasattr(sample, "branches") else {})
 
 
 def filled(values: dict[str, Any]) -> Sample:
-    """Return the sample of :func:`plain`."""
+    """Return the rollout of :func:`plain`."""
     sample = object.__new__(Sample)
     vars(sample).update(values)
     if "branches" in values:

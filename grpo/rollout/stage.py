@@ -1,6 +1,6 @@
 """What the engines sample for: an evaluation, or a step of the training (:class:`grpo.batch.step.Step`).
 
-A stage gives every sample its seed, and its batch an order. A step repeated after a resume therefore samples the same
+A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
 responses, whichever engine gets a prompt and in whatever order the engines finish.
 """
 
@@ -30,7 +30,7 @@ class Stage:
         args: OpenRLHF's.
         name: "eval 10", or "train 7" of a step; the seeds follow from it.
         engines: answer the prompts.
-        greedy_sample: the number of each prompt's sample that is greedy; None if none is.
+        greedy_sample: the number of each prompt's rollout that is greedy; None if none is.
 
     Attributes:
         drawn: how often the stage has drawn each prompt.
@@ -48,7 +48,7 @@ class Stage:
     def seeded(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
         """Return the sampling parameters of a prompt's next draw, with a seed from run, stage and prompt.
 
-        A prompt that a stage draws twice gets other samples the second time. With several environments, the parameters
+        A prompt that a stage draws twice gets other rollouts the second time. With several environments, the parameters
         name the prompt's.
 
         Args:
@@ -62,12 +62,12 @@ class Stage:
         return mine if self._greedy_sample is None else greedy.marked(mine, self._greedy_sample)
 
     def seed_of(self, prompt: str) -> int:
-        """Return the seed of the prompt's latest draw; its samples use this seed, the next one, and so on."""
+        """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""
         text = f"{self.args.seed} {self.name} {self.drawn[prompt]} {prompt}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
     def in_order(self, samples: list[Sample]) -> list[Sample]:
-        """Return the samples of a batch in the order of their groups.
+        """Return the rollouts of a batch in the order of their groups.
 
         They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer
         steps.
@@ -78,14 +78,14 @@ class Stage:
         return sorted(samples, key=self.places())
 
     def places(self) -> Callable[[Sample], int]:
-        """Return what says where a sample's group stands in the order of the draws; carried ones are first."""
+        """Return what says where a rollout's group stands in the order of the draws; carried ones are first."""
         order = {prompt: number for number, prompt in enumerate(self.drawn)}
         return lambda sample: order.get(sample.prompts[0], -1)
 
     # Which groups a batch has: an evaluation takes every one
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return the samples that the batch has already, how many prompts to draw at first, and from what.
+        """Return the rollouts that the batch has already, how many prompts to draw at first, and from what.
 
         Args:
             prompts: the iterator of the prompt loader.
@@ -114,9 +114,9 @@ class Stage:
         return bool(references)
 
     def keep(self, group: list[Sample]) -> list[Sample]:
-        """Return the samples of a finished group; [] if the batch leaves it out."""
+        """Return the rollouts of a finished group; [] if the batch leaves it out."""
         return group
 
     def end(self, accepted: list[Sample], is_exhausted: bool) -> tuple[list[Sample], bool]:
-        """Return the samples of the batch, and whether the prompts ran out before it was full."""
+        """Return the rollouts of the batch, and whether the prompts ran out before it was full."""
         return accepted, is_exhausted

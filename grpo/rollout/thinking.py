@@ -124,7 +124,7 @@ class Budget:
 
 
 class Gate:
-    """Decides after every token of one call whether the call goes on.
+    """Decides after every token of one call whether the call continues.
 
     Attributes:
         sampled: tokens so far.

@@ -40,7 +40,7 @@ class Evaluation:
         tokenizer: of the model.
         held_out: the loader of the held-out problems; None without any, and nothing is evaluated.
         engines: answer the problems.
-        sample: samples every problem so many times in a stage.
+        sample: samples every problem this many times in a stage.
         log: of the run.
     """
 

@@ -64,4 +64,4 @@ class LostWrites:
 
     def describe(self) -> str:
         """Return what was lost, for the user."""
-        return f"{counted(self.count, 'write')} since step {self.first}, the last one: {self.last}"
+        return f"{counted(self.count, 'write')} failed since step {self.first} (last: {self.last})"

@@ -76,7 +76,7 @@ class ParityGate:
         if problems:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
-                f"samples: {problems[0].what}; {cause}",
+                f"rollouts: {problems[0].what}; {cause}",
                 f"{problems[0].remedy}; see docs/parity.md. PARITY_LIMIT=0 trains without this check",
             )
 

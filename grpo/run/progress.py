@@ -130,7 +130,7 @@ class Progress:
         lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
-        lost = [f"! lost       {self.lost.describe()}; the run goes on"] if self.lost.refresh() else []
+        lost = [f"! lost       {self.lost.describe()}; the run continues"] if self.lost.refresh() else []
         return [line for _, _, line in sorted(lines)] + lost
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
@@ -160,12 +160,12 @@ class Progress:
             for name in ("zero_spread_groups", "correct")
         )
         if shares and min(shares) == 1:
-            what = "no group had spread: nothing was learned. All samples of each prompt got the same reward"
+            what = "nothing was learned: in every group, all rollouts got the same reward"
         elif correct and max(correct) == 0:
-            what = "no sample was right in any step: no right answer was learned"
+            what = "no right answer was learned: no rollout was right in any step"
         else:
             return []
-        why = "read samples/: the problems may be too hard or too easy for this model, or unlike those it knows"
+        why = "the problems may be too hard or too easy for this model, or unlike those it knows; read samples/"
         return [what, f"             {why}"]
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
@@ -208,7 +208,7 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
     if "waits" not in row:
-        return [f"step {row['step']}: engines and actor were compared by another version, in other numbers"]
+        return [f"step {row['step']}: engines and actor were compared by another version of this project"]
     comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []
@@ -216,9 +216,9 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
     steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
     legend = (
-        "how far apart the log-probs of engine and actor are for the same tokens: mean in nat ±standard error, by "
-        f"position in the sequence; scale: 1 if equal; a mean above {row['limit']:g} by more than chance "
-        "stops the run"
+        "difference between the log-probs of engine and actor for the same tokens: mean in nat ±standard error, by "
+        f"position in the sequence; scale: 1 if they agree; the run stops if a mean is significantly above "
+        f"{row['limit']:g}"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
     if waits and not problems:
@@ -244,8 +244,8 @@ def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
     if is_whole(first) and is_whole(last):
         return []
     return [
-        "             not comparable: not every problem was graded; python -m eval.compare on samples/ of the run "
-        "compares the common ones"
+        "             not comparable: not every problem was graded; to compare those that were, run "
+        "python -m eval.compare on the files in samples/"
     ]
 
 
@@ -268,7 +268,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
-    """Return how a run that has not finished goes on: the command, with the options and settings of its last part."""
+    """Return how to continue an unfinished run: the command, with the options and settings of its last part."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
     return f"{resume_command(run_dir, config)} {then}"

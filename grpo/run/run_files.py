@@ -107,7 +107,7 @@ class RunFiles:
         return self.folder / recorded.relative_to(run_dir) if is_inside else recorded
 
     def sample_files(self, kind: str) -> dict[int, Path]:
-        """Return the sample files by step, in order. `kind` is "step" for rollouts, "eval" for evaluations."""
+        """Return the samples files by step, in order. `kind` is "step" for rollouts, "eval" for evaluations."""
         files = {file.stem.partition("_")[2]: file for file in self.samples.glob(f"{kind}_*.jsonl")}
         return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
 
@@ -177,7 +177,7 @@ class RunFiles:
         _append(self.resumes, {"time": time.time(), "step": step, "changed": changed, "set_aside": set_aside})
 
     def rewind(self, step: int) -> None:
-        """Remove what was logged after `step`, lines and sample files. A resumed run repeats those steps."""
+        """Remove what was logged after `step`, lines and samples files. A resumed run repeats those steps."""
         for file in (self.metrics, self.evals):
             if file.exists():
                 replace_rows(file, [row for row in read_steps(file) if row["step"] <= step])
@@ -204,7 +204,7 @@ def read_parts(file: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of samples. Records whose texts are not strings are left out and logged."""
+    """Return the records of a file of rollouts. Records whose texts are not strings are left out and logged."""
     return read_rows(file, _SAMPLE)
 
 

@@ -40,7 +40,7 @@ class RunLog:
         metrics_dir: the folder of ``metrics.jsonl``, ``eval.jsonl`` and ``samples/``; None for ``run_dir``.
         ckpt_dir: the folder of the checkpoints; None for ``run_dir``.
         trackers: get every step and evaluation too.
-        sample_limit: the number of samples to write per step besides its extremes; None for all.
+        sample_limit: the number of rollouts to write per step besides its extremes; None for all.
         problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.problem_ids`.
     """
 
@@ -84,7 +84,7 @@ class RunLog:
         self._seconds[phase] += seconds
 
     def note_phase(self, phase: str, step: int) -> None:
-        """Say what the run does from now on, for whoever watches that it gets on."""
+        """Note the phase that begins now, for the launcher's detection of hangs."""
         self._noted = phase, step
         note = json.dumps({"phase": phase, "step": step, "time": time.time()})
         self._attempt(self._files.phase, lambda file: replace(file, note + "\n"))
@@ -107,14 +107,14 @@ class RunLog:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
 
         Args:
-            samples: ``Experience`` of one sample each.
+            samples: ``Experience`` of one rollout each.
         """
         from grpo.run import sample_records  # imports PyTorch and Ray
 
         try:
             records = sample_records.describe_samples(samples, tokenizer, self._sample_limit, self._problems)
         except Exception as error:  # this step's checkpoint comes next, and a failed log must not prevent it
-            self._lose(f"the samples of step {step}", error)
+            self._lose(f"the rollouts of step {step}", error)
             return
         self.write_samples(f"step_{step}", records)
 
@@ -190,7 +190,7 @@ class RunLog:
         self._append(self._files.parity, row)
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
-        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per sample."""
+        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per rollout."""
         rows = [_finite(sample) for sample in samples]
         self._attempt(self._files.samples / f"{name}.jsonl", lambda file: replace_rows(file, rows))
 

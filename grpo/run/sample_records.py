@@ -1,4 +1,4 @@
-"""The records of samples/step_N.jsonl: what a step sampled, the rewards, and which samples to read first."""
+"""The records of samples/step_N.jsonl: what a step sampled, the rewards, and which rollouts to read first."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -21,21 +21,21 @@ def describe_samples(
     limit: int | None = None,
     problems: Mapping[str, dict[str, str]] | None = None,
 ) -> list[Record]:
-    """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
+    """Return the records of the first rollouts of a step, and always of its extremes (see :func:`extremes`).
 
     A record has:
 
     - `id` and `datasource` of the problem, `label`, `gold`, `prompt` and `prompt_length`;
-    - `sample` (its index in the rollout), `response` (with special tokens), `answer` (None if none can be extracted);
+    - `sample` (its index in the step), `response` (with special tokens), `answer` (None if none can be extracted);
     - `extremes`, what it is the extreme of;
     - `policies` with PARTIAL_ROLLOUTS: each policy and how many tokens in a row it sampled;
-    - `conversation` for rollouts in an environment, the whole text of each of their samples;
+    - `conversation` for rollouts in an environment, the whole text of each of their rows;
     - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
 
     A number that :func:`grpo.batch.rewards.complete` filled in for the step's mean is None.
 
     Args:
-        samples: ``Experience`` of one sample each.
+        samples: ``Experience`` of one rollout each.
         limit: the number besides the extremes; None for all.
         problems: id and data source by prompt; a prompt without them lacks both.
     """
@@ -73,7 +73,7 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
 
 
 def _conversation(sample: Sample, tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Return the whole text of each sample of a rollout in an environment, prompts and tools included."""
+    """Return the whole text of each row of a rollout in an environment, prompts and tools included."""
     if not hasattr(sample, "branches"):
         return {}
     rows = [*sample.branches, sample]
@@ -90,10 +90,10 @@ def gold(label: Any) -> Any:
 
 
 def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
-    """Return the places of the samples to read first, and what each is the extreme of.
+    """Return the places of the rollouts to read first, and what each is the extreme of.
 
     Args:
-        logs: one per sample; missing or None numbers are skipped.
+        logs: one per rollout; missing or None numbers are skipped.
     """
     everyone = range(len(logs))
     wrong, right = ([index for index in everyone if logs[index].get("correct") == value] for value in (0, 1))
@@ -114,5 +114,5 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def numbers(sample: Sample) -> dict[str, float]:
-    """Return the logs of an ``Experience`` of a single sample."""
+    """Return the logs of an ``Experience`` of a single rollout."""
     return {name: float(value[0]) for name, value in sample.info.items()}

@@ -41,7 +41,7 @@ def last_before(steps: Sequence[int], fall: int) -> int | None:
 
     Args:
         steps: ascending.
-        fall: the first step whose samples show it. The checkpoint of the step before drew those samples and may hold
+        fall: the first step whose rollouts show it. The checkpoint of the step before drew those rollouts and may hold
             the damage. It is returned only if there is no older one.
     """
     before = [step for step in steps if step < fall]

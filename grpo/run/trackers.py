@@ -208,7 +208,7 @@ def wandb_problem() -> Problem | None:
     """Return why W&B cannot start: it has no key, or cannot reach its server. Offline it needs neither."""
     done = subprocess.run([sys.executable, "-c", _ASK_WANDB], capture_output=True, text=True)
     if done.returncode:
-        return Problem(f"USE_WANDB is 1, but wandb fails: {done.stderr.strip()[-300:]}", "mend it, or set USE_WANDB=0")
+        return Problem(f"USE_WANDB is 1, but wandb fails: {done.stderr.strip()[-300:]}", "fix it, or set USE_WANDB=0")
     server, _, has_key = done.stdout.strip().splitlines()[-1].rpartition(" ")
     if has_key != "True":
         return Problem("USE_WANDB is 1, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {_OFFLINE}")

@@ -21,8 +21,8 @@ MODEL = (
     Setting("MODEL", str, "The model to train: a folder, or a hub id that is already in the hub's cache.",
             flag="pretrain"),
     Setting("ADAPTER", str, "A LoRA adapter of MODEL to start from: a folder in PEFT's format, such as another run's "
-            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must be its own. See [starting from an adapter]"
-            "(runs.md#starting-from-an-adapter). Empty: a new one, which changes nothing at first.", "", "adapter",
+            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must match it. See [starting from an adapter]"
+            "(runs.md#starting-from-an-adapter). Empty: a new adapter, which at first changes nothing.", "", "adapter",
             is_ours=True),
     Setting("ENGINE_MODEL", str, "What the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems, see [data](data.md). Empty: data/prepared/train.jsonl.",
@@ -44,10 +44,10 @@ CHAT = (
 )  # fmt: skip
 
 GPUS = (
-    Setting("NUM_ENGINES", int, "vLLM engines of the whole run.", flag="vllm_num_engines", check=COUNT),
-    Setting("ENGINE_TP", int, "GPUs of an engine (tensor parallelism). An engine never spans nodes.",
+    Setting("NUM_ENGINES", int, "vLLM engines in the whole run.", flag="vllm_num_engines", check=COUNT),
+    Setting("ENGINE_TP", int, "GPUs per engine (tensor parallelism). An engine never spans nodes.",
             flag="vllm_tensor_parallel_size", check=COUNT),
-    Setting("ACTOR_GPUS", int, "GPUs that train, of the whole run.", flag="actor_num_gpus_per_node", check=COUNT,
+    Setting("ACTOR_GPUS", int, "GPUs that train, in the whole run.", flag="actor_num_gpus_per_node", check=COUNT,
             also="ref_num_gpus_per_node"),
     Setting("COLOCATE", bool, "1: engines and actor share GPUs and take turns. NUM_ENGINES x ENGINE_TP and ACTOR_GPUS "
             "must then be equal.", flag="colocate_all_models"),
@@ -60,14 +60,14 @@ GPUS = (
 )  # fmt: skip
 
 ROLLOUT = (
-    Setting("ROLLOUT_BATCH_SIZE", int, "Prompts of a global step.", flag="rollout_batch_size", check=COUNT),
-    Setting("N_SAMPLES_PER_PROMPT", int, "Rollouts of a prompt: the size of a group.", flag="n_samples_per_prompt",
+    Setting("ROLLOUT_BATCH_SIZE", int, "Prompts per global step.", flag="rollout_batch_size", check=COUNT),
+    Setting("N_SAMPLES_PER_PROMPT", int, "Rollouts per prompt: the size of a group.", flag="n_samples_per_prompt",
             check=COUNT),
     Setting("PROMPT_MAX_LEN", int, "Longest prompt, in tokens.", flag="prompt_max_len", check=COUNT),
     Setting("GENERATE_MAX_LEN", int, "Longest response, in tokens. A response that is cut before its final answer is "
             "wrong. `--plan` says which lengths fit.", flag="generate_max_len", check=COUNT),
     Setting("TEMPERATURE", float, "Sampling temperature.", flag="temperature",
-            check=above(0, "more than 0, at which all samples of a prompt would be equal")),
+            check=above(0, "more than 0, at which all rollouts of a prompt would be equal")),
     Setting("TOP_P", float, "Nucleus sampling; 1 keeps all tokens.", "1.0", "top_p", check=POSITIVE_SHARE),
     Setting("DYNAMIC_FILTERING", bool, "1: draw another prompt for each one whose rollouts teach nothing, because "
             "their mean score is not strictly inside DYNAMIC_FILTERING_RANGE. See [groups](groups.md).",
@@ -78,10 +78,10 @@ ROLLOUT = (
     Setting("DYNAMIC_FILTERING_BATCHES", int, "A step draws at most this many times ROLLOUT_BATCH_SIZE prompts; then "
             "the groups nearest to the range fill it.", "4", "dynamic_filtering_batches", is_ours=True, check=POSITIVE,
             only_with="DYNAMIC_FILTERING"),
-    Setting("RETIRE_AFTER", int, "A problem rests after this many groups in a row in which every rollout had the score "
-            "1. Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
-    Setting("RETIRE_FOR", int, "Global steps for which such a problem rests. One more such group, and it rests again.",
-            "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
+    Setting("RETIRE_AFTER", int, "Retire a problem after this many groups in a row in which every rollout had the "
+            "score 1. Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
+    Setting("RETIRE_FOR", int, "Global steps for which a retired problem is not drawn. One more such group retires it "
+            "again.", "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
     Setting("DROP_REPETITION", float, "Leave a rollout out of the update and of its group's mean if more than this "
             "share of the 3-grams in some 512 tokens occurred earlier in them, such as 0.8. Empty: none.", "",
             "drop_repetition", is_ours=True, check=Check("a share between 0 and 1, such as 0.8", lambda v: 0 < v < 1)),
@@ -92,8 +92,8 @@ ROLLOUT = (
 
 LENGTH = (
     Setting("THINKING_BUDGET", int, "Tokens after which the thinking is cut, see [thinking budget]"
-            "(thinking-budget.md). Empty: GENERATE_MAX_LEN limits thinking and answer together. With ENVIRONMENT, of "
-            "each turn.", "", "thinking_budget", is_ours=True),
+            "(thinking-budget.md). Empty: GENERATE_MAX_LEN limits thinking and answer together. With ENVIRONMENT, "
+            "it applies to each turn.", "", "thinking_budget", is_ours=True),
     Setting("ANSWER_BUDGET", int, "Tokens of the answer, with THINKING_BUDGET. Both and the delimiter must fit into "
             "GENERATE_MAX_LEN.", "", "answer_budget", is_ours=True),
     Setting("THINKING_DELIMITER", str, "What ends the thinking: harmony (gpt-oss), think (`</think>`), or a text with "
@@ -101,10 +101,10 @@ LENGTH = (
     Setting("LENGTH_SCHEDULE", str, "Raises the limit of responses up to GENERATE_MAX_LEN: at global steps, "
             "`1024,2048@50,3072@100`, or once this share of rollouts was truncated in the last 5 steps, "
             "`1024,3072@20%`. Evaluations always have GENERATE_MAX_LEN.", "", "length_schedule", is_ours=True),
-    Setting("OVERLONG_BUFFER", float, "The reward falls over the last so many tokens before the limit, see [loss and "
+    Setting("OVERLONG_BUFFER", float, "The reward falls linearly over this many tokens before the limit, see [loss and "
             "length](loss-and-length.md). Empty: no penalty. With ENVIRONMENT, the tokens of all turns count.", "",
             "overlong_buffer_len"),
-    Setting("OVERLONG_PENALTY", float, "By how much it falls at most. DAPO subtracts up to 1 from rewards of -1 and 1, "
+    Setting("OVERLONG_PENALTY", float, "The reduction at the limit. DAPO subtracts up to 1 from rewards of -1 and 1, "
             "Magistral 0.1.", "0.5", "overlong_penalty_factor", only_with="OVERLONG_BUFFER",
             check=at_least(0, "0 or more: less would reward length")),
 )  # fmt: skip
@@ -133,7 +133,7 @@ REWARD = (
     Setting("JUDGE_RPM", int, "Your quota: requests per minute to each model, over all engines. The local server of "
             "`--tiny` has no quota.", "120", check=POSITIVE),
     Setting("JUDGE_TPM", int, "Your quota: prompt tokens per minute to each model.", "1000000", check=POSITIVE),
-    Setting("JUDGE_CONCURRENCY", int, "Calls under way at once, for each model.", "32", check=POSITIVE),
+    Setting("JUDGE_CONCURRENCY", int, "Concurrent calls to each model.", "32", check=POSITIVE),
     Setting("JUDGE_PRICE", float, 'Prices for `--plan` in USD: of a million prompt tokens and of a million tokens of '
             'replies, such as "2 12". Empty: unknown.', "", count=2, check=NOT_NEGATIVE),
     Setting("JUDGE_BASE_URL", str, "Where key and prompts are sent. Variables of google-genai have no effect, and "
@@ -189,8 +189,8 @@ ALGORITHM = (
             flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),
-    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: so many prompts may have unfinished rollouts at the sync, see "
-            "[unfinished rollouts](unfinished-rollouts.md). 0: a step waits for all its own.", "0", "partial_rollouts",
+    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: this many prompts may have unfinished rollouts at the sync, see "
+            "[unfinished rollouts](pipeline.md#unfinished-rollouts). 0: none.", "0", "partial_rollouts",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=NOT_NEGATIVE),
     Setting("PARTIAL_POLICIES", int, "How many policies may continue such a rollout.", "2", "partial_policies",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=at_least(2)),
@@ -198,7 +198,7 @@ ALGORITHM = (
             "`engine`. Empty: engine with PIPELINE=1, else trainer.", "", "old_log_probs", is_ours=True,
             choices=("trainer", "engine")),
     Setting("ROUTING_REPLAY", bool, "1: the actor takes the engine's choice of experts for each token, see [routing "
-            "replay](routing-replay.md).", "0", "routing_replay", is_ours=True),
+            "replay](parity.md#routing-replay).", "0", "routing_replay", is_ours=True),
     Setting("PARITY_LIMIT", float, "The run stops if engines and actor differ on the first rollouts by more than this, "
             "in nat on average, or in a way that rounding does not explain. 0: no check. See [parity](parity.md).",
             "0.05", "parity_limit", is_ours=True, check=at_least(0, "nat, such as 0.05, or 0 for no check")),
@@ -221,8 +221,8 @@ OPTIMIZER = (
     # Schedules of transformers that accept `min_lr`, which OpenRLHF always passes, and need no metric.
     Setting("LR_SCHEDULER", str, "Schedule of the learning rate.", flag="lr_scheduler", choices=(
         "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr")),
-    Setting("MAX_GRAD_NORM", float, "Longer gradients are scaled down to this norm. 0: none.", "1.0", "max_norm",
-            check=NOT_NEGATIVE),
+    Setting("MAX_GRAD_NORM", float, "Gradients with a larger norm are scaled down to this one. 0: never.", "1.0",
+            "max_norm", check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
     Setting("LORA_ALPHA", int, "The adapter is scaled by this / LORA_RANK.", flag="lora_alpha", check=POSITIVE),
     Setting("TARGET_MODULES", str, "Projections with an adapter, of the attention alone: the engines do not apply "
@@ -244,9 +244,9 @@ MEMORY = (
     Setting("ACTOR_SHARD", str, "`zero3` gives each GPU a part of the frozen model, and gathers a layer when it is "
             "used. `none` keeps the whole model on each GPU, so that only gradients of the adapter travel.", "zero3",
             "actor_shard", is_ours=True, choices=("zero3", "none")),
-    Setting("OFFLOAD", bool, "1: the actor's parts of the model lie in host memory. Empty: 1 with EXPERTS=bf16 and "
+    Setting("OFFLOAD", bool, "1: keep the actor's parts of the model in host memory. Empty: 1 with EXPERTS=bf16 and "
             "ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
-    Setting("ADAM_OFFLOAD", bool, "1: the optimizer's state lies in host memory.", "1", "adam_offload"),
+    Setting("ADAM_OFFLOAD", bool, "1: keep the optimizer's state in host memory.", "1", "adam_offload"),
     Setting("GRADIENT_CHECKPOINTING", bool, "1: recompute activations in the backward pass.", "1",
             "gradient_checkpointing"),
     Setting("PERSISTENCE_THRESHOLD", int, "Parameters with fewer elements stay whole on every rank. Empty: DeepSpeed's "
@@ -258,16 +258,16 @@ EVALUATION = (
     Setting("EVAL_AT_START", bool, "1: evaluate before the first step.", "1", "eval_at_start", is_ours=True),
     Setting("EVAL_TEMPERATURE", float, "Temperature of evaluations. 0 makes the samples greedy.", "1.0",
             "eval_temperature", check=NOT_NEGATIVE),
-    Setting("EVAL_N_SAMPLES_PER_PROMPT", int, "Samples of each held-out problem, for pass@1 and pass@n, beside a "
-            "greedy one. Empty: 8, or 1 with EVAL_TEMPERATURE=0.", flag="eval_n_samples_per_prompt", check=COUNT),
+    Setting("EVAL_N_SAMPLES_PER_PROMPT", int, "Samples of each held-out problem, for pass@1 and pass@n, besides the "
+            "greedy answer. Empty: 8, or 1 with EVAL_TEMPERATURE=0.", flag="eval_n_samples_per_prompt", check=COUNT),
     Setting("SAVE_STEPS", int, "Global steps between checkpoints, which hold adapter and optimizer; -1: none.",
             flag="save_steps", check=_INTERVAL),
-    Setting("MAX_CHECKPOINTS", int, "The newest so many are kept, and always the best by held-out score and the last "
-            "one before a fall of correctness.", flag="max_ckpt_num", check=POSITIVE),
+    Setting("MAX_CHECKPOINTS", int, "Number of newest checkpoints to keep. The best by held-out score and the last one "
+            "before a fall of correctness are always kept.", flag="max_ckpt_num", check=POSITIVE),
     Setting("CKPT_DIR", str, "Where checkpoints go. Empty: the run directory.", "", "ckpt_path"),
     Setting("METRICS_DIR", str, "Where metrics.jsonl and eval.jsonl go. Empty: the run directory.", "", "metrics_dir",
             is_ours=True),
-    Setting("LOG_SAMPLES", int, "Rollouts of a step that are written besides its extremes. Empty: all.", "",
+    Setting("LOG_SAMPLES", int, "Rollouts per step that are written in addition to its extremes. Empty: all.", "",
             "log_samples", is_ours=True, check=NOT_NEGATIVE),
     Setting("USE_TENSORBOARD", bool, "1: also write TensorBoard files into the run directory.", "1", "use_tensorboard",
             more=("1",)),
@@ -277,22 +277,22 @@ EVALUATION = (
 )  # fmt: skip
 
 FAULTS = (
-    Setting("RESTARTS", int, "After a crash the run continues from its newest checkpoint, at most so often without a "
-            "new one in between; 0: never. The same error after the same step twice ends it.", "3", "restarts",
-            is_ours=True, check=NOT_NEGATIVE),
-    Setting("HANG_MINUTES", float, "A run hangs if a phase (generate, train, sync, ...) lasts so long and 5 times as "
-            "long as usual, or 4 times so long if the run has not completed this phase before; 0: never. Its stacks go "
-            "to logs/, and it is ended or restarted.", "30", "hang_minutes", is_ours=True,
+    Setting("RESTARTS", int, "After a crash, the run restarts from its newest checkpoint, at most this many times "
+            "without a new one; 0: never. It does not restart if the same error occurs again after the same step.",
+            "3", "restarts", is_ours=True, check=NOT_NEGATIVE),
+    Setting("HANG_MINUTES", float, "A run hangs if a phase (generate, train, sync, ...) takes longer than this and 5 "
+            "times as long as usual, or 4 times this if the run has not completed the phase before; 0: no check. The "
+            "stacks of all processes go to logs/, and the run ends or restarts.", "30", "hang_minutes", is_ours=True,
             check=at_least(0, "minutes, or 0 for no check")),
-    Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C the run saves its last completed "
-            "step, and ends after at most so many seconds and 10 more; a second one ends it at once. 0: so does the "
-            "first.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
-    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls so far below its best, "
+    Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this many "
+            "seconds to save its last completed step, then ends within 10. A second signal ends it at once. 0: the "
+            "first does.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
+    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls this far below its best, "
             "such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
     Setting("STOP_NON_FINITE", bool, "1: end the run with code 3 if the loss is not finite; it is not saved.", "0",
             "stop_non_finite", is_ours=True),
-    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has less left, in GB. Empty: never.", "",
-            "stop_disk_gb", is_ours=True, check=above(0)),
+    Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has fewer GB left than this. Empty: "
+            "never.", "", "stop_disk_gb", is_ours=True, check=above(0)),
     Setting("STOP_JUDGE_FAILED", float, "Save and end the run with code 3 if the judge fails on a larger share of the "
             "rollouts of 3 steps in a row, such as 0.5. Empty: never.", "", "stop_judge_failed", is_ours=True,
             check=Check("a share below 1", lambda value: 0 <= value < 1)),

@@ -31,5 +31,5 @@ def check_digest(package_dir: str | Path) -> None:
         raise UserError(
             f"OpenRLHF in {package_dir} has patch digest {digest[:12]}, but this run was started with "
             f"{expected[:12]}. Either the package changed during the run, or this node has another installation",
-            "type ./apply_patches.sh status on this machine, and start the run again",
+            "run ./apply_patches.sh status on this machine, and start the run again",
         )

@@ -139,8 +139,8 @@ class PolicyLoss(nn.Module):
             advantages, action_mask: ``[B, A]``.
 
         Raises:
-            ValueError: for an unknown kind of loss or correction; with the correction, for samples without the engine's
-                log-probs.
+            ValueError: for an unknown kind of loss or correction; with the correction, for rollouts without log-probs
+                of the engine.
         """
         args, mask = self.args, action_mask.bool()
         advantages, self.per_token = self._clip(advantages)
@@ -152,7 +152,9 @@ class PolicyLoss(nn.Module):
         self.per_token |= clipped
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
-                raise ValueError("the samples have no log-probs of the engine, which --enable_vllm_is_correction needs")
+                raise ValueError(
+                    "the rollouts have no log-probs of the engine, which --enable_vllm_is_correction needs"
+                )
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
             weights, values = importance.weights(
                 mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
@@ -219,7 +221,7 @@ class WholeBatches:
                 ahead = deque()
         if ahead:
             raise RuntimeError(
-                f"{len(ahead)} micro-batches are left over, less than an optimizer batch: make the samples of a "
+                f"{len(ahead)} micro-batches are left over, less than an optimizer batch: make the rollouts of a "
                 "step a multiple of --train_batch_size"
             )
 

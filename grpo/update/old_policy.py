@@ -4,12 +4,12 @@ from grpo.stack.upstream.arguments import Arguments
 
 
 def optimizer_steps(args: Arguments) -> float:
-    """Return how many optimizer steps a rollout makes."""
+    """Return how many optimizer steps a global step makes."""
     return args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs / args.train_batch_size
 
 
 def is_on_policy(args: Arguments) -> bool:
-    """Return whether a rollout is one optimizer step, so that the trained policy is the one that sampled."""
+    """Return whether a global step is one optimizer step, so that the trained policy is the one that sampled."""
     return optimizer_steps(args) == 1
 
 
@@ -35,12 +35,12 @@ def reads_kl(args: Arguments) -> bool:
 
 
 def is_of_engine(args: Arguments) -> bool:
-    """Return whether the loss's ratio uses the engine's log-probs of the samples."""
+    """Return whether the loss's ratio uses the engine's log-probs of the rollouts."""
     return bool(args.old_log_probs == "engine")
 
 
 def share_of_old_pass(args: Arguments) -> float:
-    """Return the share of a rollout's samples for which the trainer makes a pass for old log-probs."""
+    """Return the share of a step's rollouts for which the trainer makes a pass for old log-probs."""
     if not makes_old_log_probs(args):
         return 0.0
     return 1 - 1 / optimizer_steps(args) if is_in_update(args) else 1.0

@@ -61,7 +61,7 @@ def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
     """Return whether the ranks make a pass for the old log-probs now: none if the update makes it or nothing reads it.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
-    policy that sampled, so the mean of that difference over its samples is its KL.
+    policy that sampled, so the mean of that difference over its rollouts is its KL.
     """
     is_unknown = reads_kl(args) and any(batch.rollout_log_probs is None for batch in batches)  # of a user's agent
     return (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown
@@ -77,7 +77,7 @@ def _instead(batch: Batch, args: Arguments) -> torch.Tensor:
 
 @torch.no_grad()
 def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Batch]]) -> None:
-    """Set ``action_log_probs`` of the micro-batches of a rollout before its first optimizer step.
+    """Set ``action_log_probs`` of the micro-batches of a step before its first optimizer step.
 
     The policy has not moved at the first optimizer step, whose own pass gives them: None stands for that.
 
@@ -146,7 +146,7 @@ def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> 
     """
     if is_of_engine(args):
         if experience.rollout_log_probs is None:
-            raise ValueError("the samples have no log-probs of the engine, which --old_log_probs engine needs")
+            raise ValueError("the rollouts have no log-probs of the engine, which --old_log_probs engine needs")
         return experience.rollout_log_probs
     if is_on_policy(args) or experience.action_log_probs is None:
         return current.detach()

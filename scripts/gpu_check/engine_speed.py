@@ -112,7 +112,7 @@ class Engine:
         return dict(described)
 
     def distinct_experts(self, count: int, shape: Architecture) -> float:
-        """Return how many experts of a layer a pass of so many sequences reads, on average over the layers.
+        """Return how many experts of a layer a pass of this many sequences reads, on average over the layers.
 
         Raises:
             UserError: if they are fewer than half of what independent choices would give.
@@ -134,14 +134,14 @@ class Engine:
         return found
 
     def seconds_per_pass(self, count: int) -> float:
-        """Return the seconds in which each of so many sequences gets a token."""
+        """Return the seconds in which each of this many sequences gets a token."""
         lengths = self._lengths
         self.generate(count, lengths.short)  # compiles kernels for this size, and fills the prefix cache
         short, long = (self.generate(count, tokens) for tokens in (lengths.short, lengths.long))
         return (long - short) / (lengths.long - lengths.short)
 
     def generate(self, count: int, tokens: int) -> float:
-        """Let so many sequences grow by so many tokens; return the seconds.
+        """Let this many sequences grow by this many tokens; return the seconds.
 
         Raises:
             UserError: if a log-prob is not finite.

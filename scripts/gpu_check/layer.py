@@ -165,5 +165,5 @@ def _step(numbers: dict[str, Any]) -> str:
     from grpo.launch.phases import Rates
 
     rates, tokens = Rates.of_layer(numbers), numbers["tokens"][0]
-    train = 16 * (rates.train.of_sample + rates.train.of_token * tokens)
-    return f"; predicted: {train * rates.low:.0f} to {train * rates.high:.0f} s to train on 16 samples of {tokens:,}"
+    train = 16 * (rates.train.of_rollout + rates.train.of_token * tokens)
+    return f"; predicted: {train * rates.low:.0f} to {train * rates.high:.0f} s to train on 16 rollouts of {tokens:,}"

@@ -122,7 +122,7 @@ def run_here(rung: Rung, gpus: int, notes: Path | None = None) -> Result:
 
 
 def note(**numbers: Any) -> None:
-    """Keep numbers of a rung that goes on: they are in the report even if it fails later, or is ended."""
+    """Keep numbers of a rung in progress: they are in the report even if it fails later, or is ended."""
     _noted.update(numbers)
     if _notes:
         _notes.write_text(json.dumps(_noted, default=str), encoding="utf-8")

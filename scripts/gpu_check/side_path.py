@@ -63,7 +63,7 @@ def defined(projection: Any, x: torch.Tensor, scale: int) -> torch.Tensor:
 
 
 def worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: int, scale: int) -> torch.Tensor:
-    """Return what one of so many workers of an engine computes."""
+    """Return what one of this many workers of an engine computes."""
     from grpo.lora.side_path import SidePath
 
     weights, below, above = map(list, zip(*map(matrices, projections), strict=True))

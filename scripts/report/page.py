@@ -28,7 +28,7 @@ SECTIONS = [
     ("configuration", "Configuration"),
     ("missing", "Missing metrics"),
 ]
-SAMPLES = ("samples", "Samples")  # after the first charts
+SAMPLES = ("samples", "Rollouts")  # after the first charts
 
 GEOMETRY = ("SIZE", "PAD", "WIDTH", "LEFT", "TOP", "INNER_WIDTH", "INNER_HEIGHT")
 

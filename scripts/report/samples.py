@@ -51,7 +51,7 @@ class ReadRollout:
 
 @dataclass(frozen=True)
 class Group:
-    """Samples of one file."""
+    """Rollouts of one file."""
 
     title: str
     count: int
@@ -86,7 +86,7 @@ def _group(title: str, file: Path) -> Group:
 
 
 def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """Return the samples worth reading, each once, with the reason."""
+    """Return the rollouts worth reading, each once, with the reason."""
     right = [row for row in rows if _number(row, "correct") == 1]
     wrong = [row for row in rows if _number(row, "correct") == 0]
     by_reward, by_length = _by("reward"), _by("response_length")
@@ -107,7 +107,7 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
 
 
 def _marked(rows: Sequence[Row], why: str) -> Row | None:
-    """Return the sample that the run itself marks so: the report does not know its tokens."""
+    """Return the rollout that the run itself marks so: the report does not know its tokens."""
     return next((row for row in rows if why in (row.get("extremes") or ())), None)
 
 

@@ -1,4 +1,4 @@
-"""A live view of a run: progress, findings, curves, phase times, the judge, the newest samples.
+"""A live view of a run: progress, findings, curves, phase times, the judge, the newest rollouts.
 
     python -m scripts.watch RUN_DIR [--once] [--every SECONDS]
 

@@ -86,7 +86,7 @@ def _clock(run: Run, now: float) -> list[str]:
         parts.append(f"resumed {times} after step {run.resumes[-1].get('step')}")
     if run.last_line is not None:
         ago = f"{duration(max(now - run.last_line, 0.0))} ago" if run.state == RUNNING else _hour(run.last_line, now)
-        parts.append(f"last line {ago}")
+        parts.append(f"last update {ago}")
     return parts
 
 
@@ -104,7 +104,7 @@ def _notes(run: Run, now: float) -> list[str]:
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
         notes.append("engines and actor are starting" if run.last_line is None else "the resumed run is starting")
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
-        notes.append(f"no new line for {duration(now - run.last_line)}; see {log}")
+        notes.append(f"no update for {duration(now - run.last_line)}; see {log}")
     elif run.state == CRASHED:
         how = (
             "the run was killed, or the machine went down"
@@ -226,7 +226,7 @@ def _phases(rows: Numbers, width: int) -> list[Text]:
     totals = [row["seconds.total"] for row in rows if "seconds.total" in row]
 
     def show(name: str, value: float) -> str:
-        # The reward's seconds are per sample, not part of the step's.
+        # The reward's seconds are per rollout, not part of the step's.
         is_part = name != "seconds.total" and totals and totals[-1] > 0
         return f"{_seconds(value)} {value / totals[-1]:3.0%}" if is_part else _seconds(value)
 
@@ -263,7 +263,7 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     if any(of_row(row) == SCORE for row in run.graded):
         written.add(EXACT_MATCH)  # the score is there instead
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
-    lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
+    lines = _wrapped(["missing metrics: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [
         f"{on_one_line(name)} {number(value)}"
         for name, value in rows[-1].items()
@@ -275,15 +275,15 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
 def _samples(samples: NewestSamples, width: int) -> list[Text]:
     if samples.step is None or not samples.shown:
         return []
-    title = _title(f"Samples of step {samples.step}", width)
+    title = _title(f"Rollouts of step {samples.step}", width)
     return [title, *(line for sample in samples.shown for line in _sample(sample, width))]
 
 
 def _sample(sample: SampleLine, width: int) -> list[Text]:
     return [
         Text.assemble((sample.why, "bold"), "  ", sample.numbers),
-        Text.assemble(("  asked ", "dim"), sample.question),
-        Text.assemble(("  said  ", "dim"), end_of(sample.response, width - 8)),
+        Text.assemble(("  prompt    ", "dim"), sample.question),
+        Text.assemble(("  response  ", "dim"), end_of(sample.response, width - 12)),
     ]
 
 

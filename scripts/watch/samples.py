@@ -1,4 +1,4 @@
-"""The newest samples of a run, and which are most informative."""
+"""The newest rollouts of a run, and which are most informative."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True)
 class SampleLine:
-    """What is shown of one sample: why it is shown, its numbers, beginning of the question, end of the response."""
+    """What is shown of one rollout: why it is shown, its numbers, beginning of the question, end of the response."""
 
     why: str
     numbers: str
@@ -30,8 +30,8 @@ class NewestSamples:
     """Follows samples/step_N.jsonl of a run, and rereads a file only if it has changed.
 
     Attributes:
-        step: the step of these samples; None without any.
-        shown: the most informative samples, see :func:`pick`.
+        step: the step of these rollouts; None without any.
+        shown: the most informative rollouts, see :func:`pick`.
     """
 
     def __init__(self, files: RunFiles) -> None:
@@ -41,7 +41,7 @@ class NewestSamples:
         self.shown: list[SampleLine] = []
 
     def refresh(self) -> None:
-        """Look for newer samples."""
+        """Look for newer rollouts."""
         files = self._files.sample_files("step")
         if not files:
             self.step, self.shown, self._seen = None, [], None
@@ -57,7 +57,7 @@ class NewestSamples:
 
 
 def pick(rows: Sequence[Mapping[str, Any]]) -> list[SampleLine]:
-    """Return the wrong sample with the highest reward, the right one with the lowest, and the longest."""
+    """Return the wrong rollout with the highest reward, the right one with the lowest, and the longest."""
     chosen: dict[int, tuple[str, Mapping[str, Any]]] = {}
     wrong = [row for row in rows if row.get("correct") == 0]
     right = [row for row in rows if row.get("correct") == 1]

@@ -25,7 +25,7 @@ from tests.grpo.rollout.replayed_engine import (
     FINAL,
     HARMONY,
     PROMPT,
-    STOPS,
+    STREAM,
     Engine,
     ids,
     log_prob,
@@ -85,10 +85,6 @@ class LLMEngine:
         return RequestOutput(request_id, None, one.prompt, None, [part], is_over, num_cached_tokens=99)
 
 
-WORDS = [*ids(ANALYSIS), *HARMONY.tokens, *ids("<|channel|>commentary"), *ids("7 so"), *STOPS]
-STREAM = st.lists(st.sampled_from(WORDS), min_size=1, max_size=24) | st.tuples(
-    st.integers(0, 12), st.integers(0, 12), st.sampled_from(["", "<|return|>", "<|call|>"])
-).map(lambda sizes: ids(ANALYSIS + "7" * sizes[0] + FINAL + "8" * sizes[1] + sizes[2]))
 PAIRS = st.lists(st.tuples(STREAM, STREAM), min_size=1, max_size=6)
 
 

@@ -112,7 +112,7 @@ def test_the_result_is_a_mean_score_with_an_interval_that_other_tools_read(evalu
     evaluated("c", "--reward-weights", 2)
     capsys.readouterr()
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "c")]) == 0
-    assert "they differ in reward" in capsys.readouterr().out
+    assert "settings that differ: reward" in capsys.readouterr().out
 
 
 def test_a_sample_that_the_reward_fails_on_has_no_score_and_the_result_is_incomplete(evaluated, tmp_path):

@@ -90,4 +90,4 @@ def test_columns_without_numbers_are_left_out_and_sources_are_rows():
 def test_a_line_that_is_no_evaluation_is_refused(tmp_path, capsys):
     (tmp_path / "eval.jsonl").write_text('{"step": 0, "pass_at_k": [1]}\n')
     assert table.main([str(tmp_path)]) == 2
-    assert "no result of an evaluation" in capsys.readouterr().err
+    assert "not the result of an evaluation" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def test_bad_options_are_refused(server, command, options, message, capsys):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("gemini-3-pro-preview", "is retired: put gemini-3.1-pro-preview in its place"),
+        ("gemini-3-pro-preview", "is retired: replace it with gemini-3.1-pro-preview"),
         ("a-modle", "does not offer a-modle: 404"),
     ],
 )

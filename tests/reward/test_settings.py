@@ -46,7 +46,7 @@ def test_judge_is_not_called_if_quality_has_no_weight():
     weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
     assert settings.from_environment(GOOD | weights) is None
     assert settings.why_off(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.why_off(GOOD) is None
-    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they have to add up to 1"):
+    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they must add up to 1"):
         settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
 
 

@@ -66,7 +66,7 @@ def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, 
         assert math.isnan(result["rewards"]) and math.isnan(result["scores"])
         assert (result["extra_logs"]["reward_error"], result["extra_logs"]["reward.good"]) == (1.0, 1.0)
     [record] = caplog.records
-    assert record.exc_info and "the reward bad failed on a sample" in record.getMessage()
+    assert record.exc_info and "the reward bad failed on a rollout" in record.getMessage()
 
 
 def test_infinite_rewards_are_none(load):
@@ -78,6 +78,16 @@ def test_a_function_may_import_a_module_beside_it(load, tmp_path):
     (tmp_path / "my_helper_of_rewards.py").write_text("WORTH = 0.25\n")
     reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + returning("WORTH"))
     assert reward_func(*CALL)["rewards"] == 0.25
+
+
+def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
+    """Python would take the .pyc of the first text for that of the second."""
+    file, rewards = tmp_path / "mine.py", []
+    for value in ("0.25", "0.75"):
+        file.write_text(returning(value))
+        os.utime(file, (1e9, 1e9))
+        rewards.append(user_files.load(file)(*CALL))
+    assert rewards == [0.25, 0.75]
 
 
 @pytest.mark.parametrize(

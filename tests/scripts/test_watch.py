@@ -65,12 +65,12 @@ def test_every_column_of_tiers_1_and_2_is_shown_or_named_as_missing(make_run) ->
     names = {metric.name for metric in SCHEMA if metric.tier <= 2 and not metric.when}
     run.step(1)
     text = shown(Run(run.folder))
-    assert all(name in text for name in names) and "not written: " in text
+    assert all(name in text for name in names) and "missing metrics: " in text
     assert "routing_differs" not in text, "an option that the run does not use"
     run.step(2, **dict.fromkeys(names, 0.5))
     run.evaluate(2, 0.5)
     text = shown(Run(run.folder))
-    assert all(name in text for name in names) and "not written: " not in text
+    assert all(name in text for name in names) and "missing metrics: " not in text
 
 
 def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
@@ -156,7 +156,7 @@ def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     assert state.seconds_left(1150.0) == 25 * 10 + 3 * 30, "at 20, 30 and 40"
     assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
     assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
-    assert "no new line for" in shown(state, now=9999.0) and "no new line" not in shown(state, now=1160.0)
+    assert "no update for" in shown(state, now=9999.0) and "no update for" not in shown(state, now=1160.0)
     run.let_go(130)
     state.refresh()
     assert state.seconds_left(1150.0) is None
@@ -170,7 +170,7 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
     text = printed(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
-    assert "lost: 1 write since step 2, the last one: samples/step_2.jsonl" in " ".join(text.split())
+    assert "lost: 1 write failed since step 2 (last: samples/step_2.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
@@ -192,7 +192,7 @@ def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
     (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     text = printed(capsys, str(run.folder), "--once")
     assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
-    assert "asked [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
+    assert "prompt    [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
     coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
     watch.print_frame(Run(run.folder), coloured)
     assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()

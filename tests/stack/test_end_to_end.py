@@ -48,7 +48,7 @@ def test_every_step_has_its_metrics(finished):
 def test_the_learning_rate_is_that_of_the_plan(finished):
     """DeepSpeed's at each of its steps; the first of the warm-up is 0."""
     config = json.loads((finished / "config.json").read_text())
-    updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_rollout"))
+    updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_step"))
     rate = LearningRate.of_run(Namespace(**config["flags"]), *updates)
     steps = lines(finished / "metrics.jsonl")
     assert [step["actor_lr"] for step in steps] == pytest.approx([rate.of_step(step["step"]) for step in steps])
@@ -139,7 +139,7 @@ def test_evaluations_are_tabled_and_compared(finished, capsys):
     assert table.main([str(finished)]) == 0
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["base", "step 6, final"]
     assert compare.main([str(finished / "samples" / f"eval_{step}.jsonl") for step in (0, 6)]) == 0
-    assert "better in B" in capsys.readouterr().out
+    assert "B is better on" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)

@@ -21,6 +21,7 @@ RULES: dict[str, Rule] = {
     "doubtful_labels": labels.doubtful_labels,
     "no_gradient": update.no_gradient,
     "lost_gradient": update.lost_gradient,
+    "masked_gradient": update.masked_gradient,
     "instability": update.instability,
     "spikes": update.spikes,
     "lr_shock": rates.lr_shock,
@@ -74,5 +75,6 @@ EXPLAINS = {
     "judge_dependent": _PAID,
     "no_gradient": ("flat_learning", "doubtful_labels", *_ranges("zero_spread_groups")),
     "lost_gradient": ("flat_learning",),
+    "masked_gradient": ("flat_learning",),
     "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_PAID),
 }

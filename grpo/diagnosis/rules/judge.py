@@ -21,8 +21,8 @@ from grpo.diagnosis.series import (
 )
 from grpo.metrics.metric_schema import BY_NAME
 
-OUTAGE = 0.2  # share of samples that no model judged
-DRIFT = 0.07  # of the quality given to right and to wrong samples
+OUTAGE = 0.2  # share of rollouts that no model judged
+DRIFT = 0.07  # of the quality given to right and to wrong rollouts
 AT_ONCE = 0.6  # share of a drift that happens from one step to the next
 LASTING = 8  # values after a jump before it counts as one
 NEAR = 4  # values on each side of a jump
@@ -34,7 +34,7 @@ def _need_judge(run: RunHistory) -> None:
 
 
 def judge_outage(run: RunHistory) -> list[Finding] | str:
-    """No model judges a fifth of the samples or more for at least three steps, or nearly all of them for two."""
+    """No model judges a fifth of the rollouts or more for at least three steps, or nearly all of them for two."""
     _need_judge(run)
     failed = run.need("judge_failed", 3)
     outages = spells(failed.values > OUTAGE, least=3, gap=1)
@@ -55,7 +55,7 @@ def _inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
 
 
 def judge_drift(run: RunHistory) -> list[Finding] | str:
-    """The quality given to right and to wrong samples jumps in the same direction, from one step to the next.
+    """The quality given to right and to wrong rollouts jumps in the same direction, from one step to the next.
 
     A policy that writes better moves both slowly. A policy that flatters the judge moves the wrong ones. Neither jumps.
     """
@@ -122,14 +122,14 @@ def _fallbacks(column: Series, step: int) -> list[Evidence]:
 def judge_dependent(run: RunHistory) -> list[Finding] | str:
     """Reward and correctness hardly correlate over at least 20 steps: the judge decides.
 
-    Steps in which nearly all samples are right, or wrong, have nothing to correlate and do not count.
+    Steps in which nearly all rollouts are right, or wrong, have nothing to correlate and do not count.
     """
     _need_judge(run)
     correlation, correct = run.together("reward_correct_correlation", "correct", least=20)
     mixed = (correct.values > 0.05) & (correct.values < 0.95)
     values, steps = correlation.values[mixed], correlation.steps[mixed]
     if len(values) < 20:
-        raise NotJudged(f"only {len(values)} steps have both right and wrong samples; 20 are needed")
+        raise NotJudged(f"only {len(values)} steps have both right and wrong rollouts; 20 are needed")
     healthy = BY_NAME["reward_correct_correlation"].healthy
     assert healthy is not None and healthy[0] is not None
     low = healthy[0]

@@ -6,53 +6,64 @@ from grpo.diagnosis.finding import WARNING, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import Series
+from grpo.run.measure import SCORE
 
 NEAR = 5  # steps on each side of an evaluation to compare it with
 LEAST = 3  # of those steps
 RECENT = 3  # evaluations that count
 # If both files are equally hard, more than half of the training labels are wrong. A training file made harder on
-# purpose seldom halves the share of right samples.
+# purpose seldom halves the share of right rollouts.
 SHARE = 0.5
-COLDER_SHARE = 0.25  # a lower evaluation temperature alone may double the share of right samples
+COLDER_SHARE = 0.25  # a lower evaluation temperature alone may double the share of right rollouts
 LEAST_GAP = 0.2  # of correctness: a smaller gap may come from the problems
 BEYOND_NOISE = 3.5  # standard errors: a run has a few dozen evaluations, each tested once
 
 
 def doubtful_labels(run: RunHistory) -> list[Finding] | str:
-    """Held-out problems are solved at least twice as often as training problems.
+    """Held-out problems are solved at least twice as often as training problems, or score at least twice as much.
 
-    The cost of the length limit is removed: only uncut training samples count. The training steps both before and after
-    an evaluation must be low, so neither fast learning nor a collapse counts.
+    The cost of the length limit is removed: only uncut training rollouts count. The training steps both before and
+    after an evaluation must be low, so neither fast learning nor a collapse counts.
     """
     whole = _whole(run)
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
     evaluations = judged[-RECENT:]
     if not evaluations:
-        raise NotJudged(f"no evaluation has {LEAST} steps with a value of correct before and after it")
+        raise NotJudged(f"no evaluation has {LEAST} steps with a value of {run.training_name} before and after it")
     level, held_out, training = _levels(run, whole, evaluations)
     error = (_training_error(run, training) ** 2 + _held_out_error(run, held_out) ** 2) ** 0.5
     z = (held_out - level) / error
-    text = f"held-out exact match is {number(held_out)}, training correctness {number(level)} (z {number(z)})"
-    if held_out - level < LEAST_GAP or level > _share(run) * held_out or z < BEYOND_NOISE:
+    measure = "score" if whole.name == SCORE else "correctness"
+    text = f"{run.held_out_name} is {number(held_out)}, training {measure} {number(level)} (z {number(z)})"
+    if held_out - level < LEAST_GAP * run.width or level > _share(run) * held_out or z < BEYOND_NOISE:
         return text
     onset, last = _onset(run, whole, judged), int(run.steps[-1])
     first = max(int(evaluations[0]) - NEAR + 1, int(run.steps[0]))
     evidence = [
-        Evidence("exact_match", int(evaluations[0]), int(evaluations[-1]), {"mean": held_out}),
-        Evidence("correct_whole", first, min(int(evaluations[-1]) + NEAR, last), {"mean": level, "z of the gap": z}),
+        Evidence(run.held_out.name, int(evaluations[0]), int(evaluations[-1]), {"mean": held_out}),
+        Evidence(whole.name, first, min(int(evaluations[-1]) + NEAR, last), {"mean": level, "z of the gap": z}),
     ]
     return [finding(run, "doubtful_labels", WARNING, onset, last, *evidence)]
 
 
 def _whole(run: RunHistory) -> Series:
-    """Return the share of right samples among those that were not cut: no cut sample counts as right."""
-    if len(whole := run.column("correct_whole")):
+    """Return the share of right rollouts among those that were not cut: no cut rollout counts as right.
+
+    Of a score, return the most that their mean can be if no score is negative.
+
+    Raises:
+        NotJudged: if a column is missing, or the score of a step or an evaluation is negative.
+    """
+    if run.training_name == SCORE and run.scale[0] < 0:
+        raise NotJudged("the score is negative at times, so levels have no ratio")
+    if run.training_name != SCORE and len(whole := run.column("correct_whole")):
         return whole
     if not len(run.column("truncated")):
-        return run.need("correct", 1)
-    correct, cut = run.together("correct", "truncated", least=1)
+        return run.need(run.training_name, 1)
+    training, cut = run.together(run.training_name, "truncated", least=1)
     some = cut.values < 1
-    return Series("correct_whole", correct.steps[some], np.minimum(correct.values[some] / (1 - cut.values[some]), 1.0))
+    name = SCORE if run.training_name == SCORE else "correct_whole"
+    return Series(name, training.steps[some], np.minimum(training.values[some] / (1 - cut.values[some]), run.scale[1]))
 
 
 def _before(column: Series, step: int) -> np.ndarray:
@@ -91,14 +102,20 @@ def _onset(run: RunHistory, whole: Series, evaluations: list[int]) -> int:
 def _training_error(run: RunHistory, values: np.ndarray) -> float:
     """Return the standard error of a mean over steps: from their scatter, but at least that of their prompts."""
     prompts = run.setting_number("ROLLOUT_BATCH_SIZE") or 8
-    level = float(values.mean())
-    return float(max(values.var(), max(level * (1 - level), 0.05) / prompts) / len(values)) ** 0.5
+    return float(max(values.var(), _variance(run, float(values.mean())) / prompts) / len(values)) ** 0.5
 
 
-def _held_out_error(run: RunHistory, rate: float) -> float:
-    """Return the standard error of exact match; the same problems each time count once."""
+def _variance(run: RunHistory, level: float) -> float:
+    """Return the variance of a sample at a level: of all on this scale, samples at its two ends vary most."""
+    return max(level * (run.scale[1] - level), 0.05 * run.scale[1] ** 2)
+
+
+def _held_out_error(run: RunHistory, level: float) -> float:
+    """Return the standard error of an evaluation; the same problems each time count once."""
+    if run.measure == SCORE and run.held_out_error:
+        return run.held_out_error
     problems = [row["n"] for row in run.evals if isinstance(row.get("n"), int | float) and row["n"] > 0]
-    return float((max(rate * (1 - rate), 0.05) / (problems[-1] if problems else 8)) ** 0.5)
+    return (_variance(run, level) / (problems[-1] if problems else 8)) ** 0.5
 
 
 def _share(run: RunHistory) -> float:

@@ -19,23 +19,25 @@ from grpo.diagnosis.series import (
     shift_at,
     trend,
 )
+from grpo.run.measure import EXACT_MATCH
 
-MASTERED = 0.9  # share of right samples above which little gain is possible
+MASTERED = 0.9  # share of right rollouts above which little gain is possible
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 
 def flat_learning(run: RunHistory) -> list[Finding] | str:
-    """Correctness does not rise, and the policy hardly moves or its groups have no spread.
+    """Correctness, or the score, does not rise, and the policy hardly moves or its groups have no spread.
 
     Neither alone is a finding: noise hides a slow rise, and a policy may move while nothing rises for some time.
     """
     run = run.after_warm_up
-    correct = run.need("correct", 40)
+    correct = run.need(run.training_name, 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
-    if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
-        return f"correct is {number(level)} in the last steps, changed by {number(rise.change)} (z {number(rise.z)})"
+    if rise.z > 2 or level > run.scale[0] + MASTERED * run.width or _held_out_rises(run, 0):
+        change = f"changed by {number(rise.change)} (z {number(rise.z)})"
+        return f"{correct.name} is {number(level)} in the last steps, {change}"
     if rise.z < -3:
-        return "correct falls; see correctness fall"
+        return f"{correct.name} falls; see correctness fall"
     evidence = [_change(correct, rise.change, rise.z)]
     dead = run.column("zero_spread_groups")
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
@@ -43,7 +45,7 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     else:
         still = _still(run)
         if still is None:
-            return f"correct is flat (z {number(rise.z)}), but the policy moves"
+            return f"{correct.name} is flat (z {number(rise.z)}), but the policy moves"
         evidence += still
     return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
 
@@ -77,7 +79,9 @@ def _still(run: RunHistory) -> list[Evidence] | None:
             return None
         evidence.append(_change(entropy, drift.change, drift.z))
     if not evidence or (len(evidence) == 1 and len(entropy) < 60):
-        raise NotJudged("correct is flat so far, but there are too few numbers to tell whether the policy moves")
+        raise NotJudged(
+            f"{run.training_name} is flat so far, but there are too few numbers to tell whether the policy moves"
+        )
     return evidence
 
 
@@ -91,11 +95,11 @@ def _change(column: Series, change: float, z: float) -> Evidence:
 
 def _held_out_rises(run: RunHistory, from_step: int) -> bool:
     gain = held_out_gain(run, from_step)
-    return gain is not None and gain.change > 0.03 and gain.z > 2.5
+    return gain is not None and gain.change > 0.03 * run.width and gain.z > 2.5
 
 
 def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
-    """Return how exact match changed from its first to its last evaluations at `from_step` or later.
+    """Return how exact match or score changed from the first to the last evaluations at `from_step` or later.
 
     The problems are the same each time, so the error comes from sampling and from the evaluations' own scatter. None
     for fewer than 4 evaluations.
@@ -113,9 +117,9 @@ def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
 
 
 def over_fitting(run: RunHistory) -> list[Finding] | str:
-    """Correctness on the training set rises clearly, but not on the held-out set."""
+    """Correctness, or the score, rises clearly on the training set, but not on the held-out set."""
     run = run.after_warm_up
-    correct, held_out = run.need("correct", 40), run.held_out
+    correct, held_out = run.need(run.training_name, 40), run.held_out
     gain = held_out_gain(run, 0)
     if gain is None:
         raise NotJudged(f"only {len(held_out)} evaluations; 4 are needed")
@@ -124,24 +128,24 @@ def over_fitting(run: RunHistory) -> list[Finding] | str:
     noise = abs(train.change / train.z) if train.z else 0.0
     apart = train.change - gain.change
     z = apart / max((error**2 + noise**2) ** 0.5, 1e-6)
-    rises = train.change > 0.12 and trend(correct).z > 3
+    rises = train.change > 0.12 * run.width and trend(correct).z > 3
     held_back = gain.change < 0.35 * train.change and gain.z < 2.5
-    if not (rises and held_back and apart > 0.12 and z > 3.5):
-        gains = f"{number(train.change)} in correct, {number(gain.change)} in held-out exact match"
+    if not (rises and held_back and apart > 0.12 * run.width and z > 3.5):
+        gains = f"{number(train.change)} in {correct.name}, {number(gain.change)} in {run.held_out_name}"
         return f"change from the first to the last evaluations: {gains}"
     split = shift(held_out.values, -1, least=2)
-    worse = split is not None and split.change < -0.05 and split.z < -3
+    worse = split is not None and split.change < -0.05 * run.width and split.z < -3
     first, last = int(held_out.steps[0]), int(held_out.steps[-1])
     evidence = (
-        Evidence("correct", int(correct.steps[0]), last, {"first": train.before, "last": train.after}),
-        Evidence("exact_match", first, last, {"first": gain.before, "last": gain.after, "z of the gap": z}),
+        Evidence(correct.name, int(correct.steps[0]), last, {"first": train.before, "last": train.after}),
+        Evidence(held_out.name, first, last, {"first": gain.before, "last": gain.after, "z of the gap": z}),
     )
     onset = _half_way(correct, train.before, train.after)
     return [finding(run, "over_fitting", CRITICAL if worse else WARNING, onset, max(onset, last), *evidence)]
 
 
 def _train_gain(correct: Series, held_out: Series) -> Shift:
-    """Return how correctness changed over the steps that the first and the last evaluations represent."""
+    """Return how correctness or the score changed over the steps that the first and the last evaluations represent."""
     part = max(len(held_out) // 3, 2)
     early = correct.window(0, int(held_out.steps[part - 1])).values
     late = correct.window(int(held_out.steps[-part])).values
@@ -179,8 +183,9 @@ def reward_hacking(run: RunHistory) -> list[Finding] | str:
     # If the policy learns, the quality rises with correctness, by a fraction of it.
     if not apart or is_unclear or min(right.after - near, right.change) > rise.change:
         return f"the reward does not rise without correctness: {text}"
-    if _held_out_rises(run, int(beside.steps[rise.index]) - 10):
-        return f"held-out exact match rises with the reward: {text}"
+    # A score is the reward itself, so it says nothing about being right.
+    if run.measure == EXACT_MATCH and _held_out_rises(run, int(beside.steps[rise.index]) - 10):
+        return f"{run.held_out_name} rises with the reward: {text}"
     onset, last = int(beside.steps[rise.index]), int(beside.steps[-1])
     first = int(beside.steps[max(rise.index - 30, 0)])
     evidence = [

@@ -19,7 +19,7 @@ PROVEN, FAR = 3, 10.0
 AT_ONCE = {"disk_free": 2, "lost_writes": 1}
 MARGIN = 0.1  # of the range's end: the median must be beyond it by this much
 BACK = 0.25  # of the way back to the range in those steps: it may recover
-SOLVED = 0.9  # of the samples: where learning has led above it, groups lack spread for a good reason
+SOLVED = 0.9  # of the rollouts: where learning has led above it, groups lack spread for a good reason
 
 # The scale of a gradient depends on the model; other rules compare it with its own past.
 SCALE = {"grad_norm": 10.0, "grad_norm_max": 10.0}  # times the range

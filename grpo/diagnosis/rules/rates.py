@@ -125,7 +125,7 @@ def _early_drift(run: RunHistory) -> list[Evidence]:
 
 
 def off_policy(run: RunHistory) -> list[Finding] | str:
-    """Several optimizer steps per rollout, with clip ratio or KL out of range from early on for most of the run.
+    """Several optimizer steps per global step, with clip ratio or KL out of range from early on for most of the run.
 
     Alternatively, the KL grows from the start while correctness falls. Several optimizer steps alone are the recipe
     here, and not a finding.
@@ -134,7 +134,7 @@ def off_policy(run: RunHistory) -> list[Finding] | str:
     updates = run.need("optimizer_steps", EARLY)
     count = float(np.median(updates.values))
     if count <= 1:
-        return "one optimizer step per rollout"
+        return "one optimizer step per global step"
     evidence, seen = _early_drift(run), []
     if not evidence:
         run.need("optimizer_steps", 15)
@@ -150,7 +150,7 @@ def off_policy(run: RunHistory) -> list[Finding] | str:
     if not seen and not evidence:
         raise NotJudged("neither ppo_clip_ratio nor ppo_kl has 15 steps after the warm-up")
     if not evidence:
-        return f"{number(count)} optimizer steps per rollout, {', '.join(seen)}"
+        return f"{number(count)} optimizer steps per global step, {', '.join(seen)}"
     first = min(one.first for one in evidence)
     evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"per rollout": count}))
     return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]

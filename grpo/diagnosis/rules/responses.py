@@ -152,9 +152,9 @@ def truncation(run: RunHistory) -> list[Finding] | str:
 
 
 def _bottleneck(run: RunHistory, cut: Series) -> Finding | None:
-    """Return the finding that the length limit holds the run back: half the samples are cut, or fewer at a high price.
+    """Return the finding that the length limit holds the run back: half the rollouts are cut, or fewer at a high price.
 
-    The price is the gain in correctness if cut samples were right as often as uncut ones. It is an upper bound, since
+    The price is the gain in correctness if cut rollouts were right as often as uncut ones. It is an upper bound, since
     hard problems take longer.
     """
     limit = edge("truncated")

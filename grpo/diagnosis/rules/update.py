@@ -53,17 +53,46 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
 
 def lost_gradient(run: RunHistory) -> list[Finding] | str:
     """The last steps have no gradient although rewards differ within groups: it does not reach the adapter."""
+    first = _first_without_gradient(run)
+    if first is None:
+        return "no gradient is lost"
+    if _is_masked(run, first):
+        raise NotJudged("grad_norm is 0 because MASK_TRUNCATED leaves no rollout; see masked gradient")
+    return [_without_gradient(run, "lost_gradient", first)]
+
+
+def masked_gradient(run: RunHistory) -> list[Finding] | str:
+    """The last steps have no gradient because every rollout that could give one was truncated, and masked for that."""
+    first = _first_without_gradient(run)
+    if first is None or not _is_masked(run, first):
+        return "MASK_TRUNCATED leaves rollouts in the loss" if _masks(run) else "MASK_TRUNCATED is off"
+    return [_without_gradient(run, "masked_gradient", first)]
+
+
+def _first_without_gradient(run: RunHistory) -> int | None:
+    """Return the first step after the last gradient if enough steps since have had groups with a spread."""
     norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = np.flatnonzero(norm.values)
     since = int(gradients[-1]) + 1 if len(gradients) else 0
-    if (alike.values[since:] < 1).sum() < LOST_STEPS:
-        return "no gradient is lost"
-    return [_without_gradient(run, "lost_gradient", int(norm.steps[since]))]
+    return int(norm.steps[since]) if (alike.values[since:] < 1).sum() >= LOST_STEPS else None
+
+
+def _masks(run: RunHistory) -> bool:
+    return bool(run.setting_number("MASK_TRUNCATED"))
+
+
+def _is_masked(run: RunHistory, first: int) -> bool:
+    """Say whether the rollouts that were not truncated fit into the groups without a spread, in all steps since."""
+    if not _masks(run):
+        return False
+    cut, alike = (column.window(first).values for column in run.together("truncated", "zero_spread_groups", least=1))
+    return len(cut) > 0 and bool((1 - cut <= alike + 1e-6).all())
 
 
 def _without_gradient(run: RunHistory, name: str, first: int) -> Finding:
     last = int(run.steps[-1])
-    means = {one: run.column(one).window(first).values for one in ("grad_norm", "zero_spread_groups", "correct")}
+    names = ("grad_norm", "zero_spread_groups", *(("truncated",) if _masks(run) else ()), run.training_name)
+    means = {one: run.column(one).window(first).values for one in names}
     evidence = [
         Evidence(one, first, last, {"mean": float(values.mean())}) for one, values in means.items() if len(values)
     ]
@@ -156,7 +185,8 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     The values before it show what is usual. For the first values, the later ones do.
 
     Steps whose groups all agree have zero loss and no advantages, so they do not tell what is usual. A ratio near 1
-    keeps the loss of a token below its advantage, and a gradient within its healthy range does no harm.
+    keeps the loss of a token below its advantage, times its log-prob with POLICY_LOSS=cispo. The entropy is the mean of
+    that over tokens. A gradient within its healthy range does no harm.
     """
     size = np.abs(column.values)
     # The mean over micro-batches is near zero, so its ratio to the usual says less.
@@ -166,6 +196,8 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     else:
         advantages = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
         least = 2 * max((float(np.median(values[values > 0])) for values in advantages if values.any()), default=0.0)
+        if run.setting("POLICY_LOSS") == "cispo" and len(entropy := run.column("entropy")):
+            least *= float(np.median(entropy.values))
     limits = np.full(len(size), np.inf)
     for index in np.flatnonzero(size > least):
         others = size[:index][size[:index] > 0]

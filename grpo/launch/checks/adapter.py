@@ -34,11 +34,11 @@ def place(config: Config) -> Path:
     return copy if copy.is_dir() else Path(config.args.adapter)
 
 
-def check_adapter(config: Config, model: Model) -> Iterator[Problem]:
+def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     """Compare the adapter with the model and the settings, and look at its values.
 
     Args:
-        model: the actor's.
+        model: the actor's, or what is known of it without its files; None if nothing is.
     """
     if not config.args.adapter:
         return
@@ -48,7 +48,7 @@ def check_adapter(config: Config, model: Model) -> Iterator[Problem]:
     except CheckpointError as error:
         yield Problem(f"ADAPTER: {error.problem.what}", error.problem.remedy)
         return
-    faults = adapter_files.check_against(adapter, model)
+    faults = adapter_files.check_against(adapter, model) if model else list(adapter.faults)
     yield from (Problem(f"ADAPTER {folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return

@@ -28,28 +28,28 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
 
 
 def _reasons(config: Config, prompts: int | None) -> Iterator[str]:
-    args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
+    args, rollouts, ranks = config.args, config.rollouts_per_step, config.actor_ranks
     per_step = args.micro_train_batch_size * ranks
     if prompts is not None and prompts < args.rollout_batch_size:
         have = f"{args.prompt_data} has {counted(prompts, 'prompt')}"
-        yield f"{have}, but a rollout needs {args.rollout_batch_size}: no step would run"
+        yield f"{have}, but a global step needs {args.rollout_batch_size}: no step would run"
     if args.train_batch_size % per_step:
         yield (
             f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
             f"{args.micro_train_batch_size} x {ranks} = {per_step}"
         )
-    if samples % args.train_batch_size:
+    if rollouts % args.train_batch_size:
         yield (
-            f"a rollout has {samples} samples, which is not a multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
-            "gradients would carry over into the next epoch or rollout"
+            f"a global step has {rollouts} rollouts, which is not a multiple of TRAIN_BATCH_SIZE "
+            f"{args.train_batch_size}: gradients would carry over into the next epoch or step"
         )
-    if samples % (args.micro_rollout_batch_size * ranks):
+    if rollouts % (args.micro_rollout_batch_size * ranks):
         yield (
-            f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
+            f"{rollouts} rollouts cannot be split evenly into micro-batches of {args.micro_rollout_batch_size} "
             f"on {counted(ranks, 'rank')}: ranks with less work would wait forever"
         )
     if args.n_samples_per_prompt < _fewest(config):
-        yield f"{args.advantage_estimator} compares the samples of a prompt, but there is only one"
+        yield f"{args.advantage_estimator} compares the rollouts of a prompt, but there is only one"
 
 
 def _fewest(config: Config) -> int:

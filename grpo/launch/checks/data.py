@@ -106,7 +106,7 @@ def check_repeats(file: str, records: Sequence[Record], rendered: Sequence[Rende
     prompts = _repeats((each.text, record.line) for record, each in zip(records, rendered, strict=True))
     ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
     repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
-    why = {"train": "both would draw the same samples", "eval": "both would count as one problem"}[split]
+    why = {"train": "both would draw the same rollouts", "eval": "both would count as one problem"}[split]
     for what, pairs in repeated.items():
         if pairs:
             first, again = pairs[0]

@@ -93,7 +93,7 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
     if plan.host_bytes and free < plan.host_bytes:
         largest = max(plan.host_memory, key=lambda part: plan.host_memory[part])
         yield Problem(
-            f"{size(free)} of memory are free, but the run needs about {size(plan.host_bytes)}, "
+            f"{size(free)} of memory is free, but the run needs about {size(plan.host_bytes)}, "
             f"of which {size(plan.host_memory[largest])} for {largest}",
             "stop other programs, use fewer engines or ranks, or a larger machine",
         )
@@ -160,12 +160,12 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
         if machine.disk_free(folder) < needed + machine.GB:
             free, more = size(machine.disk_free(folder)), f"checkpoints need {size(needed)} and " if needed else ""
             yield Problem(
-                f"{name}: {free} of disk are free in {folder}, but {more}logs need 1 GB",
+                f"{name}: {free} of disk space is free in {folder}, but {more}logs need 1 GB",
                 "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",
             )
         limit = config.args.stop_disk_gb
         if limit is not None and (free_gb := machine.disk_free(folder) / machine.GB) < limit:
-            what = f"{name}: {free_gb:.1f} GB of disk are free in {folder}, and STOP_DISK_GB is {limit:g}"
+            what = f"{name}: {free_gb:.1f} GB of disk space is free in {folder}, and STOP_DISK_GB is {limit:g}"
             yield Problem(what, "free disk space, or lower STOP_DISK_GB")
 
 

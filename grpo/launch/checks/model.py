@@ -134,7 +134,7 @@ def _check_workers(config: Config, model: Model) -> Iterator[Problem]:
 
 
 def check_released(config: Config) -> Iterator[Problem]:
-    """Check what the shapes of released models tell before their files are here, and refuse other models."""
+    """Check released models by their shapes before they are downloaded, and refuse other models."""
     for variable, name in (("MODEL", config.args.pretrain), ("ENGINE_MODEL", config.args.engine_model)):
         is_wrong = (is_id(name) and name not in RELEASED) or id_without_owner(name)
         if is_wrong and (variable == "MODEL" or name != config.args.pretrain):
@@ -142,5 +142,6 @@ def check_released(config: Config) -> Iterator[Problem]:
             yield Problem(f"{variable} {name} {what}", remedy)
     if actor := as_model(config.args.pretrain):
         yield from _check_context(config, actor)
+    yield from check_adapter(config, actor)
     if engine := as_model(config.args.engine_model):
         yield from _check_workers(config, engine)

@@ -118,10 +118,11 @@ def compare(address: str, home: Mapping[str, Any], there: Mapping[str, Any], nee
         yield Problem(f"{name} is {has} on {node}, but {home['packages'][name]} on the launcher's node", SAME)
     if there["patches"] != home["patches"]:
         yield Problem(
-            f"{node} has another patched OpenRLHF than the launcher's node", f"type ./apply_patches.sh there; {SAME}"
+            f"OpenRLHF is patched differently on {node} and on the launcher's node",
+            f"run ./apply_patches.sh there; {SAME}",
         )
     if there["code"] != home["code"]:
-        yield Problem(f"{node} has other code in {', '.join(CODE)} than the launcher's node", SAME)
+        yield Problem(f"the code in {', '.join(CODE)} differs between {node} and the launcher's node", SAME)
     yield from _resources(node, there, needs)
     yield from _inputs(node, home, there, needs)
 
@@ -136,7 +137,7 @@ def _resources(node: str, there: Mapping[str, Any], needs: Needs) -> Iterator[Pr
             )
     if there["memory"] < needs.memory:
         yield Problem(
-            f"{size(there['memory'])} of memory are free on {node}, but its part of the run needs {size(needs.memory)}",
+            f"{size(there['memory'])} of memory is free on {node}, but its part of the run needs {size(needs.memory)}",
             "end other programs there, or use a larger machine",
         )
     if there["store"] < needs.store:
@@ -160,7 +161,9 @@ def _inputs(node: str, home: Mapping[str, Any], there: Mapping[str, Any], needs:
             yield Problem(f"{node} does not have the model {name}", "copy or mount it there under the same path")
         elif wanted is not None and has != wanted:
             wrong = sorted(file for file in wanted.keys() | has.keys() if has.get(file) != wanted.get(file))
-            yield Problem(f"{node} has other files of the model {name}: {', '.join(wrong)}", "copy these files again")
+            yield Problem(
+                f"{node} has different files for the model {name}: {', '.join(wrong)}", "copy these files again"
+            )
     for name in needs.files:
         if there["files"][name] != home["files"][name]:
             state = "has another" if there["files"][name] else "does not have"

@@ -123,7 +123,7 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
         setting: what names the file.
     """
     if not file.path.is_file() or file.path.suffix != ".py":
-        is_file = "is no .py file" if file.path.exists() else "does not exist"
+        is_file = "is not a .py file" if file.path.exists() else "does not exist"
         yield Problem(f"{setting}: {file.path} {is_file}", f"set {setting} to a .py file with reward_func")
         return
     result = try_once(file.path, sample)

@@ -166,12 +166,12 @@ class _Supervisor:
         if self.hang or not (hang := self.watch.hang()):
             return
         self.hang, self.examined_until = hang, time.monotonic() + EXAMINATION_SECONDS
-        self._show(f"{hang.what}; looking at every process")
+        self._show(f"{hang.what}; examining every process")
         with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
             keeper_input.write(b"examine\n")
 
     def _has_saved(self) -> bool:
-        """Ask for a checkpoint, once; return whether it is there, or its time is up."""
+        """Ask for a checkpoint, once; return whether it was saved, or timed out."""
         if not self.saving or (self.stop and not self.stop.is_saved):
             return True
         if self.save_until is None:
@@ -184,11 +184,11 @@ class _Supervisor:
                 return True
             self.save_until = time.monotonic() + self.saving.seconds
             why = signals.name_of(self.told) if self.told else self.stop.reason.what if self.stop else ""
-            at_once = "; Ctrl-C again ends at once" if self.told == signal.SIGINT else ""
+            at_once = "; press Ctrl-C again to stop immediately" if self.told == signal.SIGINT else ""
             self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s{at_once}")
         if self.saving.request.is_open() and time.monotonic() < self.save_until:
             return False
-        why = "the time is up" if self.saving.request.is_open() else self.saving.request.failure()
+        why = "timed out" if self.saving.request.is_open() else self.saving.request.failure()
         self._show(f"not saved: {why}" if why else "saved")
         return True
 
@@ -228,11 +228,13 @@ class _Supervisor:
             self.deaths.append(Death(event["role"], event["pid"], event["code"]))
         elif kind == "stopped":
             self.stopped[event["pid"]] = event["role"]
-            told = f"{event['role']} is stopped (pid {event['pid']}) and the run waits for it"
-            self._show(f"{told}; to let it go on: kill -CONT {event['pid']}")
+            told = f"{event['role']} is suspended (SIGSTOP, pid {event['pid']}), and the run waits for it"
+            self._show(f"{told}; to resume it: kill -CONT {event['pid']}")
         elif kind == "examined":
             assert self.hang
-            stopped = [f"{role} is stopped (pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)]
+            stopped = [
+                f"{role} is suspended (SIGSTOP, pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)
+            ]
             what = "; ".join([self.hang.what, *stopped])
             self.code, self.cause = FAILED, Problem(what, f"stacks and states of all processes: {event['file']}")
         elif kind == "driver ended":

@@ -1,6 +1,6 @@
 """Checks the Ray cluster at RAY_ADDRESS before a run joins it, and chooses which of its nodes serves whom.
 
-The launcher's own machine is one of the nodes: it gets driver, controller, judge, metrics and samples. A cluster of
+The launcher's own machine is one of the nodes: it gets driver, controller, judge, metrics and rollouts. A cluster of
 several nodes must require a token, since its ports are open to the network.
 """
 

@@ -1,4 +1,4 @@
-"""What the supervisor asks while a run goes on, and what it says of the end."""
+"""What the supervisor asks during a run, and what it says about the end."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Watch:
         return True
 
     def stop(self) -> Stop | None:
-        """Return why the run must end; None if it may go on."""
+        """Return why the run must end; None if it may continue."""
         return None
 
 

@@ -32,7 +32,7 @@ class AgentExecutor(AgentExecutorBase):
         self._mixture = settings.mixture
         self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
-        self._max_samples, self._source = settings.max_samples, settings.template
+        self._max_rows, self._source = settings.max_rows, settings.template
         self._thinking = thinking_settings.given(os.environ)
 
     async def execute(
@@ -56,6 +56,6 @@ class AgentExecutor(AgentExecutorBase):
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, thinking)
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
         make = maker(self._kinds[name], name, prompt, label, lambda: text_of(hf_tokenizer, policy.history.response()))
-        _, response = await roll_out(make, policy, self._limits, self._max_samples)
+        _, response = await roll_out(make, policy, self._limits, self._max_rows)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}

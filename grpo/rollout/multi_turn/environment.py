@@ -97,7 +97,7 @@ class Score:
     """The value of a rollout.
 
     Attributes:
-        reward: the training signal, finite; one per rollout, however many turns and samples it has.
+        reward: the training signal, finite; one per rollout, however many turns and rows it has.
         score: correctness, 0.0 to 1.0; evaluations count a rollout with 1 as solved.
         logs: more numbers, with the same keys for every rollout; NaN for a missing one.
     """
@@ -155,7 +155,7 @@ class Environment(ABC):
         """Return the reply to an answer without tool calls; None if the conversation is over.
 
         `messages` may also be edited in place (messages removed or shortened): earlier sampled tokens then stay in a
-        separate sample.
+        separate row.
         """
         return None
 

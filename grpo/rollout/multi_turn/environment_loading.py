@@ -5,6 +5,7 @@ import inspect
 from pathlib import Path
 
 from grpo.rollout.multi_turn.environment import Environment, SetupError
+from reward.user_files import SourceLoader
 
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
 BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval", "single")}
@@ -24,9 +25,9 @@ def load(name: str) -> type[Environment]:
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
     if path.suffix != ".py":
         raise SetupError(f"ENVIRONMENT {name} is not an environment", _FORMS)
-    spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise SetupError(f"ENVIRONMENT {path} cannot be loaded", "name a Python file")
+    module_name = f"environment_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=SourceLoader(module_name, str(path)))
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -1,9 +1,9 @@
-"""The tokens of a multi-turn rollout: one sample while its history only grows, a new sample once it changes.
+"""The tokens of a multi-turn rollout: one row while its history only grows, a new row once it changes.
 
 A turn's prompt is everything before it, token for token, and what the template puts between turns. If the history
-renders differently, a new sample branches off. Causes are dropped thinking, edited messages, or a tool call rendered
+renders differently, a new row branches off. Causes are dropped thinking, edited messages, or a tool call rendered
 differently than the model wrote it. The prompt of a branch is not trained on. Every sampled token is trained once, in
-the sample in which the engine drew it.
+the row in which the engine drew it.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from grpo.rollout.trajectory import Origin, Trajectory
 
 
 class RolloutHistory:
-    """The samples of one rollout; the last one grows.
+    """The rows of one rollout; the last one grows.
 
     Attributes:
-        samples: in order of their start.
-        differences: why each sample after the first began.
+        rows: in order of their start.
+        differences: why each row after the first began.
         codec: encodes and decodes the tokens.
     """
 
     def __init__(self, codec: Codec) -> None:
-        self.samples: list[Trajectory] = []
+        self.rows: list[Trajectory] = []
         self.differences: list[str] = []
         self.codec = codec
         self._next = Trajectory()
@@ -35,10 +35,10 @@ class RolloutHistory:
             parts: the whole render, up to the start of the assistant's turn.
         """
         self._why = None
-        if not self.samples:
+        if not self.rows:
             self._next = self._begun([], parts)
             return list(self._next.tokens)
-        before = self.samples[-1]
+        before = self.rows[-1]
         gap = self.codec.continuation(before.tokens, parts)
         if isinstance(gap, Difference):
             self._why = describe(self.codec, before.tokens, gap)
@@ -74,22 +74,22 @@ class RolloutHistory:
         self._next.append(tokens, Origin.FORCED)
 
     def response(self) -> list[int]:
-        """Return the tokens of the last sample after its prompt."""
-        return self.samples[-1].tokens[self.samples[-1].count(Origin.PROMPT) :] if self.samples else []
+        """Return the tokens of the last row after its prompt."""
+        return self.rows[-1].tokens[self.rows[-1].count(Origin.PROMPT) :] if self.rows else []
 
     def branch(self, prompt: Sequence[int], why: str) -> None:
-        """Let the next turn begin a sample with the prompt that the engine really got."""
+        """Let the next turn begin a row with the prompt that the engine really got."""
         self._next, self._why = Trajectory(), why
         self._next.append(prompt, Origin.PROMPT)
 
     def _commit(self) -> None:
-        if self.samples and self._why is None:
-            self.samples[-1] = self._next
+        if self.rows and self._why is None:
+            self.rows[-1] = self._next
             return
-        if self.samples and self._why is not None:
+        if self.rows and self._why is not None:
             self.differences.append(self._why)
-        self.samples.append(self._next)
-        self._why = None  # what is added next belongs to the same sample
+        self.rows.append(self._next)
+        self._why = None  # what is added next belongs to the same row
 
 
 def describe(codec: Codec, tokens: Sequence[int], difference: Difference) -> str:

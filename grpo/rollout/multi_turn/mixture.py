@@ -16,7 +16,7 @@ from grpo.rollout.multi_turn.environment_loading import VERIFIERS
 from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
-FIELD = "environment"  # of a line of a data file, and of a record of a sample
+FIELD = "environment"  # of a line of a data file, and of a record of a rollout
 KEY = "environment"  # of the sampling parameters' further arguments
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("openrlhf.grpo.rollout")
 
-SEED_STRIDE = 1_000_003  # samples of a prompt have adjacent seeds; those of its turns are far apart
+SEED_STRIDE = 1_000_003  # rollouts of a prompt have adjacent seeds; those of its turns are far apart
 
 
 class EnginePolicy:
@@ -123,7 +123,7 @@ class EnginePolicy:
 
     def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
         if mismatch := describe("the prompt", given, prompt, self.template.codec.decode):
-            self._count(f"{mismatch}; the turn begins a new sample with the engine's tokens")
+            self._count(f"{mismatch}; the turn begins a new row with the engine's tokens")
             self.history.branch(given, mismatch)
         if log_probs is None:
             self._count("the engine returned a turn without log-probs; it is not trained on")
@@ -131,7 +131,7 @@ class EnginePolicy:
         else:
             self.history.add(tokens, log_probs)
         self.tokens += len(tokens)
-        while len(self.accounts) < len(self.history.samples):
+        while len(self.accounts) < len(self.history.rows):
             self.accounts.append(EngineAccount())
         self.accounts[-1].note(given, tokens, log_probs)
 
@@ -141,24 +141,24 @@ class EnginePolicy:
 
 
 async def roll_out(
-    make: Callable[[], Environment], policy: EnginePolicy, limits: RolloutLimits, max_samples: int
+    make: Callable[[], Environment], policy: EnginePolicy, limits: RolloutLimits, max_rows: int
 ) -> tuple[Outcome, dict[str, Any]]:
     """Let a policy and an environment talk, and return the trainer's response without prompt and label.
 
-    The response is OpenRLHF's for one sample: the last one, which holds the end. ``branches`` has the earlier samples,
-    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_samples` are
+    The response is OpenRLHF's for one row: the last one, which holds the end. ``branches`` has the earlier rows,
+    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_rows` are
     trained on; the earliest are dropped.
     """
     outcome, score = await play(make, policy, limits)
     kept = [
-        (sample, account)
-        for sample, account in zip(policy.history.samples, policy.accounts, strict=True)
-        if sample.count(Origin.SAMPLED)
+        (row, account)
+        for row, account in zip(policy.history.rows, policy.accounts, strict=True)
+        if row.count(Origin.SAMPLED)
     ]
     for difference in policy.history.differences:
         logger.debug("a history branched: %s", difference)
-    used = kept[-max_samples:]
-    from_environment = (sample.count(Origin.ENVIRONMENT) for sample in policy.history.samples)
+    used = kept[-max_rows:]
+    from_environment = (row.count(Origin.ENVIRONMENT) for row in policy.history.rows)
     response: dict[str, Any] = {
         "truncated": outcome.ending == "length",
         "reward": score.reward,
@@ -174,14 +174,14 @@ async def roll_out(
     }
     if not used:
         return outcome, response | _nothing_sampled(policy, score)
-    *earlier, last = [sample.as_response() | {"engine": account.as_dict()} for sample, account in used]
+    *earlier, last = [row.as_response() | {"engine": account.as_dict()} for row, account in used]
     return outcome, response | last | {"branches": earlier}
 
 
 def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
-    """Return a sample without a reward, which :func:`grpo.batch.branches.give_advantages` removes from the update.
+    """Return a row without a reward, which :func:`grpo.batch.branches.give_advantages` removes from the update.
 
-    Until then, one token under its action mask keeps OpenRLHF's means over a sample defined.
+    Until then, one token under its action mask keeps OpenRLHF's means over a row defined.
     """
     tokens = policy.template.stop_ids[:1] * 2
     return {

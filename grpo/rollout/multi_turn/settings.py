@@ -72,13 +72,13 @@ class EnvironmentSettings:
 
     Attributes:
         mixture: the environments.
-        max_samples: trained samples per rollout; the actor holds them in memory at once.
+        max_rows: trained rows per rollout; the actor holds them in memory at once.
         template: how gpt-oss's tool results look, see TEMPLATE in the table of settings.
     """
 
     mixture: Mixture
     limits: RolloutLimits
-    max_samples: int
+    max_rows: int
     template: str
 
     @classmethod

@@ -57,7 +57,7 @@ def adapted(loaded: Any) -> type["VerifiersEnvironment"]:
     """
     what = f"the verifiers environment {getattr(loaded, 'env_id', '') or type(loaded).__name__}"
     if not isinstance(loaded, vf.Environment):
-        raise SetupError(f"{what} is no verifiers.Environment (verifiers.v1 is not supported)", "use another one")
+        raise SetupError(f"{what} is not a verifiers.Environment (verifiers.v1 is not supported)", "use another one")
     if loaded.message_type != "chat":
         raise SetupError(f"{what} completes text instead of a chat", "use another one")
     if loaded.requires_group_rollouts or loaded.provides_advantages:
@@ -90,7 +90,7 @@ class VerifiersEnvironment(environment.Environment):
         super().__init__(prompt, label)
         row = json.loads(label)
         if not isinstance(row, dict) or "prompt" not in row:
-            raise ValueError("the label is no row of the environment; write the data with python -m data.verifiers")
+            raise ValueError("the label is not a row of the environment; write the data with python -m data.verifiers")
         self._rollout = Rollout(self.loaded_environment, row)
 
     async def start(self) -> list[Message]:

@@ -50,7 +50,7 @@ def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
     del one["branches"]
     one["observation_tokens"][-1] += 1
     (harmed, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
-    assert harmed.info["token_mismatch"] == 1 and "a sample differs first" in caplog.text
+    assert harmed.info["token_mismatch"] == 1 and "a row differs first" in caplog.text
 
 
 def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
@@ -58,7 +58,7 @@ def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
     one["branches"][0]["observation_tokens"][3] += 1
     (rollout, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
     assert len(rollout.branches) == 1 and rollout.info["token_mismatch"] == 1
-    assert "a sample differs first at position 3" in caplog.text
+    assert "a row differs first at position 3" in caplog.text
 
 
 def test_a_rollout_without_sampled_tokens_is_not_trained_on(monkeypatch):

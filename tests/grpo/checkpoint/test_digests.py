@@ -108,7 +108,7 @@ def test_remedy_names_the_newest_complete_step(tmp_path: Path) -> None:
     assert whole_steps(tmp_path) == [2]
     assert step_damage(tmp_path / "step_6")[0][0] == f"trainer/{NAME}"
     (fault,) = damage(tmp_path / "step_8" / "adapter")
-    assert fault.remedy == f"use {tmp_path / 'step_2' / 'adapter'}, the newest whole step"
+    assert fault.remedy == f"use {tmp_path / 'step_2' / 'adapter'}, the newest complete step"
     flip(tmp_path / "step_2" / "trainer" / "adapter_config.json", 0)
     (fault,) = damage(tmp_path / "step_8" / "adapter")
     assert fault.remedy.startswith("copy the folder again")
@@ -122,7 +122,7 @@ def test_the_final_adapter_has_the_steps_of_its_run_wherever_they_are(tmp_path: 
     (run / "command.sh").touch()
     (run / "config.json").write_text(f'{{"flags": {{"ckpt_path": "{disk}", "run_dir": "{run}"}}}}')
     (run / "final" / "empty").unlink()
-    assert damage(run / "final")[0].remedy == f"use {disk / 'step_4' / 'adapter'}, the newest whole step"
+    assert damage(run / "final")[0].remedy == f"use {disk / 'step_4' / 'adapter'}, the newest complete step"
 
 
 def test_digest_list_missing_from_one_part_is_reported(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_later_rise_of_the_learning_rate_is_not_warm_up():
 
 
 def test_warm_up_comes_from_the_plan_if_the_learning_rate_is_missing():
-    plan = {"scheduled_optimizer_steps": 800, "optimizer_steps_per_rollout": 8}
+    plan = {"scheduled_optimizer_steps": 800, "optimizer_steps_per_step": 8}
     rows = [row(i + 1, correct=0.5) for i in range(30)]
     assert of_rows(rows, config={"plan": plan, "flags": {"lr_warmup_ratio": 0.1}}).warm_up == 10
     unknown = of_rows(rows)

@@ -79,6 +79,26 @@ def test_no_gradient_although_groups_have_spread() -> None:
     assert named(later) == {"lost_gradient": 23}
 
 
+@pytest.mark.parametrize(
+    ("masks", "truncated", "alike", "name"),
+    [
+        (1, 1.0, 0.25, "masked_gradient"),
+        (1, 0.75, 0.25, "masked_gradient"),  # the other quarter is that of the groups without spread
+        (1, 0.7, 0.25, "lost_gradient"),
+        (0, 1.0, 0.25, "lost_gradient"),
+    ],
+)
+def test_a_gradient_that_the_user_masked_is_not_lost(masks, truncated, alike, name) -> None:
+    rows = rows_of(grad_norm=np.zeros(3), correct=[0.2] * 3, truncated=[truncated] * 3, zero_spread_groups=[alike] * 3)
+    config = {"flags": {"mask_truncated": bool(masks)}}
+    [finding] = [one for one in diagnose(of_rows(rows, (), config)).findings if "gradient" in one.name]
+    assert finding.name == name and finding.severity == CRITICAL
+    advised = {action.setting: action.change for action in finding.actions}
+    if name == "masked_gradient":
+        assert "MASK_TRUNCATED=1" in finding.cause
+        assert advised["MASK_TRUNCATED"] == "0 (now 1)" and "GENERATE_MAX_LEN" in advised
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
     after = np.arange(22) >= 10
@@ -112,6 +132,19 @@ def test_a_loss_spike_is_reported_in_its_own_step() -> None:
     losses = np.where(np.arange(12) == 10, 14.0, 0.1)
     rows = rows_of(policy_loss_max=losses, correct=noisy([0.5] * 12))
     assert named(rows) == {"spikes": 11}
+
+
+@pytest.mark.parametrize(("loss", "found"), [("cispo", True), ("ppo", False)])
+def test_a_loss_spike_counts_on_the_scale_of_the_loss(loss: str, found: bool) -> None:
+    """A token's loss in CISPO is its log-prob times its advantage: of a sure policy, a small part of the advantage."""
+    usual = 0.012 + 0.004 * np.cos(np.arange(30))
+    rows = rows_of(
+        policy_loss_max=np.where(np.arange(30) == 25, 0.3, usual), entropy=np.full(30, 0.06), correct=noisy([0.5] * 30),
+        advantage_max=np.full(30, 0.7), advantage_min=np.full(30, -0.8),
+    )  # fmt: skip
+    config = {"flags": {"policy_loss_type": loss}}
+    assert ("spikes" in named(rows, config=config)) is found
+    assert "spikes" not in named(rows[:25], config=config)
 
 
 def test_entropy_rises_while_correctness_falls() -> None:

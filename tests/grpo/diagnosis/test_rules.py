@@ -42,6 +42,7 @@ def names(run, **changes):
 
 def test_every_rule_has_a_synthetic_fault():
     elsewhere = {"passes_differ", "out_of_range", "doubtful_labels", "no_gradient", "lost_gradient", "entropy_rise"}
+    elsewhere |= {"masked_gradient"}
     assert set(RULES) - set(ILLS) == elsewhere, "test_early.py, test_labels.py and test_missed.py"
     assert set(ILLS) < set(RULES) and set(NEEDED) <= set(RULES) and set(NEEDED.values()) <= set(BY_NAME)
     explained = {name for pair in EXPLAINS.items() for name in (pair[0], *pair[1])}

@@ -50,23 +50,23 @@ def test_only_complete_steps_can_be_continued(setting, save) -> None:
     (checkpoints / "step_20" / "trainer" / "state.safetensors").unlink()
     (checkpoints / ".step_40.partial" / "adapter").mkdir(parents=True)
     for step in (15, 40, 0, -10):
-        with pytest.raises(UserError, match=rf"has no step_{step}: .* \(whole: 10, 30\)"):
+        with pytest.raises(UserError, match=rf"has no step_{step}: .* \(complete: 10, 30\)"):
             resume.resolve_resumed(setting.words(), setting.run_dir, step)
-    with pytest.raises(UserError, match=r"trainer/state.safetensors is missing.* \(whole: 10, 30\)"):
+    with pytest.raises(UserError, match=r"trainer/state.safetensors is missing.* \(complete: 10, 30\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
 def test_error_says_if_no_step_is_complete(setting, save) -> None:
     start(setting)
     checkpoints = setting.run_dir / "checkpoints"
-    with pytest.raises(UserError, match=r"has no step_10: no step is whole; without --from-step .* step 0"):
+    with pytest.raises(UserError, match=r"has no step_10: no checkpoint is complete; without --from-step .* step 0"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, is_sealed=True)
     for step in (10, 20):
         (checkpoints / f"step_{step}" / "trainer" / "state.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no step_15: no step is whole \(damaged: 10, 20\)"):
+    with pytest.raises(UserError, match=r"has no step_15: no checkpoint is complete \(damaged: 10, 20\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 15)
-    with pytest.raises(UserError, match=r"step_20: .*state.* is missing.*no other step is whole.*restore a copy"):
+    with pytest.raises(UserError, match=r"step_20: .*state.* is missing.*no other checkpoint is complete"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 

@@ -46,6 +46,18 @@ def test_the_memory_of_a_gpu_is_read_given_or_assumed(box, monkeypatch):
     assert gpu_memory.needs(box("8", gpu_gb=24)).gpu == 24 * 2**30
 
 
+@pytest.mark.parametrize(("changes", "copies"), [({"actor_shard": "none"}, 1), ({"actor_shard": "zero3"}, 4)])
+def test_the_reference_of_a_run_from_an_adapter_is_a_frozen_copy_of_it(box, changes, copies):
+    """Rank 64 of q, k, v and o in 36 layers: 47.8 million parameters in bf16. ZeRO-3 leaves each rank a quarter."""
+    kl = {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"}
+    alone, started, without_kl = (
+        gpu_memory.needs(box("8", lora_rank=64, **changes, **more))
+        for more in (kl, {"adapter": "A", **kl}, {"adapter": "A"})
+    )
+    assert started.of_actor - alone.of_actor == started.held - alone.held == 2 * 47_775_744 // copies
+    assert without_kl.of_actor == alone.of_actor
+
+
 @pytest.mark.parametrize("more", [{}, {"vllm_enable_sleep": True}])
 @pytest.mark.parametrize("length", [2048, 4096, 16_384])
 def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(box, length, more):

@@ -41,7 +41,7 @@ def test_each_missing_model_is_named(configure) -> None:
 def test_a_retired_model_is_named_with_its_replacement(configure, model: str) -> None:
     with StandIn() as server:  # a server that still answers it
         [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
-    assert f"JUDGE_MODELS: {model} is retired" in problem and f"put {RETIRED[model]} in its place" in problem
+    assert f"JUDGE_MODELS: {model} is retired" in problem and f"replace it with {RETIRED[model]}" in problem
     assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1, "even without a request"
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_answer_is_one_problem(configure, monkeypatch, is
         if is_listening:
             nobody.listen()
         [problem] = problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
-    assert "cannot be asked for first" in problem and "JUDGE=0" in problem and KEY not in problem
+    assert "cannot be asked about first" in problem and "JUDGE=0" in problem and KEY not in problem
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -105,23 +105,23 @@ def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPa
     assert not any("proxy" in line or "gateway" in line for line in stand_in), "it is asked directly"
 
 
-CALLS, TRY = "calls per step: ", "a try takes up to 90 s; if no model answers, the deadline leaves "
+CALLS, TRY = "calls per step: ", "a try times out after 90 s; if no model answers, the deadline allows "
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, CALLS + "up to 64 plus failed tries; JUDGE_UNFINISHED=0 judges only samples with a final answer"),
+        ({}, CALLS + "up to 64 plus failed tries; JUDGE_UNFINISHED=0 judges only rollouts with a final answer"),
         (
             {"JUDGE_UNFINISHED": "0"},
-            CALLS + "one for each of 64 samples with a final answer, plus failed tries; JUDGE_UNFINISHED is 0",
+            CALLS + "one for each of 64 rollouts with a final answer, plus failed tries (JUDGE_UNFINISHED=0)",
         ),
         (
             {"JUDGE_MODELS": "first second third"},
             TRY + "4 tries: 90 and 70 s for first, 40 s for second, 40 s for third",
         ),
         ({"JUDGE_MODELS": "only"}, TRY + "3 tries: 90, 90 and 60 s for only"),
-        ({"JUDGE_CALL_TIMEOUT": "20"}, TRY.replace("90", "20") + "time for all 6 tries"),
+        ({"JUDGE_CALL_TIMEOUT": "20"}, TRY.replace("90", "20") + "all 6 tries"),
     ],
 )
 def test_the_plan_says_what_a_step_costs_in_calls_and_how_many_tries_fit(configure, changes, said: str) -> None:
@@ -197,4 +197,4 @@ def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
     with StandIn() as server:
         [problem] = problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
-    assert "64 samples, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem
+    assert "64 rollouts, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem

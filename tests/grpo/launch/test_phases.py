@@ -81,7 +81,7 @@ def test_beyond_the_measured_lengths_the_range_allows_for_the_square(setting) ->
 def test_a_measured_layer_predicts_training(setting, tmp_path: Path) -> None:
     rates = Rates.of_report(report(tmp_path, {"name": "layer", "numbers": LAYER}))
     config = config_of(setting, prompt_max_len=1000, generate_max_len=2000)
-    parts, samples = by_name(config, rates), config.samples_per_rollout / config.actor_ranks
+    parts, samples = by_name(config, rates), config.rollouts_per_step / config.actor_ranks
     training, old = parts["training"], parts["old log-probs"]
     assert training.seconds == pytest.approx(samples * (36 * 0.030 + 0.03))
     assert old.seconds == pytest.approx(samples * 7 / 8 * (36 * 0.008 + 0.03))

@@ -17,10 +17,10 @@ from .conftest import write_checkpoint
 
 def test_batches_steps_and_resources(setting) -> None:
     plan = make_plan(setting.config())
-    assert plan.samples_per_rollout == 64, "8 prompts x 8 samples"
-    assert plan.optimizer_steps_per_rollout == 8, "train_batch_size 8 counts samples"
+    assert plan.rollouts_per_step == 64, "8 prompts x 8 samples"
+    assert plan.optimizer_steps_per_step == 8, "train_batch_size 8 counts samples"
     assert plan.gradient_accumulation == 2, "8 samples on 4 ranks, one at a time"
-    assert plan.max_tokens_per_rollout == 64 * (64 + 32)
+    assert plan.max_tokens_per_step == 64 * (64 + 32)
     assert plan.ray_gpus == 2 * 2 + 4
     assert plan.ray_cpus > plan.ray_gpus + 1, "each GPU is a bundle with a CPU, and the trainer takes one more"
     assert (plan.prompts, plan.steps_per_episode, plan.unused_prompts_per_episode) == (20, 2, 4)
@@ -107,12 +107,10 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 SURPRISES = (
-    *("8 prompts x 8 samples = 64 samples", "8 optimizer steps per rollout, all but the first off-policy"),
+    *("8 prompts x 8 rollouts = 64, ", "8 optimizer steps per global step, all but the first off-policy"),
     *("6 global steps", "4 for 2 engines of 2, 4 for the actor"),
 )
-SINGULAR = (
-    *("1 optimizer step per rollout", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),
-)
+SINGULAR = (*("1 optimizer step per", "1 rank x micro batch", "1 for 1 engine of 1", "1 episode, ", "1 global step\n"),)
 ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
 
@@ -143,15 +141,15 @@ def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:
         texts[shown] = "\n".join(describe(make_plan(config), config))
     assert all(shown in text and "off-policy" not in text for shown, text in texts.items())
     in_turn, plan = make_plan(setting.config()), make_plan(setting.config(**ahead))
-    assert plan.checkpoint_bytes - in_turn.checkpoint_bytes == 32 * plan.max_tokens_per_rollout
+    assert plan.checkpoint_bytes - in_turn.checkpoint_bytes == 32 * plan.max_tokens_per_step
     config = setting.config(partial_rollouts=2, train_batch_size=64, **ahead)
     partial = make_plan(config)
     assert "sample 10 prompts at a time; a token is at most 2 optimizer steps behind" in "\n".join(
         describe(partial, config)
     )
-    assert partial.checkpoint_bytes - plan.checkpoint_bytes == 32 * plan.max_tokens_per_rollout * 2 / 8
+    assert partial.checkpoint_bytes - plan.checkpoint_bytes == 32 * plan.max_tokens_per_step * 2 / 8
     replayed = make_plan(setting.config(routing_replay=True, **ahead))
-    assert replayed.checkpoint_bytes - plan.checkpoint_bytes == 2 * 2 * plan.max_tokens_per_rollout, "layers, choices"
+    assert replayed.checkpoint_bytes - plan.checkpoint_bytes == 2 * 2 * plan.max_tokens_per_step, "layers, choices"
 
 
 def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
@@ -177,7 +175,7 @@ def test_a_plan_refuses_a_model_of_another_family_instead_of_offering_it(setting
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
     config = setting.config(max_steps=50)
     lines = "\n".join(describe(make_plan(config), config))
-    assert "the data give 6 steps, fewer than the 50 asked for: NUM_EPISODES=25 " in lines
+    assert "the data suffice for 6 steps, not for 50; set NUM_EPISODES=25" in lines
     assert make_plan(setting.config(max_steps=50, num_episodes=25)).steps == 50
     for steps in (6, None):
         config = setting.config(max_steps=steps)

@@ -69,7 +69,7 @@ def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses() -> Non
         ([], {"ENVIRONMENT": "{folder}/none.py"}, "none.py does not exist"),
         (["--steps", "-3"], {}, "STEPS is -3"),
         (["--gpus", "2"], {"EXPERTS": "bf16"}, "set EXPERTS=packed"),
-        ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is no JSON"),
+        ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is not JSON"),
     ],
 )
 def test_a_plan_without_a_model_reads_the_files_that_are_here(tmp_path, options, variables, message):
@@ -84,8 +84,8 @@ def test_a_plan_without_a_model_reads_the_files_that_are_here(tmp_path, options,
     ("variables", "message"),
     [
         ({"JUDGE": "2"}, "JUDGE is '2': set it to 1 (on) or 0 (off)"),
-        ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they have to add up to 1"),
-        ({"QUALITY_WEIGHT": "1.5"}, "have to add up to 1"),
+        ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they must add up to 1"),
+        ({"QUALITY_WEIGHT": "1.5"}, "must add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
         ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
@@ -111,7 +111,7 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal() -> None:
         ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131,072"),
         ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
         ({"THINKING_BUDGET": "2048", "ANSWER_BUDGET": "1024"}, "= 3073 tokens, but GENERATE_MAX_LEN is 3072"),
-        ({"JUDGE_RPM": "1"}, "64 samples, but the judge can send only 12 requests within JUDGE_DEADLINE"),
+        ({"JUDGE_RPM": "1"}, "64 rollouts, but the judge can send only 12 requests within JUDGE_DEADLINE"),
     ],
 )
 def test_a_plan_of_what_no_gpu_could_run_is_refused_before_the_model_is_here(variables, what) -> None:

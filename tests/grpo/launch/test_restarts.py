@@ -35,8 +35,8 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     note("an engine is killed", times[2] - times[1] - (times[1] - times[0]))
     note("the driver crashes", times[3] - times[2] - (times[1] - times[0]))
     assert_seen("the driver crashes", text)
-    assert "first error  at step 2: an engine was killed by SIGKILL" in text
-    assert text.count("restart      1 of 3") == 2, "a new checkpoint sets the count back"
+    assert "first error, at step 2: an engine was killed by SIGKILL" in text
+    assert text.count(" s (1 of 3)") == 2, "a new checkpoint sets the count back"
 
 
 def test_an_engine_that_was_replaced_is_not_the_cause_of_a_later_failure(start) -> None:
@@ -51,8 +51,8 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES] * 3)
     output = run.finish()
     assert run.launcher.returncode == 1
-    assert_seen("the same error comes twice", "\n".join(output))
-    note("the same error comes twice", time.time() - run.rows("metrics.jsonl")[-1]["time"])
+    assert_seen("the same error occurs twice", "\n".join(output))
+    note("the same error occurs twice", time.time() - run.rows("metrics.jsonl")[-1]["time"])
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
     assert [row["restart"] for row in run.rows("ends.jsonl")] == [True, False]
 
@@ -140,14 +140,14 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
     assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
-    assert_seen("an engine is stopped", text)
-    note("an engine is stopped", longest_gap(run.rows("metrics.jsonl")))
+    assert_seen("an engine is suspended", text)
+    note("an engine is suspended", longest_gap(run.rows("metrics.jsonl")))
     [told] = [line for line in output if "kill -CONT" in line]
     pid = told.rpartition(" ")[2]
-    assert told.startswith(f"an engine is stopped (pid {pid})")
+    assert told.startswith(f"an engine is suspended (SIGSTOP, pid {pid})")
     first, _ = run.rows("ends.jsonl")
     assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.")
-    assert first["cause"].endswith(f"an engine is stopped (pid {pid})")
+    assert first["cause"].endswith(f"an engine is suspended (SIGSTOP, pid {pid})")
     [report] = run.folder.glob("logs/hang-*.txt")
     stacks = report.read_text()
     assert f"== an engine (pid {pid}): T (stopped)" in stacks and "== the driver" in stacks
@@ -213,7 +213,7 @@ def test_a_second_ctrl_c_ends_at_once(start) -> None:
     wait_until((run.folder / ".save-request").exists, "nobody asked for a checkpoint")
     os.kill(run.launcher.pid, signal.SIGINT)
     output = run.finish()
-    assert run.launcher.returncode == 130 and "not saved: the time is up" not in output
+    assert run.launcher.returncode == 130 and "not saved: timed out" not in output
 
 
 @pytest.mark.parametrize(
@@ -268,5 +268,5 @@ def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progre
 
 def test_the_first_error_is_named() -> None:
     same = restarts.decide([end(), end("an engine died (pid 8)")], 3, has_progressed=True)
-    assert "first error  at step 4: an engine died (pid 7)" in same.lines
+    assert "first error, at step 4: an engine died (pid 7)" in same.lines
     assert restarts.decide([end()], 0, has_progressed=True).lines == []

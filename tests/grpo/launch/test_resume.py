@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
         file.unlink()
     else:
         state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
-    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
+    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(complete: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
 
@@ -286,12 +286,12 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert run_with(supervise, metrics_dir=metrics) == LOSSY
     reason = f"{metrics}/metrics.jsonl: File too large"
     assert shown[0][-1].startswith("step 1")
-    assert shown[1:] == [[f"! lost       {n} since step 2, the last one: {reason}; the run goes on"]
+    assert shown[1:] == [[f"! lost       {n} failed since step 2 (last: {reason}); the run continues"]
                          for n in ("1 write", "2 writes")]  # fmt: skip
     assert_seen("the disk of the metrics fills", shown[1][0])
     note("the disk of the metrics fills", 0.0)
     output = capsys.readouterr().out
-    assert f"lost         2 writes since step 2, the last one: {reason}" in output
+    assert f"lost         2 writes failed since step 2 (last: {reason})" in output
     assert "again  " not in output and "not finished" not in output
     run = run_state.Run(setting.run_dir)
     assert (run.state, run.code) == ("finished", LOSSY)
@@ -373,13 +373,13 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     [
         ((), {}, "has no checkpoint", "ready:"),
         ((4,), {"actor_learning_rate": 0.5}, "  LEARNING_RATE was 1e-06, now 0.5", "ready:"),
-        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
-        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to go on"),
+        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to continue"),
+        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to continue"),
         (
             (6,),
             {"max_steps": 6},
             "after step 6",
-            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on",
+            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to continue",
         ),
     ],
 )

@@ -56,8 +56,8 @@ def test_nodes_say_who_runs_there_and_what_a_sync_brings(lines) -> None:
     assert lines(nodes=3, gpus_per_node=8, vllm_num_engines=7)[:5] == [
         "nodes       3 of 8 GPUs, 18 of 24 used; node 1 is the launcher's",
         "  node 1    actor ranks 0 to 3 on GPUs 0 to 3; a sync starts here",
-        "  node 2    engines 0 to 3 on GPUs 0 to 7; a sync brings 95.6 MB, once for all its engines",
-        "  node 3    engines 4 to 6 on GPUs 0 to 5; a sync brings 95.6 MB, once for all its engines",
+        "  node 2    engines 0 to 3 on GPUs 0 to 7; a sync sends it 95.6 MB, once for all its engines",
+        "  node 3    engines 4 to 6 on GPUs 0 to 5; a sync sends it 95.6 MB, once for all its engines",
         "  sync      191.1 MB over the network, 95.6 MB to each node that gets it; 668.9 MB if each engine got its own",
     ]
     beside = lines(nodes=2, gpus_per_node=8, vllm_num_engines=6)
@@ -75,7 +75,7 @@ def test_the_page_shows_what_the_plan_prints(setting) -> None:
 
 def test_a_node_without_work_is_named(lines) -> None:
     text = lines(nodes=3, gpus_per_node=8)
-    assert text[3] == "  node 3    nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
+    assert text[3] == "  node 3    unused: lower NODES, or raise NUM_ENGINES or ACTOR_GPUS"
 
 
 def test_ranks_on_several_nodes_gather_over_the_network(lines, setting) -> None:
@@ -97,14 +97,14 @@ def test_a_further_node_brings_what_the_cost_model_says(lines, setting) -> None:
     text = "\n".join(lines(**shape))
     now, then = (seconds(setting.config(**RECIPE | shape | {"vllm_num_engines": count})) for count in (2, 6))
     assert then < now
-    assert f"  node 2    would bring {then:.0f} s a step instead of {now:.0f}, with NUM_ENGINES=6" in text
+    assert f"  node 2    a step would take {then:.0f} s instead of {now:.0f}, with NUM_ENGINES=6" in text
 
 
 def test_nodes_that_are_not_full_are_filled_before_a_further_one(lines) -> None:
     text = "\n".join(lines(train_batch_size=4, nodes=2, gpus_per_node=8))
-    filled = re.search(r"  unused    NUM_ENGINES=6: (\d+) s a step instead of \d+", text)
+    filled = re.search(r"  unused    with NUM_ENGINES=6, a step takes (\d+) s instead of \d+", text)
     assert filled and re.search(
-        rf"  node 3    would bring \d+ s a step instead of {filled[1]}, with NUM_ENGINES=10", text
+        rf"  node 3    a step would take \d+ s instead of {filled[1]}, with NUM_ENGINES=10", text
     )
 
 
@@ -120,14 +120,14 @@ def test_engines_without_samples_bring_nothing(lines, setting) -> None:
     text = lines(
         train_batch_size=4, nodes=2, gpus_per_node=80, vllm_num_engines=64, pipeline=True, old_log_probs="engine"
     )
-    assert "  node 3    would bring nothing" in "\n".join(text)
+    assert "  node 3    would not help" in "\n".join(text)
 
 
 def test_nodes_too_small_say_nothing_and_a_tiny_model_has_no_seconds(lines, setting) -> None:
     assert lines(nodes=2, gpus_per_node=8, vllm_num_engines=9) == []
     config = setting.config(nodes=2, gpus_per_node=4)
     text = scaling.describe(make_plan(config), config, JUDGE)
-    assert text[1].startswith("  node 1    actor ranks 0 to 3") and "would bring" not in "\n".join(text)
+    assert text[1].startswith("  node 1    actor ranks 0 to 3") and "a step would" not in "\n".join(text)
 
 
 def test_the_memory_of_several_hosts_is_not_that_of_one(setting) -> None:

@@ -98,4 +98,4 @@ def test_a_judge_that_fails_for_three_steps(tmp_path: Path, shares: tuple, ends:
     rows = [{"step": step, "judge_failed": share} for step, share in enumerate(shares, 1)]
     stop = found(tmp_path, rows, [], stop_judge_failed=0.5)
     assert bool(stop) == ends
-    assert stop is None or "more than 50% of the samples of 3 steps" in stop.reason.what
+    assert stop is None or "more than 50% of the rollouts of 3 steps" in stop.reason.what

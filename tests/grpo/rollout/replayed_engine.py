@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -26,6 +27,10 @@ PROMPT = ids("<|start|>user<|message|>2+2<|end|><|start|>assistant")
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 WHOLE = ANALYSIS + "777" + FINAL + "88<|return|>"
+WORDS = [*ids(ANALYSIS), *HARMONY.tokens, *ids("<|channel|>commentary"), *ids("7 so"), *STOPS]
+STREAM = st.lists(st.sampled_from(WORDS), min_size=1, max_size=24) | st.tuples(
+    st.integers(0, 12), st.integers(0, 12), st.sampled_from(["", "<|return|>", "<|call|>"])
+).map(lambda sizes: ids(ANALYSIS + "7" * sizes[0] + FINAL + "8" * sizes[1] + sizes[2]))
 
 
 @dataclass

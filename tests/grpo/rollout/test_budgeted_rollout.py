@@ -24,6 +24,7 @@ from tests.grpo.rollout.replayed_engine import (
     HARMONY,
     PROMPT,
     STOPS,
+    STREAM,
     TOKENIZER,
     WHOLE,
     Engine,
@@ -47,10 +48,6 @@ def of_origin(made, origin) -> list[int]:
     return [token for token, one in pairs if one is origin]
 
 
-WORDS = [*ids(ANALYSIS), *HARMONY.tokens, *ids("<|channel|>commentary"), *ids("7 so"), *STOPS]
-STREAM = st.lists(st.sampled_from(WORDS), min_size=1, max_size=24) | st.tuples(
-    st.integers(0, 12), st.integers(0, 12), st.sampled_from(["", "<|return|>", "<|call|>"])
-).map(lambda sizes: ids(ANALYSIS + "7" * sizes[0] + FINAL + "8" * sizes[1] + sizes[2]))
 PROMPTS = st.sampled_from([PROMPT, PROMPT[:1], ids("7" * 40) + PROMPT, PROMPT + ids(ANALYSIS), PROMPT + ids(FINAL)[3:]])
 
 

@@ -126,8 +126,8 @@ def test_other_variables_reach_training_environments_and_evaluations(identifying
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ("model_identity=x", "no JSON"),
-        ("[1]", "no JSON object"),
+        ("model_identity=x", "not JSON"),
+        ("[1]", "not a JSON object"),
         ('{"messages": []}', "must not set 'messages'"),
         ('{"reasoning_effort": "low"}', "set REASONING_EFFORT"),
         ('{"strftime_now": "2030-01-02"}', "set TEMPLATE_DATE"),

@@ -190,8 +190,8 @@ def lines_of(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("numbers", "ended", "said"),
     [
-        ({"zero_spread_groups": 1.0}, {"zero_spread_groups": 0.9}, "no group had spread: nothing was learned"),
-        ({"correct": 0.0, "zero_spread_groups": 0.2}, {"correct": 0.01}, "no sample was right in any step"),
+        ({"zero_spread_groups": 1.0}, {"zero_spread_groups": 0.9}, "nothing was learned"),
+        ({"correct": 0.0, "zero_spread_groups": 0.2}, {"correct": 0.01}, "no right answer was learned"),
     ],
 )
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, numbers: dict, ended: dict, said: str) -> None:

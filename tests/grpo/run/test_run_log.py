@@ -164,7 +164,7 @@ def test_a_lost_write_counts_until_its_step_is_run_again(tmp_path, step, kept):
     (tmp_path / "parity.jsonl").symlink_to("/dev/full")
     log.write_parity({"step": 2})
     assert lost.refresh() and not lost.refresh()
-    assert lost.describe() == f"1 write since step 2, the last one: {tmp_path}/parity.jsonl: No space left on device"
+    assert lost.describe() == f"1 write failed since step 2 (last: {tmp_path}/parity.jsonl: No space left on device)"
     assert RunFiles(tmp_path).lost_writes.stat().st_size == SPACE, "it was written in place"
     LostWrites(RunFiles(tmp_path).lost_writes).begin(step)
     assert LostWrites(RunFiles(tmp_path).lost_writes).count == kept

@@ -105,7 +105,7 @@ def test_the_side_path_equals_peft_in_halves(tmp_path: Path) -> None:
 
 def test_a_layer_is_timed_at_two_lengths() -> None:
     passed = layer.check(0, (64, 128), 512, SMALL)
-    assert "64 tokens" in passed.line and "s to train on 16 samples of 64" in passed.line
+    assert "64 tokens" in passed.line and "s to train on 16 rollouts of 64" in passed.line
     numbers = passed.numbers
     for name in ("forward_s", "train_s", "scores_s", "peak_gb"):
         assert len(numbers[name]) == 2

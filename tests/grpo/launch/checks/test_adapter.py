@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
-from grpo.launch import resume, run_dir
+from grpo.launch import preflight, resume, run_dir
 from grpo.launch.checks import adapter as checks
-from grpo.launch.plan import make_plan
+from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.stack.problem import UserError
 
@@ -88,6 +88,33 @@ def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, dam
     problems = setting.problems()
     assert problems and all(problem.startswith("ADAPTER") for problem in problems)
     assert any(what in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "damage", "what"),
+    [
+        ({}, shutil.rmtree, "does not exist"),
+        ({"lora_rank": 8}, None, "has LORA_RANK 4 and not 8"),
+        ({"target_modules": ["q_proj"]}, None, 'set TARGET_MODULES="q_proj k_proj v_proj o_proj"'),
+        ({"pretrain": "openai/gpt-oss-20b"}, None, "tensors whose shapes differ from the base's projections"),
+        ({}, None, None),
+    ],
+)
+def test_a_plan_without_the_models_files_looks_at_the_adapter(setting, adapter: Path, changes, damage, what) -> None:
+    """Of a released model, its shapes are known; of the folder of another, nothing is."""
+    if damage:
+        damage(adapter)
+    model = changes.get("pretrain", setting.folder / "elsewhere")
+    found = preflight.problems_anywhere(setting.config(**changes | {"pretrain": model, "engine_model": model}))
+    said = [str(problem) for problem in found if problem.what.startswith("ADAPTER")]
+    assert any(what in problem for problem in said) if what else not said
+
+
+def test_the_plan_counts_the_copy_on_disk(setting, adapter: Path) -> None:
+    config = setting.config()
+    alone = make_plan(setting.config(adapter=None))
+    assert make_plan(config).disk_bytes - alone.disk_bytes == (adapter / WEIGHTS).stat().st_size > 0
+    assert "copy of ADAPTER" in "\n".join(describe(make_plan(config), config))
 
 
 def test_another_name_of_the_base_is_a_warning(setting, adapter: Path) -> None:

@@ -43,7 +43,7 @@ def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
     memory, shared = setting.problems()
-    assert "2.0 GB of memory are free, but the run needs about" in memory
+    assert "2.0 GB of memory is free, but the run needs about" in memory
     assert "/dev/shm has 67.1 MB free" in shared and "--shm-size" in shared
 
 
@@ -69,7 +69,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(setting, tmp_pa
     wrong = setting.problems(ckpt_path=tmp_path / "file" / "x", metrics_dir="/proc/metrics")  # not even by root
     assert [problem for problem in wrong if "CKPT_DIR" in problem and "cannot be written: Not a directory" in problem]
     [problem] = [problem for problem in wrong if "METRICS_DIR" in problem]
-    assert "/proc/metrics cannot be written: " in problem and "of disk are free" not in problem
+    assert "/proc/metrics cannot be written: " in problem and "of disk space is free" not in problem
 
 
 @pytest.mark.parametrize(

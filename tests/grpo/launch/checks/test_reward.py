@@ -77,7 +77,7 @@ def test_a_working_reward_is_no_problem(problems, texts):
         ),
         (function("raise ValueError('no gold')"), "ValueError: no gold (", "correct the file"),
         (function("return None"), "the return value is None", "return a number, a list"),
-        (function("return [1.0, 2.0]"), "has 2 values for 1 sample", "return a number, a list"),
+        (function("return [1.0, 2.0]"), "has 2 values for 1 rollout", "return a number, a list"),
         (function("return float('nan')"), "returns the reward nan", "finite"),
         (function("import os; os._exit(7)"), "ended its process with code 7", "correct the file"),
         (function("return {'rewards': 1, 'extra_logs': {'kl': 1}}"), "logs 'kl', which is a metric", "another name"),

@@ -12,10 +12,18 @@ from grpo.launch.checks.batches import check_batches, fitting
     [
         ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE 6 is not a multiple", "TRAIN_BATCH_SIZE=4"),
         ({"train_batch_size": 2}, "TRAIN_BATCH_SIZE 2 is not a multiple", "TRAIN_BATCH_SIZE=4"),
-        ({"train_batch_size": 24}, "64 samples, which is not a multiple of TRAIN_BATCH_SIZE 24", "TRAIN_BATCH_SIZE=16"),
+        (
+            {"train_batch_size": 24},
+            "64 rollouts, which is not a multiple of",
+            "TRAIN_BATCH_SIZE=16",
+        ),
         ({"micro_rollout_batch_size": 24}, "cannot be split evenly", "MICRO_ROLLOUT_BATCH_SIZE=16"),
         ({"n_samples_per_prompt": 1, "micro_rollout_batch_size": 2}, "there is only one", "N_SAMPLES_PER_PROMPT=2"),
-        ({"rollout_batch_size": 24}, "20 prompts, but a rollout needs 24", "ROLLOUT_BATCH_SIZE=20, or use more data"),
+        (
+            {"rollout_batch_size": 24},
+            "but a global step needs 24",
+            "ROLLOUT_BATCH_SIZE=20, or use more data",
+        ),
         ({"generate_max_len": 500}, "is 564 tokens, but the model's context is 512", "lower their sum to 512"),
         ({"vllm_tensor_parallel_size": 3}, "ENGINE_TP 3 does not divide the 4 attention heads", "a divisor"),
         ({"vllm_tensor_parallel_size": 4}, "ENGINE_TP 4 does not divide the 2 key/value heads", "a divisor"),

@@ -46,7 +46,7 @@ def test_a_turn_is_kept_as_it_was_sampled(turn):
     assert outcome.turns == 3 and outcome.calls == 2 * turn.count("to=")
     assert response["branches"] == [] and policy.history.differences == []
     assert_exact(policy, engine)
-    assert policy.history.codec.decode(policy.history.samples[0].tokens).count("assistant" + turn) == 2
+    assert policy.history.codec.decode(policy.history.rows[0].tokens).count("assistant" + turn) == 2
 
 
 def test_an_unfinished_answer_is_kept_and_only_its_return_token_changes():

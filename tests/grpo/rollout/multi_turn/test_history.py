@@ -34,18 +34,18 @@ def answer(dialect, text="42"):
     return ("<|channel|>final<|message|>" if dialect == "harmony" else "") + text + ENDS[dialect]
 
 
-def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, source="served", **engine):
+def rolled(dialect, script, environment=None, max_rows=99, max_length=4000, source="served", **engine):
     template = template_for(TOKENIZERS[dialect], source=source)
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, params(), max_length)
-    outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_samples))
+    outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_rows))
     return policy, engine, outcome, response
 
 
 def assert_exact(policy, engine):
     """The tokens and log-probs of every call are in exactly one sample; nothing else is trained."""
     trained = []
-    for sample in policy.history.samples:
+    for sample in policy.history.rows:
         for start, end in sample.action_ranges():
             trained.append((sample.tokens[:start], sample.tokens[start:end], sample.log_probs[start:end]))
     assert [(prompt, tokens) for prompt, tokens, _ in trained] == engine.calls
@@ -57,7 +57,7 @@ def assert_exact(policy, engine):
 def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(dialect):
     script = [thought(dialect, "hm") + call(dialect), call(dialect, "sun"), answer(dialect)]
     policy, engine, outcome, response = rolled(dialect, script, source="hub")
-    assert outcome.ending == "done" and len(policy.history.samples) == 1 and not response["branches"]
+    assert outcome.ending == "done" and len(policy.history.rows) == 1 and not response["branches"]
     assert_exact(policy, engine)
     codec = policy.history.codec
     for number, (prompt, _) in enumerate(engine.calls):
@@ -72,7 +72,7 @@ def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(d
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_environment_and_template_tokens_are_distinguished(dialect):
     policy, _, _, _ = rolled(dialect, [call(dialect), answer(dialect)])
-    (sample,), codec = policy.history.samples, policy.history.codec
+    (sample,), codec = policy.history.rows, policy.history.codec
     said = [token for token, origin in zip(sample.tokens, sample.origins, strict=True) if origin is Origin.ENVIRONMENT]
     assert "there rain" in codec.decode(said)
     gap = sample.origins[sample.action_ranges()[0][1] : sample.action_ranges()[1][0]]
@@ -84,7 +84,7 @@ def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_traine
     for dialect in ("harmony", "qwen3"):
         script = [thought(dialect, "hm") + call(dialect), thought(dialect, "so") + answer(dialect), answer(dialect)]
         policy, engine, _, response = rolled(dialect, script, Library(replies=["and?"]))
-        first, second = policy.history.samples
+        first, second = policy.history.rows
         assert_exact(policy, engine)
         assert "hm" in policy.history.codec.decode(first.tokens)
         assert "hm" not in policy.history.codec.decode(second.tokens)
@@ -98,7 +98,7 @@ def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_traine
 
 def test_return_token_becomes_an_end_token_in_a_branch():
     policy, engine, _, _ = rolled("harmony", [answer("harmony"), answer("harmony", "43")], Library(replies=["and?"]))
-    first, second = policy.history.samples
+    first, second = policy.history.rows
     codec = policy.history.codec
     end = [codec.added["<|return|>"], codec.added["<|end|>"]]
     assert first.tokens[-1] == end[0] and end[0] not in second.tokens[:-1]
@@ -110,14 +110,14 @@ def test_return_token_becomes_an_end_token_in_a_branch():
 
 def test_an_answer_without_thinking_is_extended_in_qwen3():
     policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), answer("qwen3")], Library(replies=["and?"]))
-    assert len(policy.history.samples) == 1
+    assert len(policy.history.rows) == 1
     assert "42<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n" in policy.history.codec.decode(engine.calls[1][0])
 
 
 def test_a_lossy_tool_call_begins_a_branch():
     lossy = '<tool_call>\n{"arguments":{"query":"rain"},"name":"search"}\n</tool_call><|im_end|>'
     policy, engine, outcome, _ = rolled("qwen3", [lossy, answer("qwen3")])
-    assert outcome.errors == 0 and len(policy.history.samples) == 2
+    assert outcome.errors == 0 and len(policy.history.rows) == 2
     assert_exact(policy, engine)
     assert "arguments" in policy.history.differences[0]
 
@@ -132,7 +132,7 @@ class Forgetful(Library):
 
 def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
     policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), call("qwen3"), answer("qwen3")], Forgetful())
-    first, second = policy.history.samples
+    first, second = policy.history.rows
     assert_exact(policy, engine)
     question = first.action_ranges()[0][0]
     assert second.tokens[: question - 2] == first.tokens[: question - 2]  # everything except the beginning of the turn
@@ -142,12 +142,12 @@ def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
 def test_a_turn_cut_at_any_token_ends_the_rollout_there(dialect):
     script = [call(dialect), answer(dialect)]
     policy, engine, _, _ = rolled(dialect, script)
-    whole = policy.history.samples[0].tokens
+    whole = policy.history.rows[0].tokens
     begin = len(engine.calls[0][0])
     for length in range(begin + 1, len(whole) + 1):
         cut, books, outcome, response = rolled(dialect, script, max_length=length)
-        assert cut.history.samples[-1].tokens == whole[: len(cut.history.samples[-1].tokens)]
-        assert len(cut.history.samples[-1].tokens) <= length
+        assert cut.history.rows[-1].tokens == whole[: len(cut.history.rows[-1].tokens)]
+        assert len(cut.history.rows[-1].tokens) <= length
         assert response["truncated"] == (outcome.ending == "length") == (length < len(whole))
         assert_exact(cut, books)
 
@@ -184,7 +184,7 @@ def test_cut_sample_is_extended_as_rendered():
         "half of it<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     )
     history.add([1], [-1.0])
-    (sample,) = history.samples
+    (sample,) = history.rows
     end = template.codec.added["<|im_end|>"]
     assert [o for t, o in zip(sample.tokens, sample.origins, strict=True) if t == end][1] is Origin.TEMPLATE
 
@@ -202,7 +202,7 @@ def test_a_prompt_that_the_engine_changed_begins_a_new_sample(caplog):
 
 def test_a_turn_without_log_probs_is_counted_and_not_trained_on(caplog):
     policy, _, _, response = rolled("qwen3", [answer("qwen3")], log_probs=False)
-    assert policy.history.samples[0].action_ranges() == [] and response["extra_logs"]["token_mismatch"] == 1
+    assert policy.history.rows[0].action_ranges() == [] and response["extra_logs"]["token_mismatch"] == 1
     assert "without log-probs" in caplog.text
     assert response["reward"] != response["reward"]  # no reward, no advantage
 
@@ -217,8 +217,8 @@ def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
 
 def test_number_of_samples_per_rollout_is_limited():
     script = [thought("qwen3", str(i)) + answer("qwen3") for i in range(4)]
-    policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_samples=2)
-    assert len(policy.history.samples) == 4 and len(response["branches"]) == 1
+    policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_rows=2)
+    assert len(policy.history.rows) == 4 and len(response["branches"]) == 1
     assert response["extra_logs"]["branches_dropped"] == 2
 
 

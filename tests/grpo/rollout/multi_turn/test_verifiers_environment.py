@@ -255,7 +255,7 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(adding):
 @needs_package
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("together", "several rollouts together"), ("text", "completes text"), ("v1", "no verifiers.Environment")],
+    [("together", "several rollouts together"), ("text", "completes text"), ("v1", "not a verifiers.Environment")],
 )
 def test_environments_of_other_kinds_are_refused_by_name(adding, kind, reason):
     from grpo.rollout.multi_turn.verifiers_environment import environment_of

@@ -1,4 +1,4 @@
-"""Imports of the rooms of `grpo/` go one way."""
+"""Imports of the packages of `grpo/` go one way."""
 
 import ast
 from collections import defaultdict
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
-ROOMS = (
+ORDER = (
     *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
     *("checkpoint", "training", "launch", "hooks"),
 )
@@ -41,15 +41,15 @@ def imports(folder: Path) -> dict[Path, set[str]]:
 
 def test_every_folder_of_grpo_is_listed_and_contains_all_modules():
     folders = {path.name for path in (ROOT / "grpo").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == set(ROOMS)
+    assert folders == set(ORDER)
     assert [path.name for path in (ROOT / "grpo").glob("*.py")] == ["__init__.py"]
 
 
 def test_packages_of_grpo_import_only_earlier_ones():
     ours = {"grpo", *PACKAGES}
-    for number, room in enumerate(ROOMS):
-        allowed = {f"grpo.{name}" for name in ROOMS[: number + 1]} | OUTSIDE.get(room, set())
-        for file, modules in imports(ROOT / "grpo" / room).items():
+    for number, package in enumerate(ORDER):
+        allowed = {f"grpo.{name}" for name in ORDER[: number + 1]} | OUTSIDE.get(package, set())
+        for file, modules in imports(ROOT / "grpo" / package).items():
             for module in modules:
                 parts = module.split(".")
                 name = ".".join(parts[: 1 + (parts[0] == "grpo")])
