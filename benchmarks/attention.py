@@ -16,7 +16,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from benchmarks.parts.memory import peak_of
+from benchmarks.parts.memory import measure_peak
 from grpo.model import attention
 
 ON_ANY_DEVICE = True
@@ -29,7 +29,7 @@ SIZES = {"tokens": 1024, "stock_tokens": 4096, "repeat": 2}
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     tokens = min(options.tokens, options.stock_tokens)
     passes = {
-        f"{name}_{kind}": _pass_of(tokens, window, name == "stock", copy.device)
+        f"{name}_{kind}": _make_pass(tokens, window, name == "stock", copy.device)
         for name in ("stock", "ours")
         for kind, window in (("full", None), ("sliding", WINDOW))
     }
@@ -37,10 +37,10 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         for value, wanted in zip(passes[f"ours_{kind}"](), passes[f"stock_{kind}"](), strict=True):
             if (value - wanted).norm() > TOLERANCE * wanted.norm():
                 raise RuntimeError("ours and stock do not agree: run pytest tests/grpo/model/test_attention.py")
-    peaks = {name: peak_of(run_pass, copy.device) for name, run_pass in passes.items()}
-    half = peak_of(_pass_of(tokens // 2, None, False, copy.device), copy.device)
+    peaks = {name: measure_peak(run_pass, copy.device) for name, run_pass in passes.items()}
+    half = measure_peak(_make_pass(tokens // 2, None, False, copy.device), copy.device)
     timings = time_in_turn(passes, options.repeat, copy.device)
-    longer = _alone(options, copy.device) if options.tokens > tokens else {}
+    longer = _measure_alone(options, copy.device) if options.tokens > tokens else {}
     return Result(
         what=f"peak memory of a forward and backward pass of {tokens} tokens through a full layer's attention, "
         f"{HEADS} heads on {KEY_VALUE_HEADS}, on {copy.device}",
@@ -57,18 +57,20 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     )
 
 
-def _alone(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+def _measure_alone(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
     """Measure ours at a length that stock is not asked for."""
     details = {}
     for kind, window in (("full", None), ("sliding", WINDOW)):
-        run_pass = _pass_of(options.tokens, window, False, device)
+        run_pass = _make_pass(options.tokens, window, False, device)
         name = f"ours_{kind}_{options.tokens}_tokens"
-        details[f"peak_{name}_gb"] = peak_of(run_pass, device) / 1e9
+        details[f"peak_{name}_gb"] = measure_peak(run_pass, device) / 1e9
         details[f"seconds_{name}"] = time_in_turn({name: run_pass}, options.repeat, device)[name].seconds
     return details
 
 
-def _pass_of(length: int, window: int | None, is_stock: bool, device: torch.device) -> Callable[[], list[torch.Tensor]]:
+def _make_pass(
+    length: int, window: int | None, is_stock: bool, device: torch.device
+) -> Callable[[], list[torch.Tensor]]:
     """Return a function that makes one pass, and returns the result and the gradients."""
     torch.manual_seed(0)
     shapes = [(1, HEADS, length, SIZE), (1, KEY_VALUE_HEADS, length, SIZE), (1, KEY_VALUE_HEADS, length, SIZE)]

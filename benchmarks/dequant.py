@@ -26,12 +26,12 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     packed = [
-        _packed(options.experts, rows // options.shrink, max(1, groups // options.shrink), copy.device)
+        _draw_packed(options.experts, rows // options.shrink, max(1, groups // options.shrink), copy.device)
         for rows, groups in SHAPES.values()
     ]
 
     def ours() -> list[torch.Tensor]:
-        return [mxfp4.unpacked(*pair) for pair in packed]
+        return [mxfp4.unpack_weights(*pair) for pair in packed]
 
     results = ours()
     for pair, result in zip(packed, results, strict=True):
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     return _result(options, timings, read, written, copy)
 
 
-def _packed(experts: int, rows: int, groups: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_packed(experts: int, rows: int, groups: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return blocks uint8 `[experts, rows, groups, 16]` and scales uint8 `[experts, rows, groups]`."""
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (experts, rows, groups, 16), dtype=torch.uint8, generator=generator)

@@ -17,7 +17,7 @@ from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
 from benchmarks.parts.random_values import expert_values
 from grpo.model.experts import Experts
-from grpo.model.routing import WEIGHS_CHOSEN, as_returned
+from grpo.model.routing import WEIGHS_CHOSEN, format_router_weights
 
 ON_ANY_DEVICE = True
 CHOSEN = 4
@@ -30,13 +30,13 @@ SIZES = {"experts": 16, "hidden": 2880, "tokens": 128, "repeat": 3}
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     layers = _layers(options, copy.device)
-    passes = {name: _pass_of(layer, options, copy.device) for name, layer in layers.items()}
+    passes = {name: _make_pass(layer, options, copy.device) for name, layer in layers.items()}
     expected = passes["stock"]()
     for name, run_pass in passes.items():
         for value, wanted in zip(run_pass(), expected, strict=True):
             if (value - wanted).norm() > TOLERANCE * wanted.norm():
                 raise RuntimeError(f"{name} and stock do not agree: run pytest tests/grpo/model/test_experts.py")
-    counts = {name: launches_and_waits(run_pass, copy.device) for name, run_pass in passes.items()}
+    counts = {name: count_launches_and_waits(run_pass, copy.device) for name, run_pass in passes.items()}
     timings = time_in_turn(passes, options.repeat, copy.device)
     sizes = {name: sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9 for name, layer in layers.items()}
     return Result(
@@ -71,14 +71,14 @@ def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torc
     return {name: layer.train() for name, layer in layers.items()}
 
 
-def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], Any]:
+def _make_pass(layer: torch.nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], Any]:
     """Return a function that makes one pass, and returns the result and the gradient of the states."""
     torch.manual_seed(1)
     batch = (2, options.tokens) if WEIGHS_CHOSEN else (2, 1, options.tokens)
     states, upstream = torch.randn(*batch, options.hidden, device=device).bfloat16().unbind()
     logits = torch.randn(options.tokens, options.experts, device=device)
     top, choices = logits.topk(min(CHOSEN, options.experts))
-    weights = as_returned(top.softmax(-1), choices, options.experts).bfloat16()
+    weights = format_router_weights(top.softmax(-1), choices, options.experts).bfloat16()
 
     def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
         given = states.clone().requires_grad_()
@@ -88,7 +88,7 @@ def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.
     return run_pass
 
 
-def launches_and_waits(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+def count_launches_and_waits(run_pass: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     """Return how many kernels or operations a pass has, and how many waits."""
     activities = (
         torch.profiler.supported_activities() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}

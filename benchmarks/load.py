@@ -16,7 +16,7 @@ from benchmarks.harness import Result
 from benchmarks.machine import Copy
 from benchmarks.parts.random_model import BF16_BYTES, FULL, write_random_model
 from benchmarks.parts.ranks import run_ranks
-from benchmarks.parts.stock import pristine
+from benchmarks.parts.stock import copy_pristine
 from grpo.model import model_files
 
 GB = 1e9
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, _: Copy) -> Result:
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
         (converted,) = run_ranks("load_worker", 1, {"model": str(folder), "target": str(bf16)})
         ways: dict[str, dict[str, Any]] = {
-            "stock": {"model": str(bf16), "package": str(pristine(Path(scratch, "openrlhf"))), "settings": {}},
+            "stock": {"model": str(bf16), "package": str(copy_pristine(Path(scratch, "openrlhf"))), "settings": {}},
             "ours": {"model": str(folder), "package": None, "settings": {"experts": "bf16"}},
         }
         reports = {name: run_ranks("load_worker", options.ranks, way) for name, way in ways.items()}

@@ -14,7 +14,7 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from benchmarks.parts.memory import peak_of
+from benchmarks.parts.memory import measure_peak
 from grpo.model.vocabulary import Allocated
 from grpo.update.log_probs import token_scores
 
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     hidden = torch.randn(options.tokens, HIDDEN, device=copy.device).bfloat16().requires_grad_()
     targets = torch.randint(rows, (options.tokens,), device=copy.device)
 
-    def pass_of(scores: Callable[[torch.Tensor, torch.Tensor], Pair], tokens: int) -> Callable[[], object]:
+    def make_pass(scores: Callable[[torch.Tensor, torch.Tensor], Pair], tokens: int) -> Callable[[], object]:
         def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
             log_probs, entropy = scores(hidden[:tokens], targets[:tokens])
             # The entropy is logged after the step, so that its graph lives as long.
@@ -47,11 +47,11 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         scores = token_scores(states, weight, chosen, Allocated(rows))
         return scores.log_probs, scores.entropy
 
-    passes = {"stock": pass_of(stock, options.tokens), "ours": pass_of(ours, options.tokens)}
+    passes = {"stock": make_pass(stock, options.tokens), "ours": make_pass(ours, options.tokens)}
     with torch.no_grad():
         difference = (stock(hidden, targets)[0] - ours(hidden, targets)[0]).abs().max().item()
-    peaks = {name: peak_of(run_pass, copy.device) for name, run_pass in passes.items()}
-    half = peak_of(pass_of(ours, options.tokens // 2), copy.device)
+    peaks = {name: measure_peak(run_pass, copy.device) for name, run_pass in passes.items()}
+    half = measure_peak(make_pass(ours, options.tokens // 2), copy.device)
     timings = time_in_turn(passes, options.repeat, copy.device)
     return Result(
         what=f"peak memory of log-probs of {options.tokens} tokens over {options.vocabulary} rows, with the gradient, "

@@ -19,7 +19,7 @@ from benchmarks.harness import Result
 from benchmarks.machine import Copy
 from benchmarks.parts.random_model import BF16_BYTES, FULL, write_random_model
 from benchmarks.parts.ranks import run_ranks
-from benchmarks.parts.stock import pristine
+from benchmarks.parts.stock import copy_pristine
 from grpo.launch import host_memory, plan
 from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED, ZERO3, Architecture
@@ -37,9 +37,9 @@ def run(options: argparse.Namespace, _: Copy) -> Result:
         write_random_model(folder, layers=options.layers, experts=options.experts, intermediate=options.intermediate)
         dequantize_checkpoint(folder, Path(scratch, "bf16"))
         bf16 = model_files.read_whole(folder).bf16_bytes
-        parts = predicted(folder, options.ranks, options.lora_rank)
+        parts = plan_bytes(folder, options.ranks, options.lora_rank)
         ways: dict[str, dict[str, Any]] = {
-            "stock": {"model": str(Path(scratch, "bf16")), "package": str(pristine(Path(scratch, "openrlhf")))},
+            "stock": {"model": str(Path(scratch, "bf16")), "package": str(copy_pristine(Path(scratch, "openrlhf")))},
             "ours": {"model": str(folder), "package": None},
         }
         held = {}
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, _: Copy) -> Result:
     return _result(options, bf16, parts, held)
 
 
-def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
+def plan_bytes(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     """Return the launcher's plan of what an actor's ranks hold: bytes by part."""
     model = model_files.read_whole(folder)
     args: Any = argparse.Namespace(

@@ -18,7 +18,7 @@ from benchmarks.harness import Result
 from benchmarks.machine import Copy
 from benchmarks.parts.random_model import FULL, write_random_model
 from benchmarks.parts.ranks import run_ranks
-from benchmarks.parts.stock import pristine
+from benchmarks.parts.stock import copy_pristine
 from grpo.stack.problem import UserError
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, _: Copy) -> Result:
         raise UserError("all --tokens are longer than --stock-tokens", "give one that stock computes, too")
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
         models = write_models(options, Path(scratch))
-        stock = str(pristine(Path(scratch, "openrlhf")))
+        stock = str(copy_pristine(Path(scratch, "openrlhf")))
         lengths = {tokens: _ways(options, Path(scratch), models, stock, tokens) for tokens in sorted(options.tokens)}
     longest = max(tokens for tokens in lengths if tokens <= options.stock_tokens)
     last = lengths[longest]

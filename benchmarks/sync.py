@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
-from benchmarks.parts.random_model import FULL, write_config_of
+from benchmarks.parts.random_model import FULL, write_model_config
 from grpo.launch.supervise import ray_head
 from grpo.lora.adapter import TensorSpec, is_split, layout
 from grpo.model.architecture import ATTENTION_PROJECTIONS
@@ -35,11 +35,11 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
     try:
         workers = options.engines * options.tensor_parallel
-        with local_ray.started(scratch / "ray", workers + 4, workers):
+        with local_ray.start_ray(scratch / "ray", workers + 4, workers):
             small = {"experts": 2, "experts_per_token": 2, "intermediate": 32 * options.tensor_parallel}
             # vLLM on a CPU does not support MXFP4.
             shape = replace(FULL, layers=options.layers, vocabulary=1024, mxfp4=False, **small)
-            write_config_of(scratch / "model", shape)
+            write_model_config(scratch / "model", shape)
             engines = _engines(options, scratch / "model")
             flat, specs = _adapter(options.layers)
             target = torch.empty_like(flat)

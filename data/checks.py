@@ -9,7 +9,7 @@ from typing import Any
 from data import duplicates
 from data.problems import Problem
 from grpo.rollout.prompts import renderer
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from grpo.stack.problem import UserError
 from reward.answers import canonical
 
@@ -124,4 +124,4 @@ def render(
     if not tokenizer.chat_template:
         raise UserError(f"--tokenizer {tokenizer_name} has no chat template", "give the folder of the model")
     rendered = map(renderer(tokenizer, variables), prompts)
-    return [(tokens, text_of(tokenizer, tokens)) for tokens in rendered]
+    return [(tokens, decode_tokens(tokenizer, tokens)) for tokens in rendered]

@@ -21,7 +21,7 @@ COLUMNS = {
 }
 
 
-def named(rows: Sequence[Row], source: str, own: Mapping[str, str]) -> list[Row]:
+def rename_columns(rows: Sequence[Row], source: str, own: Mapping[str, str]) -> list[Row]:
     """Return the rows with our column names; a value that is no object, or unclear, is or becomes a ValueError.
 
     Args:
@@ -35,7 +35,7 @@ def named(rows: Sequence[Row], source: str, own: Mapping[str, str]) -> list[Row]
     for ours, name in own.items():
         if _normal(name) not in map(_normal, names):
             raise UserError(f"{source} has no column {name!r} ({columns})", f"name another --{ours}-column")
-    renamed = [Row(location, _known(value, own)) for location, value in rows]
+    renamed = [Row(location, _rename_fields(value, own)) for location, value in rows]
     objects = [row.value for row in renamed if isinstance(row.value, dict)]
     if objects and not any("problem" in value for value in objects):
         raise UserError(
@@ -50,7 +50,7 @@ def named(rows: Sequence[Row], source: str, own: Mapping[str, str]) -> list[Row]
     return renamed
 
 
-def _known(value: Any, own: Mapping[str, str]) -> Any:
+def _rename_fields(value: Any, own: Mapping[str, str]) -> Any:
     if not isinstance(value, dict):
         return value
     given: dict[str, Any] = {}

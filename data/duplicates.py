@@ -83,11 +83,11 @@ def find(texts: Sequence[str], answers: Sequence[str]) -> tuple[list[Pair], list
     pairs = []
     for group in groups:
         _join(root, group)
-        pairs += [Pair(i, j, 1.0) for i, j in _of_same_words(read, group)]
-    for a, b, similarity, resemblance in alike([_shingles(words) - _STOCK for words in by_words]):
+        pairs += [Pair(i, j, 1.0) for i, j in _find_in_group(read, group)]
+    for a, b, similarity, resemblance in find_alike([_shingles(words) - _STOCK for words in by_words]):
         if resemblance >= SIMILARITY:
             _join(root, [groups[a][0], groups[b][0]])
-        for i, j in _of_alike_words(read, groups[a], groups[b]):
+        for i, j in _find_between_groups(read, groups[a], groups[b]):
             _join(root, [i, j])
             pairs.append(Pair(min(i, j), max(i, j), similarity))
     same = list(range(len(texts)))
@@ -124,22 +124,24 @@ def _digits(match: re.Match[str]) -> str:
     return str(sum(_VALUES[word.lower()] for word in match.groups() if word))
 
 
-def _of_same_words(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _find_in_group(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the near-duplicates in a group with the same wording, which may be one of thousands from a template."""
     by_numbers, by_answer = defaultdict(list), defaultdict(list)
     for index in group:
         by_numbers[read[index].numbers].append(index)
         by_answer[read[index].answer].append(index)
     for members in by_numbers.values():
-        yield from ((i, j) for i, j in combinations(members, 2) if _diagrams_fit(read[i], read[j]))
+        yield from ((i, j) for i, j in combinations(members, 2) if _has_matching_diagrams(read[i], read[j]))
     for members in by_answer.values():
         for i, j in combinations(members, 2):
             a, b = read[i].numbers, read[j].numbers
-            if a != b and 2 * sum(map(str.__eq__, a, b)) > len(a) and _diagrams_fit(read[i], read[j]):
+            if a != b and 2 * sum(map(str.__eq__, a, b)) > len(a) and _has_matching_diagrams(read[i], read[j]):
                 yield i, j
 
 
-def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _find_between_groups(
+    read: Sequence[_Text], first: Sequence[int], second: Sequence[int]
+) -> Iterator[tuple[int, int]]:
     """Yield the near-duplicates between two groups of one wording each, which may also come from templates.
 
     It compares pairs that share a number, and pairs in which one text has no number.
@@ -152,11 +154,11 @@ def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequenc
         numbers = read[i].numbers
         candidates = {j for number in (*numbers, None) for j in with_number.get(number, ())} if numbers else second
         for j in candidates:
-            if _numbers_fit(read[i], read[j]) and _diagrams_fit(read[i], read[j]):
+            if _has_matching_numbers(read[i], read[j]) and _has_matching_diagrams(read[i], read[j]):
                 yield i, j
 
 
-def _numbers_fit(a: _Text, b: _Text) -> bool:
+def _has_matching_numbers(a: _Text, b: _Text) -> bool:
     """Say whether alike texts have the same numbers, apart from a part that only one has; or most, with one answer."""
     fewer = min(len(a.numbers), len(b.numbers))
     shared = sum((Counter(a.numbers) & Counter(b.numbers)).values())
@@ -165,7 +167,7 @@ def _numbers_fit(a: _Text, b: _Text) -> bool:
     return shared == fewer and (fewer > 0 or a.numbers == b.numbers)
 
 
-def _diagrams_fit(a: _Text, b: _Text) -> bool:
+def _has_matching_diagrams(a: _Text, b: _Text) -> bool:
     """Say whether diagrams may match: equal words may refer to two. A cut or missing diagram decides nothing."""
     return Counter(a.diagram) <= Counter(b.diagram) or Counter(b.diagram) <= Counter(a.diagram)
 
@@ -180,7 +182,7 @@ _STOCK = _shingles(
 )
 
 
-def alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]:
+def find_alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]:
     """Yield (a, b, similarity, resemblance) with a < b for all pairs of sets with a similarity of at least SIMILARITY.
 
     The similarity is the size of the intersection, as a share of the smaller set (at least SHORT) or of the union,

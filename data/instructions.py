@@ -9,13 +9,13 @@ INSTRUCTIONS = {
 }
 
 
-def instructed(text: str, datasource: str) -> str:
+def add_instruction(text: str, datasource: str) -> str:
     """Return the user's message: the problem, and how to answer. Other data sources get the general instruction."""
     return text + INSTRUCTIONS.get(datasource, _GENERAL)
 
 
-def bare(prompt: str) -> str:
-    """Return the problem of a prompt, without white space at its ends: the reverse of :func:`instructed`."""
+def strip_instruction(prompt: str) -> str:
+    """Return the problem of a prompt, without white space at its ends: the reverse of :func:`add_instruction`."""
     for instruction in INSTRUCTIONS.values():
         prompt = prompt.strip().removesuffix(instruction.strip())
     return prompt.strip()

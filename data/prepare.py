@@ -29,7 +29,7 @@ from data.checks import check_lengths, check_overlap
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
 from grpo.stack import command
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import UserError
 
 
@@ -79,7 +79,9 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     bad += contradictions + contradictions_in_split
     if bad and not options.skip_bad:
         listed = "\n".join(f"  {line}" for line in bad)
-        raise UserError(f"{counted(len(bad), 'bad row')}:\n{listed}", "correct them, or leave them out with --skip-bad")
+        raise UserError(
+            f"{format_count(len(bad), 'bad row')}:\n{listed}", "correct them, or leave them out with --skip-bad"
+        )
     about: dict[str, Any] = {"sources": origins, "rules": rules}
     if options.solve_rates:
         rates = solve_rates.read(options.solve_rates)
@@ -98,7 +100,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     for split, members in chosen.items():
         if not members:
             remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
-            raise UserError(f"the {split} split would be empty (left out: {_short(left_out)})", remedy)
+            raise UserError(f"the {split} split would be empty (left out: {_summarise_left_out(left_out)})", remedy)
     records = {split: [to_record(problem) for problem in members] for split, members in chosen.items()}
     described = {split: card.counts(members) for split, members in chosen.items()}
     about |= {"left_out": {reason: what for reason, what in left_out.items() if what}, **alike}
@@ -158,7 +160,7 @@ def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem]
     return chosen, skipped
 
 
-def _short(left_out: dict[str, Any]) -> str:
+def _summarise_left_out(left_out: dict[str, Any]) -> str:
     counts = {reason: len(what) if isinstance(what, list) else what for reason, what in left_out.items()}
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items() if count) or "nothing"
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.columns import named
-from data.instructions import INSTRUCTIONS, bare, instructed
+from data.columns import rename_columns
+from data.instructions import INSTRUCTIONS, add_instruction, strip_instruction
 from data.sources import Row
 from reward.answers import canonical, grade
 from reward.expression import is_absurd, is_plain
-from reward.extraction import boxed
+from reward.extraction import extract_boxed
 from reward.labels import parse_label
 from reward.literals import rational
 from reward.notation import MAX_ANSWER_CHARS, spell
@@ -80,7 +80,7 @@ class Problem:
     @property
     def prompt(self) -> str:
         """Return the user's message: the problem, and how to answer."""
-        return instructed(self.text, self.datasource)
+        return add_instruction(self.text, self.datasource)
 
 
 def parse_rows(
@@ -89,12 +89,12 @@ def parse_rows(
     """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable.
 
     Args:
-        own: the user's names of columns, see :func:`data.columns.named`.
+        own: the user's names of columns, see :func:`data.columns.rename_columns`.
 
     Raises:
         UserError: if no row has a problem, or none an answer.
     """
-    renamed = named(rows, source, own)
+    renamed = rename_columns(rows, source, own)
     places = [place for _, value in renamed if (place := _place(value))]
     from_zero = {_paper_key(place) for place in places if str(place.get("number")).strip() == "0"}
     is_contest = any(len(place) == len(_PLACE) for place in places)
@@ -158,7 +158,7 @@ def _parse(
     text = _user_message(row.get("problem"))
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no `problem`")
-    text = bare(text)
+    text = strip_instruction(text)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -167,7 +167,7 @@ def _parse(
     given = _place(row)
     if not given or not is_contest:
         level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
-        name = "math" if level is not None else _own_name(source)
+        name = "math" if level is not None else _derive_datasource(source)
         return Problem(text, answer, name, split, level=level, subject=subject, source=source, location=location)
     if missing := [field for field in _PLACE if field not in given]:
         raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
@@ -193,7 +193,7 @@ def _answer(row: dict[str, Any]) -> str:
             raise ValueError(f"has the number {answer:g} as its answer, which JSON rounds: write its digits as a text")
         answer = int(answer)
     if answer is None and isinstance(row.get("solution"), str):
-        answers, reason = boxed(row["solution"])
+        answers, reason = extract_boxed(row["solution"])
         answer = ", ".join(dict.fromkeys(answers))
         if reason:
             raise ValueError(f"has no `answer`, and none in its solution: {reason}")
@@ -238,7 +238,7 @@ def _is_read(node: Node) -> bool:
     return bool(is_known) or (is_plain(node.text) and not is_absurd(node.text))
 
 
-def _own_name(source: str) -> str:
+def _derive_datasource(source: str) -> str:
     """Return the data source of problems without contest place or level: their file's name, fit for a metric name."""
     name = re.sub(r"[^a-z0-9]+", "-", Path(source).stem.lower()).strip("-") or "own"
     return f"{name}-file" if name in INSTRUCTIONS else name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.json_files import numbered_rows, object_of
+from grpo.stack.json_files import build_object, numbered_rows
 from grpo.stack.problem import UserError
 
 
@@ -132,14 +132,14 @@ def _read_file(path: Path) -> Iterator[Row]:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     # Windows writes a byte order mark.
-    for number, value in numbered_rows(path, encoding="utf-8-sig", make_object=object_of):
+    for number, value in numbered_rows(path, encoding="utf-8-sig", make_object=build_object):
         is_bad = isinstance(value, ValueError)
         yield Row(f"{path}, line {number}", ValueError(f"is not JSON ({value})") if is_bad else value)
 
 
 def _json(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_bytes(), object_pairs_hook=object_of)
+        rows = json.loads(path.read_bytes(), object_pairs_hook=build_object)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{path} is not JSON ({why})", "give a list of problems, or a .jsonl file") from error

@@ -4,8 +4,8 @@
   k = (2 * year + contest) mod 5 these are 1 + k, 6 + (k + 3) mod 5, and 11 + (k + 1) mod 5. Thus five consecutive
   papers hold out every number once. Six papers give 72 and 18. A problem's split depends only on its place in the
   contest: a file with more years does not move it.
-- Everything else: `balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
-- MATH: problems of level 4 and 5 (or --levels), of which `balanced` picks 45 unless --math-count says otherwise.
+- Everything else: `choose_balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
+- MATH: problems of level 4 and 5 (or --levels), of which `choose_balanced` picks 45 unless --math-count says otherwise.
 """
 
 from collections import defaultdict
@@ -20,13 +20,13 @@ MATH_LEVELS = (4, 5)
 DEFAULT_MATH_COUNT = 45
 
 
-def in_aime_eval(year: int, contest: int, number: int) -> bool:
+def is_in_aime_eval(year: int, contest: int, number: int) -> bool:
     """Say whether a problem is held out; the rule is in the module's docstring."""
     third, within = divmod(number - 1, 5)
     return within == (2 * year + contest + 3 * third) % 5
 
 
-def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
+def choose_balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
     """Return `count` problems, or all if there are fewer, in turns from each level and subject, lowest digest first.
 
     The turns go diagonally over levels and subjects. If they end within a round, the levels differ by at most one (as
@@ -58,15 +58,15 @@ def choose_math(
     """
     without_level = [problem for problem in problems if problem.level is None]
     hard = [problem for problem in problems if problem.level in levels]
-    chosen = hard if count is None else balanced(hard, count)
+    chosen = hard if count is None else choose_balanced(hard, count)
     left_out = {
-        f"another level than {_in_words(levels)}": len(problems) - len(without_level) - len(hard),
+        f"another level than {_join_levels(levels)}": len(problems) - len(without_level) - len(hard),
         f"beyond the {count} of MATH": len(hard) - len(chosen),
     }
     return without_level + chosen, left_out
 
 
-def _in_words(levels: Sequence[int]) -> str:
+def _join_levels(levels: Sequence[int]) -> str:
     return " and ".join(map(str, sorted(levels)))
 
 
@@ -80,8 +80,8 @@ def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Prob
         raise UserError(f"--eval-fraction is {fraction:g}", "give a number between 0 and 1")
     by_place = [one for one in problems if one.paper and eval_fraction is None]
     others = [one for one in problems if not one.paper or eval_fraction is not None]
-    held_out = {one.id for one in by_place if one.paper and in_aime_eval(*one.paper)}
-    held_out |= {one.id for one in balanced(others, round(fraction * len(others)))}
+    held_out = {one.id for one in by_place if one.paper and is_in_aime_eval(*one.paper)}
+    held_out |= {one.id for one in choose_balanced(others, round(fraction * len(others)))}
     return [replace(one, split="eval" if one.id in held_out else "train") for one in problems]
 
 
@@ -96,7 +96,8 @@ def describe(
     if any(one.level is not None for one in problems):
         number = "all" if math_count is None else f"up to {math_count}"
         rules.append(
-            f"MATH: {number} of levels {_in_words(levels)}, in turns from each level and subject, lowest SHA-256 first"
+            f"MATH: {number} of levels {_join_levels(levels)}, in turns from each level and subject, lowest SHA-256 "
+            "first"
         )
     by_rule = [one for one in problems if one.split is None]
     by_place = [one for one in by_rule if one.paper and eval_fraction is None]

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data.instructions import instructed
+from data.instructions import add_instruction
 
 SPLITS = ("train", "eval")
 OPERATIONS = ("plus", "minus")
@@ -31,7 +31,7 @@ class Calculation:
 
     @property
     def prompt(self) -> str:
-        return instructed(self.question, "synthetic")
+        return add_instruction(self.question, "synthetic")
 
     @property
     def answer(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.problems import EvalProblem
 from grpo.rollout.prompts import renderer
-from grpo.rollout.response_text import generated
+from grpo.rollout.response_text import make_record_fields
 from grpo.stack.problem import UserError
 
 
@@ -50,6 +50,6 @@ class Chat:
         Args:
             logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.
         """
-        text = generated(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
+        text = make_record_fields(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
         known = {name: value if math.isfinite(value) else None for name, value in logs.items()}
         return text | known | {"answer_length": text["answer_length"]}

@@ -13,7 +13,7 @@ from grpo.model.model_files import Model
 from grpo.rollout import stop_tokens
 from grpo.rollout.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
 from grpo.stack import machine
-from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.command import check_counts
 from grpo.stack.problem import UserError
 
@@ -75,7 +75,7 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
 def check_environment() -> None:
     """Number the GPUs for vLLM, and refuse variables with which it takes half the memory on a CPU; raises UserError."""
     machine.number_gpus()
-    if on_cpu_stack() and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+    if is_cpu_stack() and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         raise UserError("the variables of this checkout are not set", "run: source scripts/env.sh")
 
 
@@ -93,7 +93,7 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
         faults.append(fault)
     if faults:
         raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
-    if on_cpu_stack() and model.is_mxfp4:
+    if is_cpu_stack() and model.is_mxfp4:
         raise UserError(
             "vLLM on a CPU cannot load MXFP4",
             f"make a copy with python -m scripts.dequantize_checkpoint {folder} COPY, and give --model COPY",

@@ -114,7 +114,7 @@ def read_grades(path: Path) -> Graded:
     return Graded(measure, grades, {row["id"] for row in rows})
 
 
-def differing_settings_of_runs(a: Path, b: Path) -> dict[str, list[str]]:
+def find_differences_of_runs(a: Path, b: Path) -> dict[str, list[str]]:
     """Return the settings, with both values, in which the runs of two files of samples differ; {} for other files."""
     folders = [path.absolute().parents[1] for path in (a, b)]
     if folders[0] == folders[1] or not all(RunFiles(folder).is_run() for folder in folders):
@@ -122,12 +122,12 @@ def differing_settings_of_runs(a: Path, b: Path) -> dict[str, list[str]]:
     return run_settings.differences([Run(folder) for folder in folders])
 
 
-def differing_settings(a: Path, b: Path) -> list[str]:
+def find_differences(a: Path, b: Path) -> list[str]:
     """Return the names of the settings in which two evaluations differ, if both have a config.json."""
     if not all((path / CONFIG).is_file() for path in (a, b)):
         return []
     configs = [read_config(path) for path in (a, b)]
-    old, new = (config["identity"] | {"reward": own_reward.identify(config)} for config in configs)
+    old, new = (config["identity"] | {"reward": own_reward.identify_files(config)} for config in configs)
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
@@ -181,8 +181,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         result = compare_evaluations(read_grades(options.a), read_grades(options.b))
-        result["differing"] = differing_settings(options.a, options.b)
-        result["settings"] = differing_settings_of_runs(options.a, options.b)
+        result["differing"] = find_differences(options.a, options.b)
+        result["settings"] = find_differences_of_runs(options.a, options.b)
         if result["samples_a"] != result["samples_b"]:
             result["differing"].append(f"n (samples per problem: {result['samples_a']} and {result['samples_b']})")
     except (UserError, OSError) as error:

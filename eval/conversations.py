@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import harness
-from eval.identity import file_digest, of_environment
+from eval.identity import file_digest, identify_environment
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
         UserError: before a request is sent.
     """
     command.check_counts(options, ("n", "limit", "concurrency", "max_tokens"))
-    harness.limits_of(options)
+    harness.read_limits(options)
     kind = harness.load_environment(options.environment)
     problems = read_problems(options.data, "environment")[: options.limit]
     if not os.environ.get("OPENAI_API_KEY"):
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
     identity = {
         **{name: getattr(options, name) for name in ("model", "base_url", "temperature", "max_tokens")},
         "data_sha256": file_digest(options.data),
-        **of_environment(options),
+        **identify_environment(options),
     }
     about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
     with Output(options.out, identity, about, problems, options.n, options.k or sorted({1, options.n})) as output:
@@ -89,18 +89,18 @@ async def _ask(options: argparse.Namespace, kind: type[Environment], output: Out
         policy = OpenAIPolicy(client, options.model, **settings)
         make = functools.partial(kind, problem.prompt, problem.label)
         try:
-            outcome, score = await play(make, policy, harness.limits_of(options))
+            outcome, score = await play(make, policy, harness.read_limits(options))
         except OpenAIError as error:
-            failures.append((problem, number, _why(error, client.api_key)))
+            failures.append((problem, number, _describe_failure(error, client.api_key)))
             return None
-        return harness.record_of(outcome, score, policy.tokens)
+        return harness.make_record(outcome, score, policy.tokens)
 
     async with client:
         await output.draw(one, options.concurrency, "conversation")
     return failures
 
 
-def _why(error: Exception, key: str) -> str:
+def _describe_failure(error: Exception, key: str) -> str:
     """Return why an API has not answered; for a redirect, also the remedy."""
     from openai import APIStatusError
 

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from eval import harness, own_reward
 from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
-from eval.identity import about, identity
+from eval.identity import collect_facts, identity
 from eval.output import CONFIG, Output, read_config, write_result
-from eval.problems import EvalProblem, Reader, read_problems, seed_of
+from eval.problems import EvalProblem, Reader, derive_seed, read_problems
 from eval.table import result_table
 from grpo.checkpoint import digests
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """
     check_options(options)
     check_environment()
-    reward = own_reward.files_of(options)
+    reward = own_reward.read_options(options)
     kind = harness.load_environment(options.environment) if options.environment else None
     reader: Reader = "environment" if kind else "reward" if reward else "grader"
     problems = read_problems(options.data, reader)[: options.limit]
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model = check_model(Path(model_folder(options.model)), options.tensor_parallel)
     adapter = read_adapter(options.adapter, model) if options.adapter else None
     if adapter and not digests.is_sealed(adapter.folder):
-        print(f"eval.evaluate: {digests.unverified(adapter.folder)}", file=sys.stderr)
+        print(f"eval.evaluate: {digests.describe_unverified(adapter.folder)}", file=sys.stderr)
     options.date = options.date or _first_date(options.out)
     template = options.reasoning_effort, options.template_variables, options.date.isoformat()
     chat = Chat(model.folder, variables(*template))
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     thinking = check_thinking(options, chat.encode)
     rendered = [] if kind else [chat.prompt(problem) for problem in problems]
     if reward:
-        texts = (text_of(chat.tokenizer, tokens) for tokens in rendered)
+        texts = (decode_tokens(chat.tokenizer, tokens) for tokens in rendered)
         problems = [problem.as_trained(text) for problem, text in zip(problems, texts, strict=True)]
     prompts = {problem.id: tokens for problem, tokens in zip(problems, rendered, strict=False)}
     options.max_model_len = (
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     setting = _setting(options, kind, chat, thinking) if kind else None
     ks = options.k or sorted({1, options.n})
-    further = about(options, model) | ({"reward": own_reward.describe(reward)} if reward else {})
+    further = collect_facts(options, model) | ({"reward": own_reward.describe(reward)} if reward else {})
     with Output(options.out, identity(options, model, adapter), further, problems, options.n, ks) as output:
         if output.missing:
             from eval import engine  # imports torch
@@ -179,8 +179,8 @@ def _draw(
 
     async def one(problem: EvalProblem, number: int) -> dict[str, Any]:
         if setting:
-            return await in_environment.converse(looped, setting, problem, number)
-        seed = seed_of(options.seed, problem.id, number)
+            return await in_environment.hold_conversation(looped, setting, problem, number)
+        seed = derive_seed(options.seed, problem.id, number)
         sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
         return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
 
@@ -198,7 +198,7 @@ def _setting(
     return Setting(
         name=options.environment,
         kind=kind,
-        limits=harness.limits_of(options),
+        limits=harness.read_limits(options),
         template=template_for(chat.tokenizer, chat.variables, options.template),
         tokenizer=chat.tokenizer,
         sampling=_sampling(options),

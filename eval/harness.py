@@ -27,7 +27,7 @@ def add_limits(command_line: argparse.ArgumentParser) -> None:
     group.add_argument("--score-seconds", default=default("SCORE_SECONDS"), type=float, help="seconds per score")
 
 
-def limits_of(options: argparse.Namespace) -> RolloutLimits:
+def read_limits(options: argparse.Namespace) -> RolloutLimits:
     """Return the limits.
 
     Raises:
@@ -54,7 +54,7 @@ def load_environment(name: str) -> type[Environment]:
     return load(name)
 
 
-def record_of(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:
+def make_record(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return what a conversation adds to its record, see :mod:`grpo.run.records`.
 
     Args:

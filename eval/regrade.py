@@ -23,9 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         folder = parser.parse_args(argv).folder
-        scored_by = own_reward.identify(read_config(folder))
+        scored_by = own_reward.identify_files(read_config(folder))
         result = write_result(folder)
-        if own_reward.identify(read_config(folder)) != scored_by:
+        if own_reward.identify_files(read_config(folder)) != scored_by:
             print("eval.regrade: the reward has changed since the samples were scored", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"eval.regrade: {error}", file=sys.stderr)

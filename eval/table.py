@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.output import RESULT, read_config
-from grpo.run.measure import EXACT_MATCH, NAMES, is_whole, of_row
+from grpo.run.measure import EXACT_MATCH, NAMES, is_whole, read_measure
 from grpo.run.run_files import RunFiles, read_samples, read_steps
 from grpo.stack import command
 from grpo.stack.json_files import read_json
@@ -58,11 +58,11 @@ def _cells(result: dict[str, Any], ks: Sequence[int]) -> dict[str, str]:
     cells = {
         "problems": str(result["n"]) if is_whole(result) else f"{result['n']} of {result['problems']}",
         "samples": str(result["samples"]),
-        _HEADS[of_row(result)]: _rate(result, of_row(result)),
+        _HEADS[read_measure(result)]: _rate(result, read_measure(result)),
     }
     cells |= {f"pass@{k}": _rate(result["pass_at_k"].get(str(k)), "value") for k in ks}
     greedy = result.get("greedy")
-    cells["greedy"] = _rate(greedy, of_row(greedy or {}))
+    cells["greedy"] = _rate(greedy, read_measure(greedy or {}))
     cells |= {name: _number(result.get(key), ".1%") for key, name in _SHARES}
     cells |= {name: _number(result.get(key), ".0f") for key, name in _LENGTHS}
     return cells | {"ungraded": str(result["ungraded"] or "")}
@@ -85,7 +85,7 @@ def result_table(result: dict[str, Any]) -> list[str]:
     return table([("all", result), *sources.items()] if len(sources) > 1 else list(sources.items()))
 
 
-def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+def read_rows(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the labelled results of a run's evaluations, or of the one in an evaluation's folder.
 
     Raises:
@@ -106,15 +106,15 @@ def rows_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(str(folder), read_json(folder / RESULT))]
 
 
-def several(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
+def read_all_rows(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
     """Return the labelled results of all folders. With several runs, the rows of each begin with its folder."""
-    rows = {folder: rows_of(folder) for folder in folders}
+    rows = {folder: read_rows(folder) for folder in folders}
     runs = [folder for folder in folders if read_steps(RunFiles(folder).evals)]
     named = runs if len(runs) > 1 else ()
     return [(f"{f} {label}" if f in named else label, row) for f, part in rows.items() for label, row in part]
 
 
-def problems_of(folder: Path) -> set[str] | None:
+def read_problem_ids(folder: Path) -> set[str] | None:
     """Return the ids of the problems that a run or an evaluation is graded on; None for a run without its samples."""
     files = RunFiles(folder)
     if samples := list(files.sample_files("eval").values()):
@@ -128,10 +128,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     folders = parser.parse_args(argv).folders
     try:
-        lines = table(several(folders))
-        first = problems_of(folders[0])
+        lines = table(read_all_rows(folders))
+        first = read_problem_ids(folders[0])
         for folder in folders[1:]:
-            if None not in (first, other := problems_of(folder)) and other != first:
+            if None not in (first, other := read_problem_ids(folder)) and other != first:
                 print(f"eval.table: warning: {folder} has other problems than {folders[0]}", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"eval.table: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from patches import drift, git, install, package, refresh, worktree
 from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, base_version, folder, read_order, sha256
 from patches.texts import hand_edits, patched_texts, pristine_texts
-from patches.wheel import Tree, Wheel, download, order, read_wheels, released_after
+from patches.wheel import Tree, Wheel, download, list_released_after, order, read_wheels
 
 Options = argparse.Namespace
 Answer = tuple[Exit, dict, str]  # exit code, JSON report, text
@@ -43,7 +43,7 @@ def _target(options: Options) -> tuple[Path, str]:
     return target, options.version or package.installed_version(target)
 
 
-def _installed(options: Options) -> tuple[Path, Series, Tree | None]:
+def _find_installed(options: Options) -> tuple[Path, Series, Tree | None]:
     """Return the package, its series, and the files of the wheel that the user gives."""
     target, version = _target(options)
     wheels = read_wheels(options.wheel)
@@ -66,7 +66,7 @@ def _status(options: Options) -> Answer:
 
 
 def _change(options: Options) -> Answer:
-    target, series, wheel = _installed(options)
+    target, series, wheel = _find_installed(options)
     how = {"revert": options.command == "revert", "wheel": wheel, "edits_to": options.edits_to}
     has_edits = package.inspect(target, series).state == "edited"
     if options.dry_run:
@@ -86,17 +86,17 @@ def _change(options: Options) -> Answer:
 
 
 def _verify(options: Options) -> Answer:
-    target, series, wheel = _installed(options)
+    target, series, wheel = _find_installed(options)
     status = package.inspect(target, series)
     if status.code != Exit.OK:
         return status.code, status.as_json(), _describe(status)
     patched_texts(target, series, wheel)
-    what = f"{len(series.expected())} files and {len(series.patches)} patches"
+    what = f"{len(series.list_expected())} files and {len(series.patches)} patches"
     return Exit.OK, status.as_json(), f"verified {what}: OpenRLHF {series.version} in {target}"
 
 
 def _diff(options: Options) -> Answer:
-    target, series, wheel = _installed(options)
+    target, series, wheel = _find_installed(options)
     status = package.inspect(target, series)
     if status.state == "edited":
         old, new = hand_edits(target, series, status, wheel)
@@ -119,7 +119,7 @@ def _start(options: Options, load: Callable[[str], Series] = Series.load_checked
 
 
 def _installed_wheel(options: Options, series: Series) -> Wheel | None:
-    target = options.target or package.installed()
+    target = options.target or package.find_installed()
     if not target or not (metadata := package.dist_info(target, series.version) / "METADATA").is_file():
         return None
     texts = pristine_texts(target, series, list(series.pristine), None)
@@ -135,7 +135,7 @@ def _refresh(options: Options) -> Answer:
         new = read_wheels(options.wheel).get(options.to) or download(options.to)
         outcome = refresh.start(work, series, old, new)
     else:
-        outcome = refresh.go_on(_work(options), dict(options.retire))
+        outcome = refresh.continue_refresh(_work(options), dict(options.retire))
     return Exit.OK if outcome.done else Exit.CONFLICTS, {}, outcome.text
 
 
@@ -150,7 +150,7 @@ def _work(options: Options) -> Path:
 def _drift(options: Options) -> Answer:
     series, old = _start(options)
     given = read_wheels(options.wheel)
-    later = sorted(given.keys() - {series.version}, key=order) if given else released_after(series.version)
+    later = sorted(given.keys() - {series.version}, key=order) if given else list_released_after(series.version)
     drifts = []
     for number, version in enumerate(later, 1):
         print(f"OpenRLHF {version} ({number} of {len(later)})", file=sys.stderr, flush=True)
@@ -164,7 +164,7 @@ def _export(options: Options) -> Answer:
     series = Series.load(version)
     if refresh.is_refresh(work):
         message = f"{work} is the folder of a refresh, which writes the series itself once no conflict is left"
-        raise PatchError(Exit.BAD_WORKTREE, message, refresh.go_on_command(work))
+        raise PatchError(Exit.BAD_WORKTREE, message, refresh.build_continue_command(work))
     root = git.git(work, "rev-list", "--max-parents=0", "HEAD").decode().split()[-1]
     changed = worktree.export(work, version, series.base, series.retired, root, folder(version))
     text = "\n".join(f"wrote {name}" for name in changed) or "nothing to change"

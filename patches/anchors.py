@@ -12,7 +12,7 @@ from pathlib import Path
 from patches.wheel import Tree
 
 
-def named_in(patch: Path) -> list[tuple[str, str]]:
+def find_anchors(patch: Path) -> list[tuple[str, str]]:
     """Return file and name of each anchor of a patch."""
     header = patch.read_text(encoding="utf-8", errors="replace")
     match = re.search(r"^Relies-On: *((?:.*)(?:\n .*)*)", header, re.MULTILINE)
@@ -46,7 +46,7 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 def changes(patch: Path, old: Tree, new: Tree) -> Iterator[tuple[str, str]]:
     """Yield each anchor of a patch that differs, with the difference."""
-    for path, name in named_in(patch):
+    for path, name in find_anchors(patch):
         before, after = source(old.get(path), name), source(new.get(path), name)
         if before == after:
             continue

@@ -41,19 +41,19 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edi
     if status.state == "edited" and edits_to is None:
         lines = [f"  {each.path}: {each.state}" for each in status.files if each.is_edited]
         raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
-    wanted = series.pristine if revert else series.expected()
+    wanted = series.pristine if revert else series.list_expected()
     changing = [each.path for each in status.files if each.installed != wanted.get(each.path)]
     texts = pristine_texts(target, series, changing, wheel)
     if changing and not revert:
         texts |= patched_texts(target, series, wheel)
     steps = [Step(locate(target, path), read_installed(target, path), texts[path]) for path in changing]
     record, own = originals.record(target, series.version), originals.folder(target) / "RECORD"
-    listed = originals.recorded(record)
+    listed = originals.read_record(record)
     if listed not in (None, wanted):
         now = dict.fromkeys(listed) | {path: read_installed(target, path) for path in wanted} | texts
-        is_kept = originals.recorded(own) == wanted
+        is_kept = originals.read_record(own) == wanted
         old = record.read_bytes()
-        steps.append(Step(record, old, own.read_bytes() if is_kept else originals.rewritten(old, now)))
+        steps.append(Step(record, old, own.read_bytes() if is_kept else originals.rewrite_record(old, now)))
     return steps
 
 
@@ -73,7 +73,7 @@ def change(
         is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
         if is_clean and not steps_now():
             return []
-        with _locked(target, series.version, wait):
+        with _hold_lock(target, series.version, wait):
             for path in target.parent.glob(f".{target.name}-patch-*"):
                 shutil.rmtree(path)  # we hold the lock, so its creator is gone
             steps = steps_now()
@@ -108,7 +108,7 @@ def _lock_path(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(target: Path, version: str, wait: float) -> Iterator[None]:
+def _hold_lock(target: Path, version: str, wait: float) -> Iterator[None]:
     path, deadline = _lock_path(target), time.monotonic() + wait
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -172,7 +172,7 @@ def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> No
     for text in [*texts, *(step.new for step in steps if step.file != record)]:
         if text is not None:
             originals.keep(target, str(sha256(text)), text)
-    if originals.recorded(record) == series.pristine:
+    if originals.read_record(record) == series.pristine:
         originals.keep(target, "RECORD", record.read_bytes())
 
 

@@ -16,7 +16,7 @@ def folder(target: Path) -> Path:
     return target.parent / f".{target.name}-originals"
 
 
-def text_of(target: Path, digest: str | None) -> bytes | None:
+def read_text(target: Path, digest: str | None) -> bytes | None:
     """Return the kept text with this sha256, None if it is not kept whole."""
     file = folder(target) / (digest or "absent")
     text = file.read_bytes() if file.is_file() else None
@@ -56,7 +56,7 @@ def record(target: Path, version: str) -> Path:
     return target.parent / f"{PACKAGE}-{version}.dist-info" / "RECORD"
 
 
-def recorded(file: Path) -> dict[str, str] | None:
+def read_record(file: Path) -> dict[str, str] | None:
     """Return the sha256 of each file of the package that a RECORD lists, None if there is no RECORD."""
     if not file.is_file():
         return None
@@ -68,7 +68,7 @@ def recorded(file: Path) -> dict[str, str] | None:
     return digests
 
 
-def rewritten(text: bytes, files: dict[str, bytes | None]) -> bytes:
+def rewrite_record(text: bytes, files: dict[str, bytes | None]) -> bytes:
     """Return a RECORD with the rows of `files` brought up to date: in their place, new ones at the end."""
     end, rows = "\r\n" if b"\r\n" in text else "\n", {}
     for path, new in files.items():

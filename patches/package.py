@@ -24,7 +24,7 @@ EDITED = ("edited", "missing", "stray")
 EARLIER = "of an earlier release"
 
 
-def installed() -> Path | None:
+def find_installed() -> Path | None:
     """Return the `openrlhf` package that the running Python would import, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     return Path(spec.origin).parent if spec and spec.origin else None
@@ -32,7 +32,7 @@ def installed() -> Path | None:
 
 def find_target() -> Path:
     """Return the installed `openrlhf` package. Raises MISSING."""
-    if target := installed():
+    if target := find_installed():
         return target
     message = f"OpenRLHF is not installed in {sys.prefix}"
     raise PatchError(Exit.MISSING, message, "scripts/setup.sh, or ./apply_patches.sh --target DIR/openrlhf")
@@ -83,7 +83,7 @@ def _no_version(target: Path) -> PatchError:
 
 def next_command(target: Path, version: str, words: str) -> str:
     """Return the command to type for this target, with flags wherever the defaults would be wrong."""
-    flags = "" if target == installed() else f" --target {shlex.quote(str(target))}"
+    flags = "" if target == find_installed() else f" --target {shlex.quote(str(target))}"
     if list(target.parent.glob(f"{PACKAGE}-*.dist-info")) != [dist_info(target, version)]:
         flags += f" --version {version}"
     return f"./apply_patches.sh {words}{flags}"
@@ -144,7 +144,7 @@ def digest(target: str | os.PathLike[str], version: str | None = None) -> str:
 def expected_digest(version: str) -> str:
     """Return the digest of a fully patched OpenRLHF of this version."""
     series = Series.load(version)
-    return series.digest(series.expected())
+    return series.digest(series.list_expected())
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class Status:
 
 def inspect(target: Path, series: Series) -> Status:
     """Derive the state of an installed package from the hashes of its files."""
-    installed, expected = scan(target), series.expected()
-    recorded = originals.recorded(originals.record(target, series.version))
+    installed, expected = scan(target), series.list_expected()
+    recorded = originals.read_record(originals.record(target, series.version))
     states = {}
     for path in sorted(installed.keys() | series.pristine.keys() | expected.keys()):
         now = installed.get(path)
@@ -194,7 +194,7 @@ def inspect(target: Path, series: Series) -> Status:
             states[path] = "applied"
         elif now == series.pristine.get(path):
             states[path] = "pristine"
-        elif is_left or (path in series.patched and originals.text_of(target, now) is not None):
+        elif is_left or (path in series.patched and originals.read_text(target, now) is not None):
             states[path] = EARLIER
         elif now is None:
             states[path] = "missing"

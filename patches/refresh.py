@@ -47,7 +47,7 @@ def check(to: str, since: str, work: Path) -> None:
         raise PatchError(Exit.USAGE, f"the refresh starts from {since}, which already has the series", advice)
     if is_refresh(work):
         message = f"{work} holds a refresh already; go on with it, or remove the folder to start again"
-        raise PatchError(Exit.BAD_WORKTREE, message, go_on_command(work))
+        raise PatchError(Exit.BAD_WORKTREE, message, build_continue_command(work))
 
 
 def is_refresh(work: Path) -> bool:
@@ -57,7 +57,7 @@ def is_refresh(work: Path) -> bool:
     )
 
 
-def go_on_command(work: Path) -> str:
+def build_continue_command(work: Path) -> str:
     return f"./apply_patches.sh refresh --continue --work {shlex.quote(str(work))}"
 
 
@@ -81,7 +81,7 @@ def set_up(work: Path, series: Series, old: Wheel, new: Wheel) -> None:
     git.git(work, "checkout", "--quiet", "patches")
 
 
-def go_on(work: Path, retired: dict[str, str]) -> Outcome:
+def continue_refresh(work: Path, retired: dict[str, str]) -> Outcome:
     """Take the user's edits, and rebase on; at the end write the new series. `retired` has reasons by patch."""
     if not is_refresh(work):
         advice = "./apply_patches.sh refresh --to VERSION"
@@ -92,7 +92,7 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
         if name not in known or not reason.strip():
             what = f"{name} needs a reason" if name in known else f"there is no patch {name} in the series"
             raise PatchError(Exit.USAGE, what)
-    retired = _noted(work) | retired
+    retired = _read_reasons(work) | retired
     (work / REASONS).write_text(json.dumps(retired), encoding="utf-8")
     if _is_stopped(work):
         marks = git.attempt(work, "diff", "--check", "HEAD").stdout.decode(errors="replace")
@@ -106,7 +106,7 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
     return _report(work, retired)
 
 
-def _noted(work: Path) -> dict[str, str]:
+def _read_reasons(work: Path) -> dict[str, str]:
     """Return the reasons that earlier calls gave."""
     return json.loads((work / REASONS).read_text(encoding="utf-8")) if (work / REASONS).is_file() else {}
 
@@ -122,7 +122,7 @@ def _is_stopped(work: Path) -> bool:
 
 
 def _advice(work: Path) -> str:
-    return f"next: edit in {work}, then {go_on_command(work)}"
+    return f"next: edit in {work}, then {build_continue_command(work)}"
 
 
 def _report(work: Path, retired: dict[str, str]) -> Outcome:

@@ -108,7 +108,7 @@ class Series:
     def files(self) -> list[Path]:
         return [self.file(name) for name in self.patches]
 
-    def expected(self) -> dict[str, str]:
+    def list_expected(self) -> dict[str, str]:
         """Return the sha256 of every file of the package once patched."""
         return {path: state for path, state in (self.pristine | self.patched).items() if state is not None}
 

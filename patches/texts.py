@@ -7,7 +7,7 @@ from patches import git, originals
 from patches.errors import Exit, PatchError
 from patches.package import Status, read_installed
 from patches.series import Series, sha256
-from patches.wheel import Tree, with_download
+from patches.wheel import Tree, build_download_command
 
 Texts = dict[str, bytes | None]  # path -> text, None for an absent file
 
@@ -17,11 +17,11 @@ def pristine_texts(target: Path, series: Series, paths: list[str], wheel: Tree |
     texts: Texts = dict.fromkeys(paths)
     for path in paths:
         digest = series.pristine.get(path)
-        known = (read_installed(target, path), originals.text_of(target, digest), (wheel or {}).get(path))
+        known = (read_installed(target, path), originals.read_text(target, digest), (wheel or {}).get(path))
         texts[path] = next((text for text in known if digest and sha256(text) == digest), None)
     if unknown := [path for path in paths if texts[path] is None and path in series.pristine]:
         message = f"OpenRLHF's own text of {', '.join(unknown)} is not kept here"
-        raise PatchError(Exit.NO_WHEEL, message, with_download(series.version))
+        raise PatchError(Exit.NO_WHEEL, message, build_download_command(series.version))
     return texts
 
 
@@ -44,8 +44,8 @@ def patched_texts(target: Path, series: Series, wheel: Tree | None) -> Texts:
 def hand_edits(target: Path, series: Series, status: Status, wheel: Tree | None) -> tuple[Texts, Texts]:
     """Return the edited files as they were left before the edit, and as they are."""
     edited = [each.path for each in status.files if each.is_edited]
-    left = originals.recorded(originals.record(target, series.version)) or {}
-    before: Texts = {path: originals.text_of(target, left.get(path)) for path in edited}
+    left = originals.read_record(originals.record(target, series.version)) or {}
+    before: Texts = {path: originals.read_text(target, left.get(path)) for path in edited}
     unknown = [path for path in edited if before[path] is None]
     if any(each.state == "applied" for each in status.files) and set(unknown) & set(series.patched):
         before |= {path: text for path, text in patched_texts(target, series, wheel).items() if path in unknown}

@@ -69,7 +69,7 @@ def _download(version: str, to: str) -> list[str]:
     return _pip("download", "--no-deps", "--only-binary=:all:", "--dest", to, f"{PACKAGE}=={version}")
 
 
-def with_download(version: str) -> str:
+def build_download_command(version: str) -> str:
     """Return the command to type that fetches a wheel and gives it to the command that failed."""
     return f"{shlex.join(_download(version, 'wheels'))} && {AGAIN} --wheel wheels"
 
@@ -83,10 +83,10 @@ def download(version: str) -> Wheel:
             return read_wheels([Path(folder)])[version]
     reason = "\n".join((done.stderr or done.stdout).strip().splitlines()[-3:])
     message = f"could not download {PACKAGE} {version} (another machine may reach the index):\n{reason}"
-    raise PatchError(Exit.NO_WHEEL, message, with_download(version))
+    raise PatchError(Exit.NO_WHEEL, message, build_download_command(version))
 
 
-def released_after(version: str) -> list[str]:
+def list_released_after(version: str) -> list[str]:
     """Return the versions that the package index has after this one, oldest first."""
     command = _pip("index", "versions", PACKAGE, "--disable-pip-version-check")
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -68,7 +68,7 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
             message = f"several commits are named {name}; squash them"
             raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --interactive --root && {AGAIN}")
         of_base = folder(base) / name
-        if base != version and of_base.is_file() and _does_the_same(worktree, commit, of_base):
+        if base != version and of_base.is_file() and _is_same_change(worktree, commit, of_base):
             text = of_base.read_bytes()
         else:
             contents[name] = text
@@ -97,7 +97,7 @@ def _series_text(path: Path, names: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in (*comments, *names)).encode()
 
 
-def _does_the_same(worktree: Path, commit: str, patch: Path) -> bool:
+def _is_same_change(worktree: Path, commit: str, patch: Path) -> bool:
     """Return whether a patch file turns the commit's parent into the commit."""
     index = {"GIT_INDEX_FILE": str((worktree / ".git" / "index-of-export").resolve())}
     git.git(worktree, "read-tree", f"{commit}^", env=index)
@@ -131,10 +131,10 @@ def _patch(worktree: Path, commit: str) -> tuple[str, bytes]:
         if is_wrong:
             raise PatchError(Exit.BAD_WORKTREE, f"commit {commit[:12]} ({subject!r}): {message}")
     mail = f"From: {git.AUTHOR}\nDate: {git.DATE}\nSubject: {subject}\n\n{header}\n\n"
-    return f"{subject}.patch", mail.encode() + _plain(diff)
+    return f"{subject}.patch", mail.encode() + _strip_diff(diff)
 
 
-def _plain(diff: bytes) -> bytes:
+def _strip_diff(diff: bytes) -> bytes:
     """Leave out what changes with unrelated edits: ids, and the functions named after a hunk's position."""
     diff = re.sub(rb"^(@@ [^@]* @@).*", rb"\1", diff, flags=re.MULTILINE)
     parts = [part for part in re.split(rb"^(?=diff --git )", diff, flags=re.MULTILINE) if part]

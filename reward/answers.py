@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from reward.copied import is_copied
 from reward.equivalence import equal
-from reward.extraction import NO_ANSWER, answers_of
-from reward.literals import in_base, integer
+from reward.extraction import NO_ANSWER, extract_answers
+from reward.literals import integer, parse_in_base
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
-from reward.quantities import equated
+from reward.quantities import split_equation
 from reward.units import split_unit
 
 NO_FINAL = "no final message"
@@ -56,7 +56,7 @@ def grade(response: str, gold: str, prompt: str | None = None) -> Grade:
     message = final_message(response)
     if message is None:
         return Grade(False, None, NO_FINAL)
-    answers, reason = answers_of(message)
+    answers, reason = extract_answers(message)
     if reason:
         return Grade(False, None, reason)
     content = answers[-1]
@@ -110,7 +110,7 @@ def canonical(answer: str) -> str:
         return digits
     text = spell(answer)
     value, _ = split_unit(text)
-    if "_" in value and (based := in_base(squeeze(value))) and based[1] == 10:
+    if "_" in value and (based := parse_in_base(squeeze(value))) and based[1] == 10:
         return integer(based[0]) or "0"
     return integer(value) or squeeze(text)
 
@@ -126,7 +126,7 @@ def _equal(content: str, answer: str, gold: str) -> bool:
         gold_value, gold_unit = split_unit(spell(gold))
         if gold_digits := integer(gold_value):
             return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
-    elif "=" in content and not _RELATION.search(gold) and (sides := equated(spell(content))) is not None:
+    elif "=" in content and not _RELATION.search(gold) and (sides := split_equation(spell(content))) is not None:
         said = canonical(gold)
         if sides and all(canonical(side) == said or equal(side, gold) for side in sides):
             return True

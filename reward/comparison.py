@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from reward.notation import spell, squeeze
 from reward.splitting import Unreadable
-from reward.structure import Node, name_of, read, solved
+from reward.structure import Node, find_name, read, solve_relation
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -53,7 +53,7 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
-    a, b = sorted((_by_solutions(a), _by_solutions(b)), key=lambda node: _FIRST.get(node.kind, len(_FIRST)))
+    a, b = sorted((_group_solutions(a), _group_solutions(b)), key=lambda node: _FIRST.get(node.kind, len(_FIRST)))
     named_a, named_b = _named_values(a), _named_values(b)
     if named_a and named_b:
         return named_a.keys() == named_b.keys() and all(_same(named_a[name], named_b[name], decide) for name in named_a)
@@ -62,13 +62,13 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a.kind == b.kind == "relation":
         return _same_relation(a, b, decide)
     if a.kind == "relation":
-        named = solved(a)
+        named = solve_relation(a)
         return named is not None and _same(named[1], b, decide)
     if (a.kind, b.kind) == ("collection", "union"):
-        named_parts = [solved(part) if part.kind == "relation" else None for part in a.parts]
+        named_parts = [solve_relation(part) if part.kind == "relation" else None for part in a.parts]
         if None in named_parts or len({named[0] for named in named_parts if named}) != 1:
             return False
-        return _matched([named[1] for named in named_parts if named], b.parts, decide)
+        return _match_parts([named[1] for named in named_parts if named], b.parts, decide)
     if a.kind == "collection" and b.kind != "collection":
         is_one = len(set(a.parts)) == len(a.parts) > 0 and not a.mark  # two alike are meant: 1, 1
         return is_one and all(_same(part, b, decide) for part in a.parts)
@@ -85,15 +85,15 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
             return False
         return _ask(a.text, b.text, EQUAL, decide)
     if a.kind in ("collection", "union", "cases"):
-        return a.mark == b.mark and _matched(a.parts, b.parts, decide)
+        return a.mark == b.mark and _match_parts(a.parts, b.parts, decide)
     if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
         return False
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _by_solutions(node: Node) -> Node:
+def _group_solutions(node: Node) -> Node:
     """`x = 1, y = 2, x = 2, y = 1` as a collection of two solutions, which are collections; other nodes unchanged."""
-    pairs = [solved(part) if part.kind == "relation" else None for part in node.parts]
+    pairs = [solve_relation(part) if part.kind == "relation" else None for part in node.parts]
     names = [pair[0] for pair in pairs if pair]
     size = len(set(names))
     if node.kind != "collection" or not 1 < size < len(names) or names[:size] * (len(pairs) // size) != names:
@@ -106,10 +106,12 @@ def _named_values(node: Node) -> dict[str, Node]:
     """The values of `x = 1, y = 2` or `(x, y) = (1, 2)` by their names; {} for `x = 1, x = 2` and anything else."""
     if node.kind == "relation" and node.mark == "=" and all(part.kind == "bracket" for part in node.parts):
         names, values = (part.parts for part in node.parts)
-        pairs = list(zip(map(name_of, names), values, strict=False)) if len(names) == len(values) else []
+        pairs = list(zip(map(find_name, names), values, strict=False)) if len(names) == len(values) else []
     else:
         parts = node.parts if node.kind == "collection" else ()
-        pairs = [(part.kind == "relation" and part.mark == "=" and solved(part)) or (None, part) for part in parts]
+        pairs = [
+            (part.kind == "relation" and part.mark == "=" and solve_relation(part)) or (None, part) for part in parts
+        ]
     named = {name: value for name, value in pairs if name}
     return named if len(named) == len(pairs) > 1 else {}
 
@@ -118,13 +120,13 @@ def _are_values(named: dict[str, Node], other: Node, decide: Decide) -> bool:
     """Whether a list or a tuple has the named values, in their order unless they are all of one letter: x_1, x_2."""
     is_list = other.kind == "collection" and not other.mark
     if is_list and len({name.partition("_")[0] for name in named}) == 1:
-        return _matched(tuple(named.values()), other.parts, decide)
+        return _match_parts(tuple(named.values()), other.parts, decide)
     if not (is_list and not other.text) and not (other.kind == "bracket" and other.mark == "()"):
         return False
     return len(named) == len(other.parts) and all(map(lambda x, y: _same(x, y, decide), named.values(), other.parts))
 
 
-def _matched(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> bool:
+def _match_parts(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> bool:
     """Whether the parts pair off, in any order. Parts that are spelled alike are paired first."""
     if len(first) != len(second):
         return False
@@ -142,7 +144,7 @@ def _matched(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> b
 
 
 def _same_relation(a: Node, b: Node, decide: Decide) -> bool:
-    named_a, named_b = solved(a), solved(b)
+    named_a, named_b = solve_relation(a), solve_relation(b)
     if named_a and named_b and named_a[0] == named_b[0]:
         return _same(named_a[1], named_b[1], decide)
     if a.mark != b.mark or len(a.parts) != len(b.parts):

@@ -15,14 +15,14 @@ MAX_DIGITS = 20_000
 MIN_DIGITS = 100
 
 
-def evaluated(expression: sympy.Expr) -> sympy.Expr:
+def evaluate(expression: sympy.Expr) -> sympy.Expr:
     """The expression with sums, products and powers of its numbers carried out."""
     return sympy.bottom_up(expression, lambda part: part.func(*part.args) if part.args else part)
 
 
 def are_equal(a: sympy.Expr, b: sympy.Expr) -> bool | None:
     """Whether two constants are equal. None if they have no finite value."""
-    difference = evaluated(a - b)
+    difference = evaluate(a - b)
     if difference.is_Rational:
         return bool(difference == 0)
     numerator, denominator, degrees = _size(difference)

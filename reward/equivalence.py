@@ -193,7 +193,7 @@ class Pool:
                 del self.verdicts[next(iter(self.verdicts))]
         if verdict is mine:
             try:
-                mine.set_result(self._in_turn(first, second, limit, deadline))
+                mine.set_result(self._ask_in_turn(first, second, limit, deadline))
             except BaseException as error:
                 with self._lock:
                     self.verdicts.pop(pair, None)
@@ -203,7 +203,7 @@ class Pool:
         except TimeoutError as error:
             raise Unavailable(f"another thread has had no verdict on the same pair for {WAIT_SECONDS:.0f} s") from error
 
-    def _in_turn(self, first: str, second: str, limit: float, deadline: float) -> bool:
+    def _ask_in_turn(self, first: str, second: str, limit: float, deadline: float) -> bool:
         if not self.slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unavailable(f"all {WORKERS} workers for math-verify were busy for {WAIT_SECONDS:.0f} s")
         try:

@@ -18,7 +18,7 @@ from math_verify import verify
 
 from reward import constants
 from reward.comparison import EQUAL, POSITIVE_MULTIPLE, equal
-from reward.expression import decide_cheaply, for_parser
+from reward.expression import decide_cheaply, rewrite_for_parser
 
 MEMORY_BYTES = 2**30
 READY = "ready"
@@ -48,7 +48,9 @@ def decide(first: str, second: str, question: str) -> bool:
 
 def _parse(text: str) -> sympy.Expr | None:
     try:
-        expression = latex2sympy(for_parser(text), is_real=True, normalization_config=None, conversion_config=_READING)
+        expression = latex2sympy(
+            rewrite_for_parser(text), is_real=True, normalization_config=None, conversion_config=_READING
+        )
     except Exception:  # its parser raises Exception itself for unreadable text
         return None
     if not isinstance(expression, sympy.Expr):
@@ -75,7 +77,7 @@ def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     """
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
-    agree = constants.are_equal(constants.evaluated(a.subs(point)), constants.evaluated(b.subs(point)))
+    agree = constants.are_equal(constants.evaluate(a.subs(point)), constants.evaluate(b.subs(point)))
     if agree is False or (agree and not symbols):
         return agree
     return bool(sympy.expand(a - b) == 0 or verify(a, b, timeout_seconds=None))

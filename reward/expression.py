@@ -125,7 +125,7 @@ def _exceeds(*tower: str) -> bool:
     return value > MAX_EXPONENT
 
 
-def for_parser(text: str) -> str:
+def rewrite_for_parser(text: str) -> str:
     r"""The same expression for latex2sympy: mixed numbers, decimals and products spelled out.
 
     That parser reads `2(3)` as a mixed number and decimals as floats, and drops degree signs.
@@ -134,18 +134,18 @@ def for_parser(text: str) -> str:
         return _as_fraction(number)
     text = _FACTOR_BEFORE.sub(" ", text)
     text = _CAPITAL.sub(lambda match: match[1] or _RENAMED[match[0]], text)
-    text = _MIXED.sub(_mixed, text)
-    text = _DECIMAL.sub(_decimal, text)
+    text = _MIXED.sub(_rewrite_mixed, text)
+    text = _DECIMAL.sub(_rewrite_decimal, text)
     text = text.replace("°", "\\cdot\\frac{\\pi}{180}")
     return _PRODUCT.sub(lambda match: match[1] or f"{match[2]}\\cdot ", text)
 
 
-def _mixed(match: re.Match[str]) -> str:
+def _rewrite_mixed(match: re.Match[str]) -> str:
     p, q = match[2] or match[4], match[3] or match[5]
     return f"({match[1]}+\\frac{{{p}}}{{{q}}})" if 0 < int(p) < int(q) else f"{match[1]}\\cdot \\frac{{{p}}}{{{q}}}"
 
 
-def _decimal(match: re.Match[str]) -> str:
+def _rewrite_decimal(match: re.Match[str]) -> str:
     number = rational(match[0])
     return match[0] if number is None else _as_fraction(number)
 

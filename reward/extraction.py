@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reward.notation import spell
-from reward.phrases import after_phrase
+from reward.phrases import extract_after_phrase
 from reward.units import split_unit
 
 NO_ANSWER = "no \\boxed and no answer phrase"
@@ -52,16 +52,16 @@ class _Box(NamedTuple):
     end: int
 
 
-def answers_of(text: str) -> tuple[tuple[str, ...], str | None]:
+def extract_answers(text: str) -> tuple[tuple[str, ...], str | None]:
     """The answers that a message gives as one list, mostly of one, and None; or none and the reason."""
-    answers, reason = boxed(text)
+    answers, reason = extract_boxed(text)
     if reason != NO_ANSWER:
         return answers, reason
-    announced = after_phrase(text)
+    announced = extract_after_phrase(text)
     return ((announced,), None) if announced else ((), NO_ANSWER)
 
 
-def boxed(text: str) -> tuple[tuple[str, ...], str | None]:
+def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
     """The content of the last box that is not empty, after those of the boxes listed with it; or none and the reason.
 
     A box that is opened after the last one and never closed means that the text was cut in its answer.
@@ -73,7 +73,7 @@ def boxed(text: str) -> tuple[tuple[str, ...], str | None]:
         empty = boxes.pop()
         while boxes and boxes[-1].begin > empty.begin:  # inside it
             boxes.pop()
-    return (_listed(text, boxes), None) if boxes else ((), NO_ANSWER)
+    return (_collect_listed(text, boxes), None) if boxes else ((), NO_ANSWER)
 
 
 def _boxes(text: str) -> tuple[list[_Box], bool]:
@@ -97,7 +97,7 @@ def _boxes(text: str) -> tuple[list[_Box], bool]:
     return boxes, any(box is not None and start > last_end for start, box in open_braces)
 
 
-def _listed(text: str, boxes: Sequence[_Box]) -> tuple[str, ...]:
+def _collect_listed(text: str, boxes: Sequence[_Box]) -> tuple[str, ...]:
     """The answers of the last box, and of those before it that are listed with it."""
     answers: list[str] = []
     begin = len(text)

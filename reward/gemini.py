@@ -93,7 +93,7 @@ class Client:
 
         from reward import transport
 
-        self._key, self._types, self._when_sent = key, genai.types, transport.when_sent
+        self._key, self._types, self._when_sent = key, genai.types, transport.call_when_sent
         self.origin: bool | str = base_url == GOOGLE_URL or (key != STAND_IN_KEY and base_url)
         # All that the environment could set is given here, or google-genai would read it there. The asynchronous
         # client sends nothing; google-genai would make one that reads proxies.

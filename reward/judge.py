@@ -149,7 +149,7 @@ class Judge:
             spent = error.spent if isinstance(error, ChainError) else Spent()
             return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
 
-    def rewarded(
+    def reward_response(
         self, correct: float, problem: str, response: str, gold: str, is_finished: bool
     ) -> tuple[float, Verdict]:
         """Judge one response; return its reward, see :meth:`reward`, and the verdict."""
@@ -242,7 +242,7 @@ def request(problem: str, response: str, gold: str) -> str:
     return "\n\n".join([f"The random number of this request is {nonce}.", *sections, "Score the response."])
 
 
-def problem_of(prompt: str) -> str:
+def extract_problem(prompt: str) -> str:
     """Return the last user message of a harmony prompt; the whole of any other."""
     messages = _USER.findall(prompt)
     return messages[-1] if messages else prompt

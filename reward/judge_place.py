@@ -33,13 +33,13 @@ class JudgeActor:
     async def begin(self, environment: Mapping[str, str]) -> None:
         """Take the variables of :func:`variables`, which a creation task would leave with Ray's head, and begin."""
         os.environ.update(environment)
-        self._judge = here()
+        self._judge = make_judge()
 
-    async def rewarded(self, correct: float, sample: tuple[str, str, str, bool]) -> tuple[float, Verdict]:
-        """Return what :meth:`reward.judge.Judge.rewarded` returns."""
+    async def reward_response(self, correct: float, sample: tuple[str, str, str, bool]) -> tuple[float, Verdict]:
+        """Return what :meth:`reward.judge.Judge.reward_response` returns."""
         assert self._judge
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._judge.rewarded, correct, *sample)
+        return await loop.run_in_executor(self._threads, self._judge.reward_response, correct, *sample)
 
 
 class DistantJudge:
@@ -52,37 +52,37 @@ class DistantJudge:
         self._get, self._actor = ray.get, ray.get_actor(name)
         self._seconds = SPARE_SECONDS + (configured.chain.deadline if configured else 0.0)
 
-    def rewarded(
+    def reward_response(
         self, correct: float, problem: str, response: str, gold: str, is_finished: bool
     ) -> tuple[float, Verdict]:
-        """Return what :meth:`reward.judge.Judge.rewarded` returns.
+        """Return what :meth:`reward.judge.Judge.reward_response` returns.
 
         Raises:
             ray.exceptions.RayError: if the actor has died, or does not answer.
         """
-        call: Any = self._actor.rewarded.remote(correct, (problem, response, gold, is_finished))
+        call: Any = self._actor.reward_response.remote(correct, (problem, response, gold, is_finished))
         return self._get(call, timeout=self._seconds)
 
 
-def of_process() -> Judge | DistantJudge:
+def get_judge() -> Judge | DistantJudge:
     """Return the judge that this process asks.
 
     Raises:
         SettingsError, ValueError, sqlite3.Error, OSError: if there is none.
     """
     name = os.environ.get(VARIABLE)
-    return DistantJudge(name) if name else here()
+    return DistantJudge(name) if name else make_judge()
 
 
-def here() -> Judge:
+def make_judge() -> Judge:
     """Return a judge in this process, which has the file of the run directory for itself."""
     configured = settings.from_environment()
     if configured is None:
-        raise settings.SettingsError("the judge is off", "see `why_off`")
+        raise settings.SettingsError("the judge is off", "see `find_off_setting`")
     judgements = Judgements(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if stand_in:
-        configured = settings.for_stand_in(configured)
+        configured = settings.adapt_to_stand_in(configured)
     where = None if stand_in else endpoint.from_environment()
     return Judge(configured, judgements, chain.connect(configured.chain, settings.api_key(), stand_in, where))
 

@@ -76,7 +76,7 @@ def scientific(value: str) -> Fraction | None:
     return Fraction(match[1]) * Fraction(10) ** int(match["plain"] or match["signed"] or match["capital"])
 
 
-def in_base(value: str) -> tuple[str, int] | None:
+def parse_in_base(value: str) -> tuple[str, int] | None:
     r"""(digits, base) of a squeezed number with a subscript, such as `1A_{16}`; None for anything else."""
     match = _BASED.match(value)
     if not match or not any(character.isdigit() for character in match[1]):
@@ -88,7 +88,7 @@ def in_base(value: str) -> tuple[str, int] | None:
     return digits, base
 
 
-def without_divisors(text: str) -> str:
+def replace_divisors(text: str) -> str:
     r"""The text with the value of each `\gcd(12,18)` and `\operatorname{lcm}(4,6)` of integers in its place."""
     for _ in range(3):  # they may be nested
         text, count = _DIVISORS.subn(_divisors, text)

@@ -35,12 +35,12 @@ def evaluate(text: str) -> Rows | None:
     """
     matrices: list[Rows] = []
 
-    def kept(match: re.Match[str]) -> str:
+    def keep_matrix(match: re.Match[str]) -> str:
         body = match["body"]
         matrices.append(rows(_COLUMNS.sub("", body, count=1) if match["kind"] == "array" else body))
         return _PLACE
 
-    text = _MATRIX.sub(kept, text.replace(_PLACE, ""))
+    text = _MATRIX.sub(keep_matrix, text.replace(_PLACE, ""))
     total: Rows | None = None
     for is_negative, term in _terms(text):
         value = _term(term, matrices)

@@ -119,8 +119,8 @@ def spell(answer: str) -> str:
     """One spelling, with single spaces: without `$`, sizing commands and explicit thousands separators."""
     text = answer[: MAX_ANSWER_CHARS + 1]
     if not text.isascii():
-        text = _in_ascii(text)
-    text = separated(text).replace("~", " ").replace("\\%", "%")
+        text = _convert_to_ascii(text)
+    text = separate_formulas(text).replace("~", " ").replace("\\%", "%")
     text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
     text = _THOUSANDS.sub(lambda match: _SEPARATOR.sub("", match[0]), text).replace("{,}", ",").replace("\\!", "")
     if "\\" in text:
@@ -137,20 +137,20 @@ def spell(answer: str) -> str:
         text = _LIST_COMMA.sub(", ", text)
     if "\\quad" in text:
         text = _WIDE_BLANK.sub(lambda match: f"{match[1] or ''} ", text)
-    braced, text = text, _unwrapped(text)
+    braced, text = text, _unwrap(text)
     if text != braced and "\\text" in braced:  # formulas inside \text{...} come to light here
         text = brace(text)
     for pattern, full in _SHORT_FORMS:
         text = pattern.sub(full, text)
-    return _unwrapped(text)
+    return _unwrap(text)
 
 
-def separated(text: str) -> str:
+def separate_formulas(text: str) -> str:
     """The text with a list's comma between the numbers of two formulas that stand beside each other."""
     return _BESIDE.sub(", ", text)
 
 
-def _in_ascii(text: str) -> str:
+def _convert_to_ascii(text: str) -> str:
     """Characters that ASCII has a spelling for; compatible forms (full width, bold) plain, invisible ones gone."""
     text = _SMALL_DIGITS.sub(_full_size, text.translate(_CHARACTERS))
     text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
@@ -168,7 +168,7 @@ def _fraction(match: re.Match[str]) -> str:
     return f"\\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}"
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     """Without enclosing delimiters, groups that mean nothing, and the punctuation of a sentence."""
     for _ in range(3):
         if "{" in text:

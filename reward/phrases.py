@@ -4,7 +4,7 @@ import re
 from itertools import islice
 
 from reward.expression import is_plain
-from reward.notation import MAX_ANSWER_CHARS, separated, spell, squeeze
+from reward.notation import MAX_ANSWER_CHARS, separate_formulas, spell, squeeze
 from reward.units import split_unit
 
 # Every quantifier is bounded, so that a search through megabytes stays linear.
@@ -47,7 +47,7 @@ _SENTENCE = re.compile(
 )
 
 
-def after_phrase(text: str) -> str:
+def extract_after_phrase(text: str) -> str:
     """What the last phrase announces that is followed by an answer; "" if nothing follows a phrase.
 
     A phrase that only judges the answer ("is correct") counts if there is no other one.
@@ -55,21 +55,21 @@ def after_phrase(text: str) -> str:
     judged = ""
     for phrase in islice(reversed(list(_PHRASE.finditer(text))), MAX_PHRASES):
         # One character above the limit shows that an answer is too long.
-        announced = _announced(text[phrase.end() : phrase.end() + MAX_ANSWER_CHARS + 1])
+        announced = _extract_announced(text[phrase.end() : phrase.end() + MAX_ANSWER_CHARS + 1])
         if announced and not _PROSE.match(announced):
             return announced
         judged = judged or announced
     return judged
 
 
-def _announced(rest: str) -> str:
+def _extract_announced(rest: str) -> str:
     """The answer at the start of a text, without delimiters."""
     if displayed := _DISPLAYED.match(rest):
         closing = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
         shown = rest[displayed.end() : closing if closing >= 0 else len(rest)]
     else:
         shown = _up_to_end(rest)
-    shown = separated(_complement(shown))
+    shown = separate_formulas(_complement(shown))
     for delimiter in ("**", "`", "\\(", "\\)"):
         shown = shown.replace(delimiter, "")
     return shown.strip()

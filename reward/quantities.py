@@ -13,7 +13,7 @@ import re
 from typing import NamedTuple
 
 from reward.expression import GREEK, is_plain
-from reward.literals import rational, without_divisors
+from reward.literals import rational, replace_divisors
 from reward.notation import squeeze
 from reward.splitting import Unreadable, split_list, split_relation
 from reward.units import split_unit
@@ -61,7 +61,7 @@ class _Term(NamedTuple):
     is_power: bool
 
 
-def equated(text: str) -> list[str] | None:
+def split_equation(text: str) -> list[str] | None:
     r"""The sides of the equation `m+n = ... = A` in a spelled text which have to be the number that it says.
 
     These are its constants and its last side; every side but the names if the last one is a formula. None says that
@@ -94,7 +94,7 @@ def equated(text: str) -> list[str] | None:
 
 
 def _is_constant(side: str) -> bool:
-    value = without_divisors(squeeze(split_unit(side)[0]))
+    value = replace_divisors(squeeze(split_unit(side)[0]))
     return is_plain(value) and not re.search(r"[A-Za-z\\]", _COMMAND_OF_A_CONSTANT.sub("", value))
 
 

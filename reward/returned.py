@@ -55,11 +55,11 @@ def read(value: Any, count: int) -> Returned:
 
 
 def _numbers(value: Any, count: int, name: str) -> list[float]:
-    value = _plain(value)
+    value = _convert_to_numbers(value)
     if isinstance(value, list | tuple):
         if len(value) != count:
             raise ReturnError(f"{name} has {len(value)} values for {count} rollout{'s' * (count != 1)}")
-        return [_number(_plain(item), f"{name} has") for item in value]
+        return [_number(_convert_to_numbers(item), f"{name} has") for item in value]
     if value is None:
         raise ReturnError(f"{name} is None")
     number = _number(value, f"{name} is")
@@ -68,7 +68,7 @@ def _numbers(value: Any, count: int, name: str) -> list[float]:
     return [number]
 
 
-def _plain(value: Any) -> Any:
+def _convert_to_numbers(value: Any) -> Any:
     """Return a tensor or an array as numbers; anything else unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 

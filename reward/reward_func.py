@@ -24,7 +24,7 @@ from typing import Any
 
 from reward import equivalence, judge_place, settings
 from reward.answers import NO_FINAL, grade
-from reward.judge import Judge, Verdict, problem_of
+from reward.judge import Judge, Verdict, extract_problem
 from reward.judge_place import DistantJudge
 from reward.labels import parse_label
 
@@ -52,7 +52,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Each value is a list of n floats. For one rollout, which is what OpenRLHF sends, it is a float: OpenRLHF wraps it in
     `torch.tensor([value])`, where a list would add a dimension.
     """
-    samples = [_timed_one(queries, prompts, labels, i) for i in range(len(queries))]
+    samples = [_time_one(queries, prompts, labels, i) for i in range(len(queries))]
 
     def column(key: str) -> float | list[float]:
         values = [sample[key] for sample in samples]
@@ -61,11 +61,11 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {
         "rewards": column("reward"),
         "scores": column("correct"),
-        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(() if _models() is None else _unjudged()))},
+        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(() if _models() is None else _make_unjudged_logs()))},
     }
 
 
-def _timed_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
+def _time_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
     started = time.monotonic()
     result = _reward_one(queries, prompts, labels, i)
     return {**result, "reward_seconds": time.monotonic() - started}
@@ -75,11 +75,18 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """The reward and the logs of one rollout; a failure is marked, never mistaken for a wrong answer."""
     try:
         label = parse_label(labels[i])
-        response = response_of(queries[i], prompts[i])
-        result = grade(response, label.answer, problem_of(prompts[i]))
+        response = extract_response(queries[i], prompts[i])
+        result = grade(response, label.answer, extract_problem(prompts[i]))
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
         _log_once(error, "could not be graded and counts as reward_error")
-        return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_unjudged()}
+        return {
+            "reward": nan,
+            "correct": nan,
+            "answered": nan,
+            "has_final": nan,
+            "reward_error": 1.0,
+            **_make_unjudged_logs(),
+        }
     correct = float(result.correct)
     reward, verdict = correct, Verdict()
     if label.split == "train" and _models() is not None:
@@ -97,14 +104,14 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
     """The blended reward of a training rollout, and its verdict."""
     try:
-        return _judge().rewarded(correct, problem_of(prompt), response, gold, is_answered)
+        return _judge().reward_response(correct, extract_problem(prompt), response, gold, is_answered)
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")
         is_mean = settings.variables().get("JUDGE_FALLBACK") == "mean_quality"
         return nan if is_mean else correct, Verdict(failed=1.0)
 
 
-def _unjudged() -> dict[str, float]:
+def _make_unjudged_logs() -> dict[str, float]:
     """The logs of a rollout that no judge was asked for."""
     return Verdict().logs(_models() or ())
 
@@ -120,7 +127,7 @@ def _models() -> tuple[str, ...] | None:
 
 
 _judge_lock = threading.Lock()
-_made_judge = functools.cache(judge_place.of_process)
+_made_judge = functools.cache(judge_place.get_judge)
 
 
 def _judge() -> Judge | DistantJudge:
@@ -129,7 +136,7 @@ def _judge() -> Judge | DistantJudge:
         return _made_judge()
 
 
-def response_of(query: str, prompt: str) -> str:
+def extract_response(query: str, prompt: str) -> str:
     """The model's own text, which is the part of `query` after `prompt`.
 
     The first rule that fits decides:

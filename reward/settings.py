@@ -115,7 +115,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: environ[f"GRPO_{name}"] for name in VARIABLES if f"GRPO_{name}" in environ}
 
 
-def why_off(environ: Mapping[str, str] = os.environ) -> str | None:
+def find_off_setting(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the setting that turns the judge off, None if the judge is on.
 
     Raises:
@@ -132,13 +132,14 @@ def why_off(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> JudgeSettings | None:
-    """Return the settings, None if the judge is off, see :func:`why_off`. The launcher has checked their ranges.
+    """Return the settings, None if the judge is off, see :func:`find_off_setting`. The launcher has checked their
+    ranges.
 
     Raises:
         SettingsError: for a value that is missing or of another type, for weights that do not add up to 1, and for a
             model that is named twice.
     """
-    if why_off(environ):
+    if find_off_setting(environ):
         return None
     values = UNSET | variables(environ)
     models = _models(values)
@@ -164,7 +165,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> JudgeSettings |
     )
 
 
-def for_stand_in(judge: JudgeSettings) -> JudgeSettings:
+def adapt_to_stand_in(judge: JudgeSettings) -> JudgeSettings:
     """Return settings for the local stand-in, with its limits. The user's limits are those of a quota at Google."""
     chain = replace(judge.chain, requests_per_window=STAND_IN_RPM, tokens_per_window=STAND_IN_TPM)
     return replace(judge, chain=chain)

@@ -25,7 +25,7 @@ class Unreadable(ValueError):
 
 def split_list(text: str) -> list[str]:
     """The elements between commas, semicolons and "and" or "or". Raises Unreadable."""
-    return merged(*split(text, lambda token: bool(_AND.match(token))))
+    return merge_elements(*split(text, lambda token: bool(_AND.match(token))))
 
 
 def split_relation(text: str) -> tuple[list[str], list[str]]:
@@ -53,7 +53,7 @@ def split(text: str, separates: Callable[[str], bool]) -> tuple[list[str], list[
     return [*pieces, text[start:]], separators
 
 
-def enclosed(text: str) -> tuple[str, str, str] | None:
+def split_enclosed(text: str) -> tuple[str, str, str] | None:
     """(opening bracket, closing bracket, content) if one pair encloses all of `text`."""
     depth, opening = 0, ""
     for token in _TOKEN.finditer(text):
@@ -71,7 +71,7 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
     return None
 
 
-def merged(pieces: list[str], separators: list[str]) -> list[str]:
+def merge_elements(pieces: list[str], separators: list[str]) -> list[str]:
     """The elements of a list. If only some commas have a blank, the others belong to numbers: (1,234, 5) is a pair."""
     groups = [pieces[0]]
     for separator, piece in zip(separators, pieces[1:], strict=True):

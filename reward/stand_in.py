@@ -96,8 +96,8 @@ def answer(body: dict[str, Any]) -> str:
     """Return the text of a good reply: JSON for the schema of the request; without one, the boxed count of "="."""
     schema = body.get("generationConfig", {}).get("responseSchema")
     if not schema:
-        return f"This is the local stand-in for Gemini, which counts. \\boxed{{{text_of(body).count('=')}}}"
-    match = _RESPONSE.search(text_of(body))
+        return f"This is the local stand-in for Gemini, which counts. \\boxed{{{read_text(body).count('=')}}}"
+    match = _RESPONSE.search(read_text(body))
     count = match[2].count("=") if match else 0
     forms = schema["properties"].items()
     return json.dumps({name: max(int(form["minimum"]), min(int(form["maximum"]), count)) for name, form in forms})
@@ -105,10 +105,10 @@ def answer(body: dict[str, Any]) -> str:
 
 def prompt_tokens(body: dict[str, Any]) -> int:
     """Return how many tokens the stand-in counts for a request."""
-    return len(text_of(body)) // _CHARS_PER_TOKEN + 1
+    return len(read_text(body)) // _CHARS_PER_TOKEN + 1
 
 
-def text_of(body: dict[str, Any]) -> str:
+def read_text(body: dict[str, Any]) -> str:
     """Return the text of the contents of a request."""
     return "".join(part.get("text", "") for content in body["contents"] for part in content["parts"])
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from reward import matrices
-from reward.literals import in_base, integer, rational, without_divisors
+from reward.literals import integer, parse_in_base, rational, replace_divisors
 from reward.notation import squeeze, words
-from reward.splitting import MAX_PARTS, Unreadable, enclosed, merged, split, split_list, split_relation
-from reward.units import scaled, split_unit
+from reward.splitting import MAX_PARTS, Unreadable, merge_elements, split, split_enclosed, split_list, split_relation
+from reward.units import scale_number, split_unit
 
 # Reading nested brackets takes time that grows with the square of this.
 MAX_DEPTH = 12
@@ -70,7 +70,7 @@ def read(text: str, depth: int = 0) -> Node:
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deep")
     if depth == 0 and "," in text:
-        text = _without_thousands(text)
+        text = _remove_thousands(text)
     elements = [element for element in split_list(text) if element.strip()]
     if len(elements) > 1:
         return _collection(_elements(elements, depth))
@@ -87,7 +87,7 @@ def read(text: str, depth: int = 0) -> Node:
     return _read_one(text, depth)
 
 
-def _without_thousands(text: str) -> str:
+def _remove_thousands(text: str) -> str:
     """The text without commas if each of them belongs to a number such as 1,234, outside of all brackets."""
     joined = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return text if "," in joined or _LISTING.search(text) or len(split_list(joined)) > 1 else joined
@@ -107,16 +107,16 @@ def _read_one(text: str, depth: int) -> Node:
     if rows is not None:
         cells = [tuple(read(cell, depth + 1) for cell in row) for row in rows]
         return Node("matrix", parts=tuple(Node("row", parts=row) for row in cells))
-    inner = enclosed(text)
+    inner = split_enclosed(text)
     if inner is not None:
         opening, closing, content = inner
         pieces, commas = split(content, lambda token: token in (",", ";"))
-        elements = merged(pieces, commas)
+        elements = merge_elements(pieces, commas)
         if opening == "\\{":
             such_that = _SUCH_THAT.match(content)
             if such_that:
                 condition = read(such_that[1], depth + 1)
-                named = solved(condition) if condition.kind == "relation" else None
+                named = solve_relation(condition) if condition.kind == "relation" else None
                 return named[1] if named else condition
             members = _collection(_elements(elements, depth))
             is_set = members.kind == "collection" and not members.mark
@@ -133,11 +133,11 @@ def _read_one(text: str, depth: int) -> Node:
             minus = re.sub(rf"\{command}(?![A-Za-z])", below, minus)
         if plus != text:
             return _collection([read(plus, depth + 1), read(minus, depth + 1)])
-    value, unit = split_unit(scaled(text))
+    value, unit = split_unit(scale_number(text))
     if unit and value != text:
         node = read(value, depth + 1)
         return node._replace(mark=unit) if node.kind == "expression" and not node.mark else node
-    return _expression(without_divisors(squeeze(value)))
+    return _expression(replace_divisors(squeeze(value)))
 
 
 def _cases(rows: matrices.Rows, depth: int) -> Node:
@@ -174,7 +174,7 @@ def _difference(whole: Node, removed: Node) -> Node:
 
 
 def _expression(text: str) -> Node:
-    if based := in_base(text):
+    if based := parse_in_base(text):
         digits, base = based
         return Node("expression", text=digits or "0") if base == 10 else Node("based", str(base), text=digits)
     return Node("expression", text=integer(text) or text.removeprefix("+").replace(", ", ","))
@@ -184,7 +184,7 @@ def _elements(texts: Sequence[str], depth: int) -> list[Node]:
     r"""The elements of a collection or tuple. A set among them is marked, so that it is one element: {{1, 2}, 3}."""
     nodes = []
     for text in texts:
-        node, inner = read(text, depth + 1), enclosed(text.strip())
+        node, inner = read(text, depth + 1), split_enclosed(text.strip())
         if (inner and inner[0] == "\\{") or text.strip() == "\\emptyset":
             node = Node("collection", "{}", node.parts if node.kind == "collection" and not node.mark else (node,))
         nodes.append(node)
@@ -208,18 +208,18 @@ def _relation(sides: list[Node], operators: list[str]) -> Node:
     return Node("relation", " ".join(operators), tuple(sides))
 
 
-def name_of(side: Node) -> str | None:
+def find_name(side: Node) -> str | None:
     """The name that a side is, or the names in the tuple that it is."""
     if side.kind == "bracket" and side.mark == "()":
-        names = [name_of(part) for part in side.parts]
+        names = [find_name(part) for part in side.parts]
         return None if None in names else f"({','.join(map(str, names))})"
     return side.text if side.kind == "expression" and _NAME.match(side.text) else None
 
 
-def solved(relation: Node) -> tuple[str, Node] | None:
+def solve_relation(relation: Node) -> tuple[str, Node] | None:
     """(variable, its value or the set it lies in) for `x = A`, `x \\in A` and inequalities of one variable."""
     operators, sides = relation.mark.split(" "), relation.parts
-    names = [name_of(side) for side in sides]
+    names = [find_name(side) for side in sides]
     if operators == ["="]:
         return (names[0], sides[1]) if names[0] else (names[1], sides[0]) if names[1] else None
     if operators == ["\\in"]:

@@ -93,7 +93,7 @@ def _target(location: str, key: str) -> str:
 _thread = threading.local()
 
 
-def when_sent(on_sent: Callable[[], None]) -> None:
+def call_when_sent(on_sent: Callable[[], None]) -> None:
     """Call `on_sent` when the next request of this thread has gone out."""
     _thread.on_sent = on_sent
 

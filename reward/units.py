@@ -62,7 +62,7 @@ _SCALED = re.compile(
 )
 
 
-def scaled(text: str) -> str:
+def scale_number(text: str) -> str:
     """A spelled text with a number such as "2.5 million" in digits."""
     match = _SCALED.match(text)
     number = rational(match["number"]) if match else None
@@ -106,7 +106,7 @@ def _phrases(match: re.Match[str]) -> list[tuple[int, str]]:
 def _name(phrase: str, is_text: bool, value: str) -> str | None:
     """The name of a unit, None if the words are not a unit; "m/s" for "meters per second"."""
     first, *others = _PER.split(phrase)
-    names = [_known(first, is_text), *(_known(other, True) for other in others)]
+    names = [_find_known(first, is_text), *(_find_known(other, True) for other in others)]
     if None not in names:
         return "/".join(map(str, names))
     plural = _PLURAL.match(phrase)
@@ -116,7 +116,7 @@ def _name(phrase: str, is_text: bool, value: str) -> str | None:
     return phrase if rational(squeeze(value)) is not None else None
 
 
-def _known(phrase: str, is_text: bool) -> str | None:
+def _find_known(phrase: str, is_text: bool) -> str | None:
     words = _UNIT_WORDS.match(phrase)
     if not words:
         return None

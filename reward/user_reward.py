@@ -48,7 +48,7 @@ def combine(
     started, count = time.monotonic(), len(queries)
     returned = [_call(name, function, (queries, prompts, labels)) for name, _, function in functions]
     weights = [weight for _, weight, _ in functions]
-    rewards = _weighted([one.rewards for one in returned], weights)
+    rewards = _weigh_columns([one.rewards for one in returned], weights)
     logs: dict[str, list[float]] = {}
     for (name, _, _), one in zip(functions, returned, strict=True):
         prefix = f"{name}." if len(functions) > 1 else ""
@@ -58,7 +58,7 @@ def combine(
             logs[prefix + key] = [sample[key] for sample in one.logs]
     logs["reward_error"] = [float(not math.isfinite(reward)) for reward in rewards]
     logs["reward_seconds"] = [time.monotonic() - started] * count
-    columns = {"rewards": rewards, "scores": _weighted([one.scores for one in returned], weights)}
+    columns = {"rewards": rewards, "scores": _weigh_columns([one.scores for one in returned], weights)}
     if count == 1:
         first = {name: column[0] for name, column in columns.items()}
         return {**first, "extra_logs": {name: column[0] for name, column in logs.items()}}
@@ -78,7 +78,7 @@ def _call(name: str, function: Callable[..., Any], arguments: tuple[Sequence[Any
         return Returned([math.nan] * count, [math.nan] * count, [{} for _ in range(count)])
 
 
-def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+def _weigh_columns(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
     return [
         sum(weight * value for weight, value in zip(weights, row, strict=True))  # not fsum: it raises for inf - inf
         for row in zip(*columns, strict=True)

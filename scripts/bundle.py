@@ -96,7 +96,7 @@ def _clean_line(line: str) -> str:
     if has(*_IN_KEYS):
         line = _KEYS.sub("<key>", line)
     if has(*_IN_NAMES):
-        line = _NAMED.sub(_unnamed, _ASSIGNED.sub(_unassigned, line))
+        line = _NAMED.sub(_hide_named, _ASSIGNED.sub(_hide_assigned, line))
         line = _FLAG.sub(lambda match: f"{match[1]}<secret>" if _looks_secret(match[2], 12) else match[0], line)
     if has("key=", "token=", "sig=", "signature=", "bearer", "negotiate"):
         line = _PARAMETER.sub(r"\1<secret>", line)
@@ -109,11 +109,11 @@ def _clean_line(line: str) -> str:
     return line
 
 
-def _unassigned(match: re.Match[str]) -> str:
+def _hide_assigned(match: re.Match[str]) -> str:
     return f"{match[1]}{match[2]}<{match[1]}>" if is_secret(match[1]) else match[0]
 
 
-def _unnamed(match: re.Match[str]) -> str:
+def _hide_named(match: re.Match[str]) -> str:
     """Return a name with its value replaced, if the value is a secret."""
     part = "quoted" if match["quoted"] else "plain"
     if not match["strong"] and not _looks_secret(match[part], 16 if match["key"] else 8):
@@ -183,7 +183,7 @@ def pack(run: Run, out: Path, samples: bool, report: Path = GPU_REPORT) -> dict[
         with open(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
             for name, file, is_log in contents(run, samples, report):
                 try:
-                    text = tail(file) if is_log else _whole(file)
+                    text = tail(file) if is_log else _read_whole(file)
                 except FileNotFoundError:
                     about["missing"].append(name)
                 except OSError as error:
@@ -197,7 +197,7 @@ def pack(run: Run, out: Path, samples: bool, report: Path = GPU_REPORT) -> dict[
     return about
 
 
-def _whole(file: Path) -> str:
+def _read_whole(file: Path) -> str:
     with open_file(file, follow=False) as opened:
         return clean(read_rest(opened).decode("utf-8", errors="replace"))
 

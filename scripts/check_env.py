@@ -34,7 +34,7 @@ def read_lock(path: Path) -> dict[str, str]:
     return locked
 
 
-def installed_in(site_packages: Path) -> dict[str, list[Path]]:
+def list_installed(site_packages: Path) -> dict[str, list[Path]]:
     """Return the metadata folders of each installed package, by its name; more than one needs cleaning up."""
     installed: dict[str, list[Path]] = {}
     for folder in sorted(site_packages.glob("*.dist-info")):
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--repair", action="store_true", help="also remove half-installed packages")
     parser.add_argument("--site-packages", type=Path, default=Path(sysconfig.get_paths()["purelib"]))
     arguments = parser.parse_args()
-    locked, installed = read_lock(arguments.lock), installed_in(arguments.site_packages)
+    locked, installed = read_lock(arguments.lock), list_installed(arguments.site_packages)
     lines = differences(locked, installed)
     if arguments.repair:
         remove_half_installed(locked, installed)

@@ -68,7 +68,7 @@ def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
     return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
-def unchanged(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
+def copy_tensors(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
     """Return a complete model's tensors unchanged, by name and in file order.
 
     Args:
@@ -82,22 +82,22 @@ def unchanged(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
         parameter = name.removesuffix("_blocks").removesuffix("_scales")
         if architecture.mxfp4 and dequantise and is_expert(parameter):
             if name.endswith("_blocks"):
-                outputs[parameter] = _converted(reader, parameter, parameters[parameter])
+                outputs[parameter] = _convert(reader, parameter, parameters[parameter])
         elif tensor.dtype in ("BF16", "U8"):
-            outputs[name] = TensorOutput(name, tensor.dtype, tensor.shape, partial(_bytes_of, tensor))
+            outputs[name] = TensorOutput(name, tensor.dtype, tensor.shape, partial(_read_bytes, tensor))
         else:
-            outputs[name] = _converted(reader, name, tensor.shape)
+            outputs[name] = _convert(reader, name, tensor.shape)
     return outputs
 
 
-def _bytes_of(tensor: Tensor) -> Iterator[bytes]:
+def _read_bytes(tensor: Tensor) -> Iterator[bytes]:
     with tensor.file.open("rb") as file:
         file.seek(tensor.start)
         for position in range(tensor.start, tensor.stop, _PIECE):
             yield file.read(min(_PIECE, tensor.stop - position))
 
 
-def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> TensorOutput:
+def _convert(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> TensorOutput:
     row = math.prod(shape[1:])
     step = max(1, _PIECE // row) * row
 
@@ -122,10 +122,10 @@ def write_checkpoint(
     """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
 
     Raises:
-        UserError: as :func:`aside`, or if the result is incomplete.
+        UserError: as :func:`write_aside`, or if the result is incomplete.
     """
     dequantised = not any(output.dtype == "U8" for output in outputs.values())
-    with aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
+    with write_aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
         write_shards(list(outputs.values()), folder, shard_bytes)
         config = dict(model.config)
         if dequantised:
@@ -139,7 +139,7 @@ def write_checkpoint(
 
 
 @contextmanager
-def aside(target: Path, needed: int) -> Iterator[Path]:
+def write_aside(target: Path, needed: int) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `target` at the end, and removed if anything fails.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo.stack import command
 from grpo.stack.problem import UserError
-from scripts.checkpoint_writer import unchanged, whole_model, write_checkpoint
+from scripts.checkpoint_writer import copy_tensors, whole_model, write_checkpoint
 
 
 def dequantize_checkpoint(source: Path, target: Path) -> None:
@@ -23,7 +23,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     model = whole_model(source)
     if not model.is_mxfp4:
         raise UserError(f"{source / 'config.json'} lacks quant_method mxfp4", "name an MXFP4 model")
-    write_checkpoint(model, unchanged(model, dequantise=True), target)
+    write_checkpoint(model, copy_tensors(model, dequantise=True), target)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -39,10 +39,10 @@ from scripts.checkpoint_writer import (
     SHARD_BYTES,
     TensorOutput,
     as_bytes,
-    aside,
+    copy_tensors,
     refusal,
-    unchanged,
     whole_model,
+    write_aside,
     write_checkpoint,
 )
 
@@ -118,7 +118,7 @@ def export_model(
     if model.is_mxfp4 and experts != "bf16" and EXPERTS_TARGET in adapter.projections:
         raise UserError(f"{adapter_folder} changes experts, which MXFP4 would round", "use --experts bf16")
     merge = Merge(model, adapter)
-    outputs = unchanged(model, dequantise=experts == "bf16")
+    outputs = copy_tensors(model, dequantise=experts == "bf16")
     for module in adapter_files.pairs(adapter):
         outputs[expert_form.name_parameter(module)] = _make_output(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
@@ -149,7 +149,7 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     tensors = adapter_files.load(adapter)
     name = model_card.base_id(model.folder, adapter) or model.folder.name
     metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: adapter.base} if adapter.base else {})
-    with aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
+    with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
         save_file(tensors, folder / adapter_files.WEIGHTS, metadata=metadata)
         config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
         (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
@@ -187,14 +187,14 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     if arguments.unmerged and arguments.experts:
         raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
     if arguments.card:
-        model_card.run_of(given)  # refused before the model is read
+        model_card.find_run(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)
     adapter = merge.adapter if merge else export_adapter(base, given, out)
     if arguments.card:
         card = model_card.write_text(base, adapter, merge is not None, arguments.license)
         (out / "README.md").write_text(card, encoding="utf-8")
     if not digests.is_sealed(given):
-        print(digests.unverified(given))
+        print(digests.describe_unverified(given))
     named = adapter.config.get("base_model_name_or_path") or "an unnamed model"
     what = f"{merge.merged} weights merged, the rest copied from {arguments.model}" if merge else "the adapter"
     print(f"{out}: {what}")

@@ -79,7 +79,7 @@ def inspect(folder: Path) -> Report:
         raise UserError(f"{folder} is not a folder", "name a checkpoint")
     names = {path.name for path in folder.iterdir()}
     if RunFiles(folder).is_run():
-        raise UserError(f"{folder} is a run directory", _of_run(folder))
+        raise UserError(f"{folder} is a run directory", _suggest_checkpoint(folder))
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
         return inspect_adapter(folder)
     if names & {"config.json", model_files.INDEX, model_files.SINGLE}:
@@ -92,7 +92,7 @@ def inspect(folder: Path) -> Report:
     raise UserError(f"{folder} is not a base model, adapter or checkpoint", empty or "name one")
 
 
-def _of_run(folder: Path) -> str:
+def _suggest_checkpoint(folder: Path) -> str:
     """Return what to name instead of a run's directory."""
     checkpoints = Run(folder).ckpt_path
     steps = saved_steps.saved_steps(checkpoints)
@@ -181,7 +181,7 @@ def inspect_step(folder: Path) -> Report:
     report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
     trainer, trained = folder / "trainer", None
     if damage := digests.step_damage(folder):
-        remedy = digests.own_remedy(damage) or _other_step(folder)
+        remedy = digests.find_own_remedy(damage) or _other_step(folder)
         report.facts["digests"] = DAMAGED
         report.faults += [FileFault(name, what, remedy) for name, what in damage]
         return report

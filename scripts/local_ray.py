@@ -13,7 +13,7 @@ END_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def started(
+def start_ray(
     folder: Path, cpus: int, gpus: int = 0, store: int | None = None, *, shows_logs: bool = False
 ) -> Iterator[None]:
     """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
@@ -41,8 +41,8 @@ def started(
         )
         yield
     finally:
-        mine = _started_from(Path(ray.__file__).parent)
-        memory = processes.shared_memory_of(process.pid for process in mine)
+        mine = _find_started(Path(ray.__file__).parent)
+        memory = processes.find_shared_memory(process.pid for process in mine)
         ray.shutdown()
         _, alive = psutil.wait_procs(mine, timeout=END_SECONDS)
         for process in alive:
@@ -51,7 +51,7 @@ def started(
         processes.remove_shared_memory(memory)
 
 
-def _started_from(package: Path) -> list[psutil.Process]:
+def _find_started(package: Path) -> list[psutil.Process]:
     """Return the children of this process that run a file of a package, and their descendants.
 
     Other children, such as multiprocessing's resource tracker, may live as long as this process.

@@ -103,7 +103,7 @@ def _refuse_foreign(directory: Path) -> None:
 
 
 @contextmanager
-def one_builder(directory: Path) -> Iterator[None]:
+def hold_build_lock(directory: Path) -> Iterator[None]:
     """Make concurrent builds of the same directory wait for each other; the second finds it built."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(directory.with_name(directory.name + ".lock"), "w") as lock:
@@ -111,7 +111,7 @@ def one_builder(directory: Path) -> Iterator[None]:
         yield
 
 
-def say(phase: str) -> None:
+def print_phase(phase: str) -> None:
     """Print the present phase, and about how long it takes on one slow core."""
     print(f"tiny model: {phase}", flush=True)
 
@@ -119,7 +119,7 @@ def say(phase: str) -> None:
 def write_model(directory: Path, seed: int, steps: int) -> dict:
     """Write the MXFP4 checkpoint, of kept weights or after a training; return its facts."""
     # Heavy imports are here so that a cached call returns at once.
-    say("loading libraries (about 10 seconds)")
+    print_phase("loading libraries (about 10 seconds)")
     import torch
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
@@ -137,7 +137,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
     if kept:
         tensors = weights.read()
     else:
-        say(f"warm start, {steps} training steps on one core (about {round(steps * STEP_SECONDS)} seconds)")
+        print_phase(f"warm start, {steps} training steps on one core (about {round(steps * STEP_SECONDS)} seconds)")
         tensors = dict(checkpoint.packed_tensors(warm_start(tokenizer, vocab_size, steps, seed)))
     stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
     checkpoint.write_config(directory, tiny_config(vocab_size), stop_ids, tokenizer.pad_token_id)
@@ -160,7 +160,7 @@ def accuracy(directory: Path, seed: int) -> float:
 
     from scripts.tiny_model.accuracy import sampled_accuracy
 
-    say("evaluating it on held-out problems (about 20 seconds)")
+    print_phase("evaluating it on held-out problems (about 20 seconds)")
     written = AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=torch.bfloat16,
@@ -172,7 +172,7 @@ def accuracy(directory: Path, seed: int) -> float:
 
 def write_dequantized(directory: Path, source: Path, facts: dict) -> dict:
     """Write the bf16 copy of `source`."""
-    say("writing a bf16 copy for engines without MXFP4 (a few seconds)")
+    print_phase("writing a bf16 copy for engines without MXFP4 (a few seconds)")
     from scripts.dequantize_checkpoint import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
@@ -184,10 +184,10 @@ def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS)
     wanted = fingerprint(seed, steps)
     for directory in filter(None, (out, dequantized_out)):
         _refuse_foreign(directory)
-    with one_builder(out):
+    with hold_build_lock(out):
         facts = build(out, wanted, lambda aside: write_model(aside, seed, steps))
     if dequantized_out:
-        with one_builder(dequantized_out):
+        with hold_build_lock(dequantized_out):
             build(dequantized_out, wanted, lambda aside: write_dequantized(aside, out, facts))
     return facts
 

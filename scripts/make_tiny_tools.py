@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grpo.stack import command
 from scripts import make_tiny_model
-from scripts.make_tiny_model import SHARD_BYTES, THREADS, build, one_builder, say, write_dequantized
+from scripts.make_tiny_model import SHARD_BYTES, THREADS, build, hold_build_lock, print_phase, write_dequantized
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = (
@@ -31,7 +31,7 @@ def make(environment: str, base: Path, out: Path) -> None:
         digest.update((_ROOT / source).read_bytes())
     wanted = digest.hexdigest()
     out.mkdir(parents=True, exist_ok=True)
-    with one_builder(out / "mxfp4"):
+    with hold_build_lock(out / "mxfp4"):
         build(out / "data", wanted, lambda folder: write_data(environment, folder))
         facts = build(out / "mxfp4", wanted, lambda folder: write_model(environment, base, folder))
         build(out / "bf16", wanted, lambda folder: write_dequantized(folder, out / "mxfp4", facts))
@@ -51,7 +51,7 @@ def write_data(environment: str, folder: Path) -> dict:
 
 def write_model(environment: str, base: Path, folder: Path) -> dict:
     """Write the MXFP4 checkpoint of the model that was taught."""
-    say("loading libraries (about 10 seconds)")
+    print_phase("loading libraries (about 10 seconds)")
     import torch
     from huggingface_hub import save_torch_state_dict
     from tqdm import tqdm
@@ -60,7 +60,7 @@ def write_model(environment: str, base: Path, folder: Path) -> dict:
     from scripts.tiny_model import checkpoint, tools
 
     torch.set_num_threads(THREADS)
-    say(f"teaching it to use tools in the environment {environment}, {tools.STEPS} steps (about a minute)")
+    print_phase(f"teaching it to use tools in the environment {environment}, {tools.STEPS} steps (about a minute)")
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").train()
     taught = tools.teach(model, tokenizer, environment)

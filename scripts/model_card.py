@@ -12,14 +12,14 @@ from typing import Any
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.run_dir import data_digest
 from grpo.rollout.multi_turn.environment_loading import BUILT_IN
-from grpo.run.measure import NAMES, OUR_REWARD, is_whole, of_row, value_of
+from grpo.run.measure import NAMES, OUR_REWARD, get_value, is_whole, read_measure
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
-from grpo.run.saved_steps import STEP_DIRECTORY, step_of
+from grpo.run.saved_steps import STEP_DIRECTORY, parse_step
 from grpo.settings.table import SETTINGS
 from grpo.stack import hub
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError
 
@@ -36,10 +36,10 @@ _ID = re.compile(r"[\w.-]+/[\w.-]+")
 def base_id(model: Path, adapter: Adapter) -> str | None:
     """Return the hub id of the base model; None if neither its folder nor the adapter tells."""
     named = str(adapter.config.get("base_model_name_or_path"))
-    return hub.id_of(str(model)) or (named if _ID.fullmatch(named) and hub.is_id(named) else None)
+    return hub.find_id(str(model)) or (named if _ID.fullmatch(named) and hub.is_id(named) else None)
 
 
-def run_of(adapter: Path) -> tuple[Run, int]:
+def find_run(adapter: Path) -> tuple[Run, int]:
     """Return the run that has trained an adapter, and the step after which it was saved.
 
     Raises:
@@ -51,7 +51,7 @@ def run_of(adapter: Path) -> tuple[Run, int]:
         remedy = "name RUN/final or RUN/checkpoints/step_N/adapter, or leave out --card"
         raise UserError(f"{adapter} is not in a run's folder, which has what the card says", remedy)
     run = Run(found)
-    return run, step_of(folder.parent) if STEP_DIRECTORY.fullmatch(folder.parent.name) else run.step
+    return run, parse_step(folder.parent) if STEP_DIRECTORY.fullmatch(folder.parent.name) else run.step
 
 
 def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) -> str:
@@ -62,16 +62,16 @@ def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
         license_id: the hub's id of a license.
 
     Raises:
-        UserError: as :func:`run_of`.
+        UserError: as :func:`find_run`.
     """
-    run, step = run_of(adapter.folder)
+    run, step = find_run(adapter.folder)
     base = base_id(model, adapter)
     title = base.rpartition("/")[2] if base else "a gpt-oss model"
     what = "The adapter is merged into the model." if is_merged else "This is a LoRA adapter of it, in PEFT's format."
     parts = [
         _head(base, is_merged, license_id),
         f"# {title}, trained with GRPO",
-        f"{base or 'A gpt-oss model'} after {counted(step, 'step')} of GRPO. {what}",
+        f"{base or 'A gpt-oss model'} after {format_count(step, 'step')} of GRPO. {what}",
         *_section("Held-out score", _scores(run, step)),
         *_section("Data", _data(run)),
         *_section("Reward", [_reward(run)]),
@@ -100,7 +100,7 @@ def _scores(run: Run, step: int) -> list[str]:
     if not shown:
         return []
     has_greedy = any(isinstance(row.get("greedy"), dict) for row in shown)
-    head = ["step", f"{NAMES[of_row(shown[-1])]}, 95% interval", *(["greedy"] if has_greedy else []), "problems"]
+    head = ["step", f"{NAMES[read_measure(shown[-1])]}, 95% interval", *(["greedy"] if has_greedy else []), "problems"]
     lines = [_row(head), _row(["---"] * len(head))]
     for row in shown:
         cells = [f"{row['step']}", _score(row), *([_score(row.get("greedy") or {})] if has_greedy else [])]
@@ -115,7 +115,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _score(row: Mapping[str, Any]) -> str:
-    value, low, high = value_of(row), row.get("ci_low"), row.get("ci_high")
+    value, low, high = get_value(row), row.get("ci_low"), row.get("ci_high")
     if not is_number(value):
         return ""
     return f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if is_number(low) and is_number(high) else "")
@@ -133,9 +133,9 @@ def _problems(run: Run, what: str, flag: str, planned: str) -> Iterator[str]:
         rows = read_rows(Path(file))
         sources = Counter(Path(str(row["datasource"])).name for row in rows if row.get("datasource"))
         listed = ", ".join(f"{name} {count:,}" for name, count in sources.most_common())
-        yield f"- {what}: {counted(len(rows), 'problem')}" + (f" ({listed})" if listed else "")
+        yield f"- {what}: {format_count(len(rows), 'problem')}" + (f" ({listed})" if listed else "")
     elif isinstance(count := run.part("plan").get(planned), int):
-        yield f"- {what}: {counted(count, 'problem')}"
+        yield f"- {what}: {format_count(count, 'problem')}"
 
 
 def _reward(run: Run) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.run.measure import SCORE, is_whole, of_row, value_of
+from grpo.run.measure import SCORE, get_value, is_whole, read_measure
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -53,7 +53,7 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     Args:
         root: the folder that the run's name is relative to.
     """
-    evals = [{key: row.get(key) for key in (of_row(row), *_EVAL)} for row in run.graded]
+    evals = [{key: row.get(key) for key in (read_measure(row), *_EVAL)} for row in run.graded]
     correct = run.metrics[-1].get("correct") if run.metrics else None
     return {
         **_place(run.folder, root),
@@ -110,9 +110,11 @@ def _held_out(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
     """Return the first value, and the last with its interval; the last alone if the two graded different problems."""
     if not first or not last:
         return "-"
-    text = "score " if of_row(last) == SCORE else ""
-    text += f"{value_of(first):.3f} -> " if last["step"] != first["step"] and is_whole(first) and is_whole(last) else ""
-    text += f"{value_of(last):.3f}"
+    text = "score " if read_measure(last) == SCORE else ""
+    text += (
+        f"{get_value(first):.3f} -> " if last["step"] != first["step"] and is_whole(first) and is_whole(last) else ""
+    )
+    text += f"{get_value(last):.3f}"
     if is_number(last["ci_low"]) and is_number(last["ci_high"]):
         text += f" [{last['ci_low']:.3f}, {last['ci_high']:.3f}]"
     return text if is_whole(last) else f"{text} of {last['n']} of {last['problems']}"

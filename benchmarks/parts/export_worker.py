@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
 from benchmarks.parts import memory
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 from scripts.export_model import export_model
 
 
@@ -24,7 +24,7 @@ def merge_stock(base: Path, adapter: Path, target: Path) -> None:
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     peak, begin = memory.Peak(), time.perf_counter()
     base, adapter, target = (Path(job[name]) for name in ("base", "adapter", "target"))
     if job["ours"]:

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
 from benchmarks.parts import memory, stock
-from benchmarks.parts.ranks import job_of_this_rank, report
-from benchmarks.parts.zero3 import offloaded
+from benchmarks.parts.ranks import read_job, report
+from benchmarks.parts.zero3 import make_offload_config
 from grpo.model import deepspeed_start, zero
 
 
@@ -28,34 +28,36 @@ def convert(job: dict[str, Any]) -> torch.nn.Module:
     return whole
 
 
-def sums_of_this_rank(model: torch.nn.Module) -> dict[str, int]:
+def sum_partitions(model: torch.nn.Module) -> dict[str, int]:
     """Return the sum of the bits of this rank's partition of each parameter, which is in bf16."""
-    partitioner, sums = zero.ZeroPartitioner(offloaded()), {}
+    partitioner, sums = zero.ZeroPartitioner(make_offload_config()), {}
     for name, parameter in dict[str, Any](model.named_parameters()).items():
         start, stop = partitioner.local_range(zero.whole_shape(parameter))
         sums[name] = int(parameter.ds_tensor[: stop - start].view(torch.int16).sum(dtype=torch.int64))
     return sums
 
 
-def loading(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+def make_loader(job: dict[str, Any]) -> Callable[[], torch.nn.Module]:
     """Return what loads the partition of this rank, as OpenRLHF's Actor does."""
     deepspeed.init_distributed("gloo")
     actor = stock.load(job["package"], "models.actor").Actor
-    # With `offloaded`, gathers are exact for both ways: with gloo, DeepSpeed's own may bring other numbers.
-    return lambda: actor(job["model"], attn_implementation="eager", ds_config=offloaded(), **job["settings"]).model
+    # With `make_offload_config`, gathers are exact for both ways: with gloo, DeepSpeed's own may bring other numbers.
+    return lambda: (
+        actor(job["model"], attn_implementation="eager", ds_config=make_offload_config(), **job["settings"]).model
+    )
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     deepspeed_start.shorten()
-    way = functools.partial(convert, job) if "target" in job else loading(job)
+    way = functools.partial(convert, job) if "target" in job else make_loader(job)
     peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
     model = way()
     seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read
     gc.collect()
     report(
-        seconds=seconds, peak_bytes=growth, held_bytes=memory.resident() - peak.before, read_bytes=read,
-        sums={} if "target" in job else sums_of_this_rank(model),
+        seconds=seconds, peak_bytes=growth, held_bytes=memory.read_resident() - peak.before, read_bytes=read,
+        sums={} if "target" in job else sum_partitions(model),
     )  # fmt: skip
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def resident() -> int:
+def read_resident() -> int:
     """Return the bytes that this process holds in memory now."""
     return _status("VmRSS")
 
@@ -23,7 +23,7 @@ class Peak:
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the present value
-        self.before = resident()
+        self.before = read_resident()
 
     def growth(self) -> int:
         """Return the bytes of the peak above the initial value; mapped files count.
@@ -33,7 +33,7 @@ class Peak:
         return _status("VmHWM") - self.before
 
 
-def peak_of(function: Callable[[], object], device: torch.device) -> int:
+def measure_peak(function: Callable[[], object], device: torch.device) -> int:
     """Return the peak in bytes of the tensors that a call allocates. The first call warms up.
 
     On a CPU the profiler counts them: the process keeps freed memory, or gives it back, as malloc sees fit.
@@ -61,7 +61,7 @@ def read_bytes() -> int:
     return int(text.partition("rchar: ")[2].split()[0])
 
 
-def mapped_bytes(folder: Path) -> int:
+def count_mapped_bytes(folder: Path) -> int:
     """Return the touched bytes of mapped files below `folder`: whole pages, and neighbours that the kernel adds."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():

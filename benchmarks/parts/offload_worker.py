@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.parts import memory, stock
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 from grpo.model import cpu_matmul, deepspeed_start
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 
@@ -40,16 +40,16 @@ def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     cpu_matmul.install()  # for both: it is not under comparison
     modules = [stock.load(job["package"], name) for name in ("models.actor", "utils.deepspeed.deepspeed")]
-    begin, peak = memory.resident(), memory.Peak()
+    begin, peak = memory.read_resident(), memory.Peak()
     engine = build_engine(job, *modules)
     dist.barrier()
     gc.collect()
-    ready, ready_peak = memory.resident(), begin + peak.growth()
+    ready, ready_peak = memory.read_resident(), begin + peak.growth()
     ids = torch.arange(job["tokens"])[None] % 1000 + 2
     engine.train()
     engine.backward(engine(input_ids=ids, labels=ids).loss)
@@ -57,7 +57,7 @@ def main() -> None:
     dist.barrier()
     gc.collect()
     report(
-        begin=begin, ready=ready, ready_peak=ready_peak, after_step=memory.resident(), peak=begin + peak.growth(),
+        begin=begin, ready=ready, ready_peak=ready_peak, after_step=memory.read_resident(), peak=begin + peak.growth(),
         step=engine.global_steps,
     )  # fmt: skip
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit

@@ -24,7 +24,7 @@ BF16_BYTES = 2 * sum(math.prod(shape) for shape in FULL.parameters().values())
 SHARD_BYTES = 1_000_000_000
 
 
-def write_config_of(folder: Path, shape: Architecture, stop_ids: Sequence[int] = (1,)) -> None:
+def write_model_config(folder: Path, shape: Architecture, stop_ids: Sequence[int] = (1,)) -> None:
     """Write the config.json of a model of this shape."""
     config = tiny_config(shape.vocabulary)
     numbers = {key: value for key, value in shape.config().items() if type(value) is int}
@@ -43,7 +43,7 @@ def write_random_model(folder: Path, vocabulary: int = 1024, **sizes: Any) -> No
     """Write a whole MXFP4 checkpoint of the 120b's sizes, but for those that are given, such as its layers."""
     shape = replace(FULL, vocabulary=vocabulary, **sizes)
     shape = replace(shape, experts_per_token=min(FULL.experts_per_token, shape.experts))
-    write_config_of(folder, shape)
+    write_model_config(folder, shape)
     write_random_weights(folder, shape)
 
 
@@ -51,7 +51,7 @@ def write_random_weights(folder: Path, shape: Architecture) -> None:
     """Write the tensors of a checkpoint."""
     generator = torch.Generator().manual_seed(0)
     outputs = []
-    for name, size in shape.stored().items():
+    for name, size in shape.list_stored().items():
         dtype = "U8" if is_packed(name) else "BF16"
         outputs.append(TensorOutput(name, dtype, size, partial(_random, name, size, generator)))
     write_shards(outputs, folder, SHARD_BYTES)

@@ -73,7 +73,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
         return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
 
 
-def job_of_this_rank() -> dict[str, Any]:
+def read_job() -> dict[str, Any]:
     """Return the job passed to `run_ranks`, in a worker. Its ranks then meet through files, as those of a run."""
     rendezvous.install()
     return json.loads(sys.argv[1])

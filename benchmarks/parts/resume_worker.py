@@ -11,7 +11,7 @@ import deepspeed
 import torch.distributed as dist
 
 from benchmarks.parts import memory
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 from benchmarks.parts.save_worker import fingerprint, fresh_engine
 from grpo.checkpoint import saving, state_files
 from grpo.model import deepspeed_start
@@ -40,22 +40,22 @@ def measure(load: Any, engine: Any, folder: Path) -> dict[str, Any]:
     """Return seconds, bytes of memory above the initial value, and bytes read: by calls, and as mapped pages."""
     files: list[Any] = []  # alive until their pages are counted
 
-    def remembered(file: Path, real: Any = state_files.read) -> Any:
+    def read_and_keep(file: Path, real: Any = state_files.read) -> Any:
         files.append(real(file))
         return files[-1]
 
     dist.barrier()
-    with mock.patch.object(state_files, "read", remembered):
+    with mock.patch.object(state_files, "read", read_and_keep):
         peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
         states = load(engine, folder)
         seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read
     if states["global_step"] != 1:
         raise RuntimeError(f"the client states came back as {states}")
-    return {"seconds": seconds, "peak_bytes": growth, "read_bytes": read + memory.mapped_bytes(folder)}
+    return {"seconds": seconds, "peak_bytes": growth, "read_bytes": read + memory.count_mapped_bytes(folder)}
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     engine = fresh_engine(job["model"], job["lora_rank"])

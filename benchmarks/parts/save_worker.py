@@ -14,8 +14,8 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
 from benchmarks.parts import memory
-from benchmarks.parts.ranks import job_of_this_rank, report
-from benchmarks.parts.zero3 import offloaded
+from benchmarks.parts.ranks import read_job, report
+from benchmarks.parts.zero3 import make_offload_config
 from grpo.checkpoint import saving, trainer_state
 from grpo.lora import adapter
 from grpo.model import deepspeed_start, loading
@@ -29,7 +29,7 @@ def fresh_engine(model_folder: str, rank: int, **zero: Any):
     Args:
         zero: other values of DeepSpeed's `zero_optimization`.
     """
-    config = offloaded(offload_optimizer={"device": "cpu"}, **zero)
+    config = make_offload_config(offload_optimizer={"device": "cpu"}, **zero)
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
@@ -89,7 +89,7 @@ def measure(save: Callable, engine, folder: Path) -> dict:
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     engine = fresh_engine(job["model"], job["lora_rank"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.parts import memory, stock
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 from grpo.model import attention, cpu_matmul
 from grpo.update import passes
 from grpo.update.loss import PolicyLoss
@@ -30,13 +30,13 @@ def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: Name
         **extra,
     )
     generator = torch.Generator().manual_seed(0)
-    for parameter in adapter_of(actor).values():
+    for parameter in find_adapter(actor).values():
         parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
     actor.gradient_checkpointing_enable()
     return actor
 
 
-def adapter_of(actor: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def find_adapter(actor: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
 
 
@@ -93,7 +93,7 @@ def our_step(actor: torch.nn.Module, args: Namespace, batch: SimpleNamespace) ->
 
     rank: Any = object.__new__(Rank)
     rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
-    rank.metrics = SimpleNamespace(note=lambda *_: None, after_backward_and_step=lambda: None)
+    rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
     rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
     rank.loss.scale = 1 / rank.loss.normaliser([batch.action_mask], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
@@ -114,7 +114,7 @@ def arguments(job: dict[str, Any]) -> Namespace:
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     cpu_matmul.install()  # for both: it is not under comparison
     args = arguments(job)
     actor_module, trainer_module = (stock.load(job["package"], name) for name in MODULES)
@@ -134,8 +134,8 @@ def main() -> None:
         status = step()
         seconds.append(time.perf_counter() - begin)
         processor.append(time.process_time() - processor_begin)
-    peak = memory.peak_of(step, torch.device("cpu"))
-    torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
+    peak = memory.measure_peak(step, torch.device("cpu"))
+    torch.save({name: parameter.grad for name, parameter in find_adapter(actor).items()}, job["gradients"])
     report(
         seconds=min(seconds[1:]), processor_seconds=min(processor[1:]), peak_bytes=peak,
         loss=status["policy_loss"], entropy=status.get("entropy_loss"),

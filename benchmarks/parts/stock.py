@@ -15,7 +15,7 @@ from patches.package import find_target
 ROOT = Path(__file__).parents[2]
 
 
-def pristine(target: Path) -> Path:
+def copy_pristine(target: Path) -> Path:
     """Copy the installed package to `target` and remove all patches; returns `target`."""
     shutil.copytree(find_target(), target, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(originals.folder(find_target()), originals.folder(target))

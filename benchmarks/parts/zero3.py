@@ -5,7 +5,7 @@ from typing import Any
 from grpo.model import zero
 
 
-def offloaded(**more: Any) -> dict[str, Any]:
+def make_offload_config(**more: Any) -> dict[str, Any]:
     """Return ZeRO-3 in bf16 with its parameters on the host; `more` goes into `zero_optimization`."""
     config = {
         "train_micro_batch_size_per_gpu": 1,

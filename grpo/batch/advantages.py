@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.batch.branches import left_out
+from grpo.batch.branches import find_left_out
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 
@@ -35,8 +35,8 @@ def compute(experiences: Sequence[Batch], args: Arguments, kl_coef: float) -> No
         experiences: the micro-batches of a step: ``rewards`` ``[B]`` with penalties, ``kl`` ``[B, A]``.
         kl_coef: the factor of ``kl``.
     """
-    rewards, counts = groups_of(experiences, args.n_samples_per_prompt)
-    values, compared = shaped(rewards, counts, args)
+    rewards, counts = group_rewards(experiences, args.n_samples_per_prompt)
+    values, compared = shape_rewards(rewards, counts, args)
     deviations = _deviation(rewards, counts).expand_as(rewards)
     gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0
     for experience in experiences:
@@ -53,14 +53,14 @@ def compute(experiences: Sequence[Batch], args: Arguments, kl_coef: float) -> No
         experience.advantages = experience.advantages.float()
 
 
-def groups_of(experiences: Sequence[Batch], group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def group_rewards(experiences: Sequence[Batch], group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rewards of all rollouts by group, float64 ``[G, N]``, and which of them count, bool ``[G, N]``.
 
-    Rollouts that :func:`grpo.batch.branches.left_out` names do not count.
+    Rollouts that :func:`grpo.batch.branches.find_left_out` names do not count.
     """
     order = torch.tensor([number for experience in experiences for number in experience.index]).argsort()
     rewards = torch.cat([experience.rewards for experience in experiences]).double()
-    counts = ~torch.cat([left_out(experience) for experience in experiences])
+    counts = ~torch.cat([find_left_out(experience) for experience in experiences])
     return rewards[order].view(-1, group_size), counts[order].view(-1, group_size)
 
 
@@ -70,13 +70,13 @@ def has_spread(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return high - low > ROUNDING * rewards.where(counts, 0.0).abs().amax(-1).clamp(min=1.0)
 
 
-def shaped(rewards: torch.Tensor, counts: torch.Tensor, args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+def shape_rewards(rewards: torch.Tensor, counts: torch.Tensor, args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the rewards contribute to the advantages, and which rollouts are compared with others.
 
     Rollouts that do not count and those of groups without spread contribute 0.
 
     Args:
-        rewards, counts: of :func:`groups_of`, ``[G, N]``.
+        rewards, counts: of :func:`group_rewards`, ``[G, N]``.
 
     Returns:
         float64 and bool ``[G, N]``.
@@ -132,12 +132,12 @@ def _standardise(experiences: Sequence[Batch], compared: torch.Tensor, divide: b
     Rollouts that were compared with no other are not shifted: theirs stay 0, or the KL alone.
 
     Args:
-        compared: of :func:`shaped`, ``[G, N]``.
+        compared: of :func:`shape_rewards`, ``[G, N]``.
         divide: whether to divide.
     """
     if not compared.any():
         return
-    masks = [experience.action_mask.bool() & ~left_out(experience)[:, None] for experience in experiences]
+    masks = [experience.action_mask.bool() & ~find_left_out(experience)[:, None] for experience in experiences]
     tokens = torch.cat([experience.advantages[mask] for experience, mask in zip(experiences, masks, strict=True)])
     # A deviation of 0 remains where --reward_clip_range has made all tokens equal.
     mean, scale = tokens.mean(), tokens.std(correction=0).clamp(min=1e-12) if divide else 1.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.batch.step import Step, StepGroups
-from grpo.rollout.rows import Sample, filled, plain
+from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.stack.upstream.arguments import Arguments
 from reward import judge_place
 
@@ -127,7 +127,7 @@ class Batches:
             batch, sampling = self._begin(step)
             with self.phase("generate"):
                 self._sample(batch, sampling, episode)
-        batch = self._waited(self._waiting[0])
+        batch = self._wait_for(self._waiting[0])
         result = batch.results[batch.taken]
         batch.taken += 1
         if batch.taken == len(batch.results):
@@ -166,14 +166,14 @@ class Batches:
         Raises:
             Exception: what the sampling raised.
         """
-        return self._waited(self._waiting[0]).results[-1][0] if self._waiting else []
+        return self._wait_for(self._waiting[0]).results[-1][0] if self._waiting else []
 
     def staleness(self) -> int:
         """Return by how many optimizer steps the policy that sampled the current batch is behind the engines'."""
         assert self.current is not None
         return self.policy - self.current.policy
 
-    def _waited(self, batch: StepBatch) -> StepBatch:
+    def _wait_for(self, batch: StepBatch) -> StepBatch:
         if batch.end is not None:
             with self.phase("wait"):
                 batch.wait()
@@ -221,19 +221,21 @@ class Batches:
         batch, staleness = self._waiting[0], self.policy - self._waiting[0].policy
 
         def compute() -> dict[str, Any]:
-            self._waited(batch)
+            self._wait_for(batch)
             return {
                 "step": batch.step,
                 "staleness": staleness,
                 "groups": batch.groups.state(),
-                "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
+                "results": [([dump_sample(sample) for sample in samples], *rest) for samples, *rest in batch.results],
             }
 
         return compute
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        results: list[Result] = [([filled(sample) for sample in samples], *rest) for samples, *rest in state["results"]]
+        results: list[Result] = [
+            ([restore_sample(sample) for sample in samples], *rest) for samples, *rest in state["results"]
+        ]
         groups = StepGroups(**state["groups"] | {"resting": frozenset(state["groups"]["resting"])})
         self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
 

@@ -22,27 +22,27 @@ def micro_batches(rollouts: Sequence[Sample], size: int, pad_token_id: int) -> l
     """
     for number, rollout in enumerate(rollouts):
         rollout.index = [number]
-    return [_with_rows(rollouts[at : at + size], pad_token_id) for at in range(0, len(rollouts), size)]
+    return [_build_batch(rollouts[at : at + size], pad_token_id) for at in range(0, len(rollouts), size)]
 
 
-def _with_rows(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
+def _build_batch(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
     rows: list[Sample] = []
     for rollout in rollouts:
-        for row in of_sample(rollout):
+        for row in get_branches(rollout):
             row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
             rows.append(row)
     joined = join([*rollouts, *rows], pad_token_id)
     if rows:
-        joined.branch_counts = [len(of_sample(rollout)) for rollout in rollouts]
+        joined.branch_counts = [len(get_branches(rollout)) for rollout in rollouts]
     return joined
 
 
-def apart(batches: list[Batch]) -> list[Batch]:
+def separate_branches(batches: list[Batch]) -> list[Batch]:
     """Move the branches out of the rows into ``branches``, a list for each rollout, after the forward passes."""
-    return [_apart(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
+    return [_separate_branches(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
 
 
-def _apart(batch: Batch) -> Batch:
+def _separate_branches(batch: Batch) -> Batch:
     counts = batch.branch_counts
     rollouts = part(batch, 0, len(counts))
     rollouts.index = batch.index
@@ -64,7 +64,7 @@ def give_advantages(batches: list[Batch]) -> list[Batch]:
     """
     for batch in batches:
         is_trained = _is_trained(batch)
-        for number, branches in enumerate(of_batch(batch)):
+        for number, branches in enumerate(get_batch_branches(batch)):
             if not branches:
                 continue
             advantage, returned = (_last(values[number], batch, number) for values in (batch.advantages, batch.returns))
@@ -80,13 +80,13 @@ def give_advantages(batches: list[Batch]) -> list[Batch]:
 
 def _is_trained(batch: Batch) -> torch.Tensor:
     """Return 1 for each rollout that is trained on and 0 for the others, ``[B]``, of the mask's dtype."""
-    return 1 - left_out(batch).to(batch.action_mask.dtype)
+    return 1 - find_left_out(batch).to(batch.action_mask.dtype)
 
 
-def left_out(batch: Batch) -> torch.Tensor:
+def find_left_out(batch: Batch) -> torch.Tensor:
     """Return which rollouts take no part in the update, bool ``[B]``: no reward, degenerate, or no sampled token."""
     flags = [batch.info.get(name, torch.zeros(len(batch.action_mask))) for name in ("reward_missing", "degenerate")]
-    is_empty = [not any(rows.action_mask[row].any() for rows, row in rollout) for rollout in samples_of(batch)]
+    is_empty = [not any(rows.action_mask[row].any() for rows, row in rollout) for rollout in group_rows(batch)]
     return (flags[0] > 0) | (flags[1] > 0) | torch.tensor(is_empty)
 
 
@@ -96,41 +96,41 @@ def _last(values: torch.Tensor, batch: Batch, number: int) -> torch.Tensor | flo
     return values[int(sampled.max())] if len(sampled) else 0.0
 
 
-def of_sample(rollout: Sample) -> Sequence[Sample]:
+def get_branches(rollout: Sample) -> Sequence[Sample]:
     """Return the branches of a rollout; () without an environment."""
     return getattr(rollout, "branches", ())
 
 
-def of_batch(batch: Batch) -> Sequence[Sequence[Batch]]:
-    """Return the branches of each rollout of a micro-batch of :func:`apart`."""
+def get_batch_branches(batch: Batch) -> Sequence[Sequence[Batch]]:
+    """Return the branches of each rollout of a micro-batch of :func:`separate_branches`."""
     return getattr(batch, "branches", [()] * len(batch.action_mask))
 
 
-def samples_of(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
+def group_rows(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
     """Yield the rows of each rollout, the earliest first: a micro-batch and the number of the row in it.
 
     Args:
-        batch: of :func:`apart`.
+        batch: of :func:`separate_branches`.
     """
-    for number, rows in enumerate(of_batch(batch)):
+    for number, rows in enumerate(get_batch_branches(batch)):
         yield [*((row, 0) for row in rows), (batch, number)]
 
 
-def rows_of(batch: Batch) -> list[Batch]:
+def split_rollouts(batch: Batch) -> list[Batch]:
     """Return the rollouts of a micro-batch one by one, without padding and with their branches.
 
     Args:
-        batch: of :func:`apart`.
+        batch: of :func:`separate_branches`.
     """
     rows = []
-    for number, branches in enumerate(of_batch(batch)):
-        row = _without_padding(part(batch, number, number + 1))
-        row.branches = [[_without_padding(branch) for branch in branches]]
+    for number, branches in enumerate(get_batch_branches(batch)):
+        row = _remove_padding(part(batch, number, number + 1))
+        row.branches = [[_remove_padding(branch) for branch in branches]]
         rows.append(row)
     return rows
 
 
-def _without_padding(row: Batch) -> Batch:
+def _remove_padding(row: Batch) -> Batch:
     length, padded = int(row.attention_mask.sum()), row.sequences.shape[1]
     for name, value in vars(row).items():
         if isinstance(value, torch.Tensor) and value.dim() == 2:  # [1, S], or [1, A] with A = S - 1
@@ -138,12 +138,12 @@ def _without_padding(row: Batch) -> Batch:
     return row
 
 
-def joined(rollouts: Sequence[Batch]) -> Batch:
-    """Return rollouts of :func:`rows_of` as a micro-batch of the update: the rollouts, then their branches.
+def join_rollouts(rollouts: Sequence[Batch]) -> Batch:
+    """Return rollouts of :func:`split_rollouts` as a micro-batch of the update: the rollouts, then their branches.
 
     Its ``info`` holds only the rollouts, so that a mean over it counts each rollout once. Only ``sample`` keeps every
     row, to find the row's rollout.
     """
-    batch = join([*rollouts, *(row for rollout in rollouts for row in of_batch(rollout)[0])], 0)
+    batch = join([*rollouts, *(row for rollout in rollouts for row in get_batch_branches(rollout)[0])], 0)
     batch.info = {key: values if key == "sample" else values[: len(rollouts)] for key, values in batch.info.items()}
     return batch

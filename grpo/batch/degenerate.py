@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from grpo.batch.branches import of_sample
+from grpo.batch.branches import get_branches
 from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
 
@@ -25,7 +25,7 @@ BABBLE = 64  # tokens over which surprise is judged
 def mark(samples: Sequence[Sample], args: Arguments) -> None:
     """Give every rollout ``info["degenerate"]``, 1 or 0, and why; does nothing unless one of the limits is set.
 
-    :func:`grpo.batch.branches.left_out` keeps marked rollouts out of the update and of their group's mean.
+    :func:`grpo.batch.branches.find_left_out` keeps marked rollouts out of the update and of their group's mean.
 
     Args:
         samples: the rollouts of a step: ``sequences`` ``[1, S]``, ``action_mask`` and ``rollout_log_probs``
@@ -61,7 +61,7 @@ def worst_surprise(sample: Sample) -> float:
 
 def _stretches(sample: Sample) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
     """Yield the stretches of a rollout's rows: tokens ``[T]``, and the engine's log-probs ``[T]`` if it gave any."""
-    for row in (*of_sample(sample), sample):
+    for row in (*get_branches(sample), sample):
         sampled = row.action_mask[0].nonzero().flatten()
         for at in sampled.tensor_split((sampled.diff() > 1).nonzero().flatten() + 1):
             if len(at):

@@ -78,7 +78,7 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def stages_of(args: Arguments) -> tuple[Stage, ...]:
+def parse_stages(args: Arguments) -> tuple[Stage, ...]:
     """Return the stages of a run; a single one of its whole length if it has no schedule.
 
     Raises:
@@ -92,11 +92,11 @@ class Schedule:
 
     Args:
         args: OpenRLHF's, with ``length_schedule`` of :mod:`grpo.launch.flags`.
-        state: the last result of :meth:`after_step` before a resume; None at the start of a run.
+        state: the last result of :meth:`count_truncated` before a resume; None at the start of a run.
     """
 
     def __init__(self, args: Arguments, state: dict[str, Any] | None = None) -> None:
-        self._stages = stages_of(args)
+        self._stages = parse_stages(args)
         state = state or {}
         self._grown: int = state.get("grown", 0)  # the largest limit reached by truncation
         self._limit: int = state.get("limit", 0)
@@ -115,7 +115,7 @@ class Schedule:
             number += 1
         return number
 
-    def after_step(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
+    def count_truncated(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
         """Count the truncated rollouts of a step, and return the state for a resume as plain values.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
@@ -130,7 +130,7 @@ class Schedule:
             return self._state()
         if self._stages[number].length != self._limit:
             self._limit, self._truncated = self._stages[number].length, []
-        share = sum(_was_cut(sample.info) for sample in samples) / len(samples)
+        share = sum(_read_truncation(sample.info) for sample in samples) / len(samples)
         self._truncated = [*self._truncated, share][-WINDOW:]
         after = self._stages[number + 1] if number + 1 < len(self._stages) else None
         mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
@@ -142,5 +142,5 @@ class Schedule:
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
 
 
-def _was_cut(info: "Mapping[str, torch.Tensor]") -> float:
+def _read_truncation(info: "Mapping[str, torch.Tensor]") -> float:
     return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.batch.advantages import groups_of, shaped
-from grpo.batch.branches import left_out, of_batch
+from grpo.batch.advantages import group_rewards, shape_rewards
+from grpo.batch.branches import find_left_out, get_batch_branches
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 
@@ -25,23 +25,23 @@ def mark(batches: Sequence[Batch], args: Arguments) -> None:
     """
     if not (args.mask_truncated or args.mask_zero_spread):
         return
-    compared = shaped(*groups_of(batches, args.n_samples_per_prompt), args)[1].flatten()
+    compared = shape_rewards(*group_rewards(batches, args.n_samples_per_prompt), args)[1].flatten()
     for batch in batches:
         masked = torch.zeros(len(batch.index), dtype=torch.bool)
         if args.mask_truncated:
             masked |= batch.info["truncated"] > 0
         if args.mask_zero_spread:
             masked |= ~compared[batch.index]
-        batch.info["masked_rollouts"] = (masked & ~left_out(batch)).float()
+        batch.info["masked_rollouts"] = (masked & ~find_left_out(batch)).float()
 
 
-def hide(rows: Sequence[Batch]) -> None:
+def mask_rollouts(rows: Sequence[Batch]) -> None:
     """Remove the tokens of marked rollouts from the action masks, in place.
 
     Args:
-        rows: of :func:`grpo.batch.branches.rows_of`, one rollout each, with its branches.
+        rows: of :func:`grpo.batch.branches.split_rollouts`, one rollout each, with its branches.
     """
     for rollout in rows:
         if "masked_rollouts" in rollout.info and rollout.info["masked_rollouts"] > 0:
-            for row in (rollout, *of_batch(rollout)[0]):
+            for row in (rollout, *get_batch_branches(rollout)[0]):
                 row.action_mask = torch.zeros_like(row.action_mask)

@@ -13,7 +13,7 @@ from grpo.rollout.routing import KEY
 from grpo.rollout.rows import Rows, Sample
 
 
-def of(rows: Rows) -> list[torch.Tensor] | None:
+def get_routings(rows: Rows) -> list[torch.Tensor] | None:
     """Return the routings of rows; None if they were not recorded."""
     return getattr(rows, "routing", None)
 

@@ -30,7 +30,7 @@ class Retirement:
         """Continue from :meth:`state`."""
         self._solved, self._back = dict(state["solved"]), dict(state["back"])
 
-    def resting(self, step: int, prompts: Sequence[str], in_play: int) -> frozenset[str]:
+    def choose_resting(self, step: int, prompts: Sequence[str], in_play: int) -> frozenset[str]:
         """Return the prompts that a global step leaves out.
 
         At least `in_play` prompts stay, or no batch would be full: those that have rested longest come back early.
@@ -38,7 +38,7 @@ class Retirement:
         away = [(back, prompt) for prompt in prompts if (back := self._back.get(_name(prompt), 0)) > step]
         return frozenset(prompt for _, prompt in sorted(away, reverse=True)[: max(0, len(prompts) - in_play)])
 
-    def was_away(self, prompt: str) -> bool:
+    def has_rested(self, prompt: str) -> bool:
         """Return whether a problem has rested since its last group with a wrong rollout."""
         return _name(prompt) in self._back
 

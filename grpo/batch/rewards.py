@@ -27,7 +27,7 @@ def scalar(value: object) -> float:
     return float(value) if isinstance(value, Real) else math.nan
 
 
-def score_of(rewards_info: dict[str, Any]) -> Any:
+def read_score(rewards_info: dict[str, Any]) -> Any:
     """Return the score of one reward result, or its reward if the score is missing. A score of 0.0 is a score."""
     score = rewards_info.get("scores")
     return rewards_info.get("rewards") if score is None else score
@@ -39,8 +39,8 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
       compares its rollouts. ``info["judge_regrouped"]`` counts them.
     - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
-      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.batch.branches.left_out` keeps the rollout out of the
-      update and of its group's mean.
+      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.batch.branches.find_left_out` keeps the rollout out of
+      the update and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
       average is then over the rollouts that have it: a group without any reward counts as nothing, not as 0.
     - ``missing`` names what a rollout lacked; :func:`grpo.run.run_log.describe_samples` records it.
@@ -57,7 +57,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
         rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
-        raise no_reward(samples)
+        raise explain_missing_rewards(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
     for sample, reward, mean, gone in zip(samples, known, logged, missing, strict=True):
@@ -74,7 +74,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     _complete_logs(samples)
 
 
-def no_reward(samples: Sequence[Sample]) -> UserError:
+def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
     """Return the error of a batch in which no rollout has a reward, with the likely reason."""
     if "ended_by_error" not in samples[0].info and (_log(samples, "token_mismatch") > 0).all():
         return UserError(

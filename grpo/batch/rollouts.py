@@ -18,7 +18,7 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 logger = logging.getLogger("openrlhf.grpo.rollouts")
 
 
-def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, max_new_tokens: int) -> Sample:
+def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, max_new_tokens: int) -> Sample:
     """Return the rollout of a response, with a row for each branch in ``branches``.
 
     The tokens are compared with the engine's account (``response["engine"]``). A branch that differs is dropped. A
@@ -30,7 +30,7 @@ def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, 
         max_new_tokens: the limit of the stage. A rollout of an earlier step has another one, which its response names.
     """
     limit = response.get(continued.LIMIT, max_new_tokens)
-    rollout = row_of(response, args.prompt_max_len, limit)
+    rollout = build_row(response, args.prompt_max_len, limit)
     if continued.POLICIES in response:
         rollout.group = response[continued.GROUP]
         policies = torch.from_numpy(response[continued.POLICIES])
@@ -39,14 +39,15 @@ def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, 
     rollout.sampled_by = response.get(SAMPLED_BY)
 
     def is_sound(row: Sample, of_row: dict[str, Any]) -> bool:
-        mismatch = _mismatch(row, of_row, args.routing_replay, tokenizer)
+        mismatch = _find_mismatch(row, of_row, args.routing_replay, tokenizer)
         if mismatch:
             logger.error("token mismatch: %s; this rollout is not trained on", mismatch)
             rollout.info["token_mismatch"] = rollout.info["token_mismatch"] + 1
         return mismatch is None
 
     rows = [
-        (row_of({**response, **branch}, args.prompt_max_len, limit), branch) for branch in response.get("branches", ())
+        (build_row({**response, **branch}, args.prompt_max_len, limit), branch)
+        for branch in response.get("branches", ())
     ]
     sound = [row for row, branch in rows if is_sound(row, branch)]
     if not is_sound(rollout, response):
@@ -61,7 +62,7 @@ def rollout_of(response: dict[str, Any], args: Arguments, tokenizer: Tokenizer, 
     return rollout
 
 
-def row_of(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -> Sample:
+def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -> Sample:
     """Return the row of a response: S tokens with the prompt, A = S - 1 positions that predict one.
 
     OpenRLHF's executor keeps ``prompt_max_len + max_new_tokens`` tokens at most; the rest is cut here.
@@ -98,7 +99,7 @@ def row_of(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int) -
     )
 
 
-def _mismatch(row: Sample, response: dict[str, Any], is_replayed: bool, tokenizer: Tokenizer) -> str | None:
+def _find_mismatch(row: Sample, response: dict[str, Any], is_replayed: bool, tokenizer: Tokenizer) -> str | None:
     """Say how a row differs from what the engine sampled; None if it does not."""
     missing = recorded_routing.attach(row, response, is_replayed)
     if "engine" in response:

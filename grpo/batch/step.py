@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpo.batch.retirement import Retirement
-from grpo.batch.rewards import no_reward
+from grpo.batch.rewards import explain_missing_rewards
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout import continued, routing
 from grpo.rollout.replacement import EngineCalls
@@ -81,18 +81,20 @@ class Step(Stage):
         self._accepted: list[Sample] = []  # those inside it, from an episode that ended before the batch was full
         self._unscored: list[Sample] = []  # of consecutive groups without a score
 
-    def seeded(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
-        """Return as :meth:`Stage.seeded`; the engine can continue the rollouts, and records what training reads."""
-        mine = super().seeded(params, prompt)
-        if self._unfinished:
-            mine = continued.continuable(mine)
-        return routing.recorded(mine) if self._records_routing else mine
-
-    def places(self) -> Callable[[Sample], int]:
-        """Return as :meth:`Stage.places`. With PARTIAL_ROLLOUTS a batch has groups of several steps; the run counts
-        them.
+    def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
+        """Return as :meth:`Stage.seed_params`; the engine can continue the rollouts, and records what training
+        reads.
         """
-        return (lambda sample: sample.number) if self._unfinished else super().places()
+        mine = super().seed_params(params, prompt)
+        if self._unfinished:
+            mine = continued.make_continuable(mine)
+        return routing.mark_recorded(mine) if self._records_routing else mine
+
+    def make_sort_key(self) -> Callable[[Sample], int]:
+        """Return as :meth:`Stage.make_sort_key`. With PARTIAL_ROLLOUTS a batch has groups of several steps; the run
+        counts them.
+        """
+        return (lambda sample: sample.number) if self._unfinished else super().make_sort_key()
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
         """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts, and no retired one."""
@@ -100,10 +102,10 @@ class Step(Stage):
         carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
         ready = len(carried) // self.args.n_samples_per_prompt
         missing = max(0, groups + self.args.partial_rollouts - ready - running)
-        left = self._left() if self.args.dynamic_filtering else missing
-        return carried, min(missing, left), _drawable(prompts, left, self.groups.resting)
+        left = self._count_left() if self.args.dynamic_filtering else missing
+        return carried, min(missing, left), _draw_prompts(prompts, left, self.groups.resting)
 
-    def _left(self) -> int:
+    def _count_left(self) -> int:
         """Return how many prompts the step may still draw."""
         return self.args.rollout_batch_size * self.args.dynamic_filtering_batches - self.drawn.total()
 
@@ -121,12 +123,12 @@ class Step(Stage):
     def _wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
         ready, again = super()._wait(references)
         if self._unfinished:
-            self._unfinished.sent_again(again)
+            self._unfinished.note_resent(again)
         return ready, again
 
-    def goes_on(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
+    def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
         """Return whether the batch waits for more groups."""
-        return bool(references) and (self._unfinished is None or self._unfinished.goes_on(accepted))
+        return bool(references) and (self._unfinished is None or self._unfinished.needs_more_groups(accepted))
 
     def keep(self, group: list[Sample]) -> list[Sample]:
         """Return the rollouts of a finished group, or [] if dynamic filtering leaves it out.
@@ -143,7 +145,7 @@ class Step(Stage):
             return group
         self._unscored = [*self._unscored, *group] if math.isnan(rate) else []
         if len(self._unscored) >= self.args.rollout_batch_size * self.args.n_samples_per_prompt:
-            raise no_reward(self._unscored)
+            raise explain_missing_rewards(self._unscored)
         low, high = self.args.dynamic_filtering_reward_range
         if low < rate < high:
             return group
@@ -159,10 +161,10 @@ class Step(Stage):
           on-policy: no training step lies in between.
         - If the step may draw no more, the rejected groups nearest to the window fill the batch.
         """
-        accepted = self._unfinished.batch_of(accepted) if self._unfinished else accepted
+        accepted = self._unfinished.take_batch(accepted) if self._unfinished else accepted
         missing = self.args.rollout_batch_size - len(accepted) // self.args.n_samples_per_prompt
-        if missing and self.args.dynamic_filtering and self._left() <= 0:
-            place = self.places()
+        if missing and self.args.dynamic_filtering and self._count_left() <= 0:
+            place = self.make_sort_key()
             nearest = sorted(self._rejected, key=lambda one: (one[0], place(one[1][0])))[:missing]
             self.groups.filled = missing
             return [*accepted, *(sample for _, group in nearest for sample in group)], False
@@ -177,7 +179,7 @@ class Step(Stage):
         return 100 * (1 - len(self._rejected) / drawn) if drawn else 0.0
 
 
-def _drawable(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Iterator[Any]:
+def _draw_prompts(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Iterator[Any]:
     """Yield up to `most` items of the prompt loader, without the resting ones."""
     for _ in range(most):
         for item in prompts:
@@ -198,7 +200,7 @@ def finish(args: Arguments, groups: StepGroups, retirement: Retirement) -> dict[
     """Note the solve rates of a step for the retirement of problems; return the step's metrics of its groups."""
     metrics = _window_metrics(args, groups) if args.dynamic_filtering else {}
     if args.retire_after is not None:
-        returned = sum(retirement.was_away(prompt) for prompt in {prompt for prompt, _ in groups.drawn})
+        returned = sum(retirement.has_rested(prompt) for prompt in {prompt for prompt, _ in groups.drawn})
         metrics |= {"problems_resting": float(len(groups.resting)), "problems_returned": float(returned)}
         retirement.note(groups.step, groups.drawn)
     return metrics

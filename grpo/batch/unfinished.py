@@ -16,7 +16,7 @@ import torch
 
 from grpo.rollout import continued
 from grpo.rollout.replacement import EngineCalls
-from grpo.rollout.rows import Sample, filled, plain
+from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.unfinished")
@@ -50,7 +50,7 @@ class Group:
     def rollouts(self) -> list[str]:
         """Return the names of its rollouts."""
         seed = self.call["sampling_params"].seed
-        return [continued.rollout_of(seed, number) for number in range(self.call["num_samples"])]
+        return [continued.name_rollout(seed, number) for number in range(self.call["num_samples"])]
 
 
 class Unfinished:
@@ -100,7 +100,7 @@ class Unfinished:
         """Return the references to all groups that are being sampled."""
         return [group.reference for group in self.groups.values()]
 
-    def sent_again(self, again: Mapping[Any, Any]) -> None:
+    def note_resent(self, again: Mapping[Any, Any]) -> None:
         """Note that an engine was replaced: its rollouts begin anew, under the policy of this step.
 
         Args:
@@ -109,9 +109,9 @@ class Unfinished:
         for group in self.groups.values():
             group.reference = again.get(group.reference, group.reference)
 
-    def goes_on(self, accepted: Sequence[Sample]) -> bool:
+    def needs_more_groups(self, accepted: Sequence[Sample]) -> bool:
         """Return whether a batch waits for more groups: for its own, and for those that may not see another policy."""
-        is_full = len(accepted) >= self._needed()
+        is_full = len(accepted) >= self._count_needed()
         return not is_full or any(group.policies >= self._args.partial_policies for group in self.groups.values())
 
     def finish(self, samples: Sequence[Sample]) -> None:
@@ -120,13 +120,13 @@ class Unfinished:
         for sample in samples:
             sample.number = group.number
 
-    def batch_of(self, accepted: list[Sample]) -> list[Sample]:
+    def take_batch(self, accepted: list[Sample]) -> list[Sample]:
         """Return the rollouts of the oldest groups, as many as a step needs; the others are spare."""
         in_order = sorted(accepted, key=lambda sample: sample.number)
-        self.spare = in_order[self._needed() :]
-        return in_order[: self._needed()]
+        self.spare = in_order[self._count_needed() :]
+        return in_order[: self._count_needed()]
 
-    def _needed(self) -> int:
+    def _count_needed(self) -> int:
         return self._args.rollout_batch_size * self._args.n_samples_per_prompt
 
     def _rollouts(self) -> list[str]:
@@ -154,12 +154,12 @@ class Unfinished:
             {
                 "number": group.number,
                 "policies": group.policies,
-                "call": group.call | {"sampling_params": _plain(group.call["sampling_params"])},
+                "call": group.call | {"sampling_params": _dump_params(group.call["sampling_params"])},
                 "known": group.known | {name: known[name] for name in group.rollouts if name in known},
             }
             for group in self.groups.values()
         ]
-        spare = [plain(sample) for sample in self.spare]
+        spare = [dump_sample(sample) for sample in self.spare]
         return {"policy": policy, "begun": self.begun, "groups": groups, "spare": spare}
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class Unfinished:
         from vllm import SamplingParams
 
         self.begun = saved["begun"]
-        self.spare = [filled(sample) for sample in saved["spare"]]
+        self.spare = [restore_sample(sample) for sample in saved["spare"]]
         for group in saved["groups"]:
             params = SamplingParams(**group["call"]["sampling_params"])
             call = group["call"] | {"sampling_params": params}
@@ -175,14 +175,14 @@ class Unfinished:
             self.groups[seed] = Group(group["number"], call, group["policies"], known=group["known"])
 
 
-def _plain(params: Any) -> dict[str, Any]:
+def _dump_params(params: Any) -> dict[str, Any]:
     return {name: getattr(params, name) for name in _PARAMS}
 
 
 # What a step was trained on
 
 
-def of_one_policy(samples: Sequence[Sample], policy: int, args: Arguments) -> list[Sample]:
+def select_one_policy(samples: Sequence[Sample], policy: int, args: Arguments) -> list[Sample]:
     """Return the rollouts of those groups that this policy has sampled whole."""
     if not args.partial_rollouts:
         return list(samples)
@@ -192,20 +192,20 @@ def of_one_policy(samples: Sequence[Sample], policy: int, args: Arguments) -> li
 
 
 def _is_of(sample: Sample, policy: int) -> bool:
-    return hasattr(sample, "policies") and bool((_sampled(sample) == policy).all())
+    return hasattr(sample, "policies") and bool((_list_policies(sample) == policy).all())
 
 
-def _sampled(sample: Sample) -> torch.Tensor:
+def _list_policies(sample: Sample) -> torch.Tensor:
     """Return the policies of the sampled tokens of a rollout."""
     return sample.policies[sample.action_mask[0].bool()]
 
 
-def runs_of(sample: Sample) -> list[list[int]]:
+def find_policy_runs(sample: Sample) -> list[list[int]]:
     """Return which policies sampled a rollout: the number of each, in optimizer steps, and its tokens in a row."""
-    return [[int(policy), len(list(tokens))] for policy, tokens in groupby(_sampled(sample).tolist())]
+    return [[int(policy), len(list(tokens))] for policy, tokens in groupby(_list_policies(sample).tolist())]
 
 
-def metrics_of(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[str, float]:
+def measure_staleness(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[str, float]:
     """Return how far behind the policies are that sampled the tokens of a step; {} without PARTIAL_ROLLOUTS.
 
     Args:
@@ -213,7 +213,7 @@ def metrics_of(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[
     """
     if not args.partial_rollouts:
         return {}
-    each = [_sampled(sample) for sample in samples if hasattr(sample, "policies")]
+    each = [_list_policies(sample) for sample in samples if hasattr(sample, "policies")]
     if not each:  # a batch from a checkpoint of a run without PARTIAL_ROLLOUTS
         return {}
     ages = policy - torch.cat(each).double()

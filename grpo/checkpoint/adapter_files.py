@@ -147,7 +147,7 @@ class Adapter:
 def read(folder: Path) -> Adapter:
     """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
 
-    An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.unverified`.
+    An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.describe_unverified`.
 
     Raises:
         CheckpointError: if a file differs from what was saved, or the config is missing or not a LoRA adapter's.
@@ -287,7 +287,7 @@ def fingerprint(model: Model) -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def fingerprint_of(folder: str) -> str | None:
+def compute_fingerprint(folder: str) -> str | None:
     """Return the fingerprint of the model in a folder; None if it cannot be read (any more)."""
     try:
         return fingerprint(model_files.read(Path(folder)))

@@ -42,7 +42,7 @@ def is_sealed(folder: Path) -> bool:
     return (folder / NAME).exists()
 
 
-def unverified(folder: Path) -> str:
+def describe_unverified(folder: Path) -> str:
     """Return the notice to the user about a folder without a list."""
     return f"{folder} cannot be verified: it has no {NAME}, which other tools and earlier versions do not write"
 
@@ -55,11 +55,11 @@ def damage(folder: Path) -> list[FileFault]:
     damaged = _damage(folder)
     if not damaged:
         return []
-    remedy = own_remedy(damaged) or _remedy(folder)
+    remedy = find_own_remedy(damaged) or _remedy(folder)
     return [FileFault(name, what, remedy) for name, what in damaged]
 
 
-def own_remedy(damaged: list[tuple[str, str]]) -> str:
+def find_own_remedy(damaged: list[tuple[str, str]]) -> str:
     """Return the remedy of a folder that only holds more than was saved; "" for another one."""
     only_more = all(what == _MORE for _, what in damaged)
     return f"remove {', '.join(name for name, _ in damaged)}: no save wrote it" if only_more else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from grpo.run.saved_steps import last_before
 
 
-def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
+def choose_kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
     """Return the steps to keep: the newest, and the best by the held-out problems.
 
     Args:
@@ -21,7 +21,7 @@ def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> li
     return [best, *(newest[1:] if count > 1 else newest)]
 
 
-def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
+def find_steps_before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
     """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
 
     Args:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_files, digests, trainer_state
-from grpo.checkpoint.rotation import before_falls, kept_steps
+from grpo.checkpoint.rotation import choose_kept_steps, find_steps_before_falls
 from grpo.diagnosis.falls import read_onsets
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
@@ -73,7 +73,7 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
 
     Args:
         engine: DeepSpeed's engine around the PeftModel.
-        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.rotation.kept_steps`.
+        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.rotation.choose_kept_steps`.
         client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
 
     Raises:
@@ -102,10 +102,10 @@ def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) ->
     except Exception:  # if any rule fails, keep what may be the last good checkpoint
         logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
         return
-    kept = set(kept_steps(steps, scores, args.max_ckpt_num))
-    good = before_falls(steps, falls) - kept
+    kept = set(choose_kept_steps(steps, scores, args.max_ckpt_num))
+    good = find_steps_before_falls(steps, falls) - kept
     for step in sorted(good):
-        _say_once(
+        _warn_once(
             f"{checkpoints / step_name(step)} is kept in addition, because correctness has fallen since "
             f"(--resume {files.folder} --from-step {step} goes back to it)"
         )
@@ -116,7 +116,7 @@ def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) ->
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
@@ -139,12 +139,12 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         directory.mkdir(exist_ok=True)
         config = copy.copy(model.peft_config["default"])
         folder = str(config.base_model_name_or_path)
-        base = adapter_files.fingerprint_of(folder)
+        base = adapter_files.compute_fingerprint(folder)
         metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
         tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat.cpu(), specs).items()}
         save_file(tensors, directory / adapter_files.WEIGHTS, metadata=metadata)
         # A folder of this machine would be of no use elsewhere, and its name may be private.
-        config.base_model_name_or_path = hub.id_of(folder) or folder
+        config.base_model_name_or_path = hub.find_id(folder) or folder
         config.inference_mode = True
         for key, value in expert_form.to_file_config(
             config.to_dict(), {spec.name: spec.shape for spec in specs}
@@ -179,7 +179,7 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
 
     is_first = dist.get_rank() == 0
     for part in (prepare if is_first else None, lambda: write(aside), finish if is_first else None):
-        _on_every_rank(part, target)
+        _run_on_every_rank(part, target)
 
 
 def remove(checkpoints: Path, steps: Iterable[int]) -> None:
@@ -195,7 +195,7 @@ def remove(checkpoints: Path, steps: Iterable[int]) -> None:
             shutil.rmtree(left)
 
 
-def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
+def _run_on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
     # A rank that fails alone would leave the others waiting in the next collective call forever.
     error = None
     try:

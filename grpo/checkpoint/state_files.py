@@ -36,7 +36,7 @@ def write(file: Path, value: Any) -> None:
         TypeError: for a value of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_encoded(value, tensors)).encode()
+    text = json.dumps(_encode(value, tensors)).encode()
     save_file(tensors | {_JSON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}, file)
 
 
@@ -51,7 +51,7 @@ def read(file: Path) -> Any:
         return _read_old(file.with_suffix(OLD))
     try:
         tensors = load_file(file)
-        return _decoded(json.loads(tensors.pop(_JSON).numpy().tobytes()), tensors)
+        return _decode(json.loads(tensors.pop(_JSON).numpy().tobytes()), tensors)
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise StateFileError("it is truncated or not a checkpoint") from error
 
@@ -62,19 +62,19 @@ def is_old(file: Path) -> bool:
 
 
 @functools.cache  # once, and not for the file of each rank
-def _warn_of(folder: Path) -> None:
+def _warn_unpickled(folder: Path) -> None:
     logger.warning("%s is of an earlier version and is unpickled: continue from it only if you wrote it", folder)
 
 
 def _read_old(file: Path) -> Any:
-    _warn_of(file.parent)
+    _warn_unpickled(file.parent)
     try:
         return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise StateFileError("it is truncated or not a checkpoint") from error  # torch's advice does not apply
 
 
-def _encoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a value as JSON has it, and put its tensors into `tensors`."""
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
@@ -85,22 +85,22 @@ def _encoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {_TENSOR: name}
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _encoded(item, tensors) for key, item in value.items()}
-        return {_PAIRS: [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
+            return {key: _encode(item, tensors) for key, item in value.items()}
+        return {_PAIRS: [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {_TUPLE: [_encoded(item, tensors) for item in value]}
-    return [_encoded(item, tensors) for item in value] if isinstance(value, list) else value
+        return {_TUPLE: [_encode(item, tensors) for item in value]}
+    return [_encode(item, tensors) for item in value] if isinstance(value, list) else value
 
 
-def _decoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decoded(item, tensors) for item in value]
+        return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if _TENSOR in value:
         return tensors[value[_TENSOR]]
     if _TUPLE in value:
-        return tuple(_decoded(item, tensors) for item in value[_TUPLE])
+        return tuple(_decode(item, tensors) for item in value[_TUPLE])
     if _PAIRS in value:
-        return {_decoded(key, tensors): _decoded(item, tensors) for key, item in value[_PAIRS]}
-    return {key: _decoded(item, tensors) for key, item in value.items()}
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in value[_PAIRS]}
+    return {key: _decode(item, tensors) for key, item in value.items()}

@@ -50,7 +50,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
 
-def of_controller(status: dict[str, Any]) -> dict[str, Any]:
+def collect_controller_state(status: dict[str, Any]) -> dict[str, Any]:
     """Return what the controller's states hold besides its position: random states and the step's metrics."""
     kept = {name: value for name, value in status.items() if isinstance(value, int | float) or name == "grad_norms"}
     return {"random": random_state(), "status": kept}

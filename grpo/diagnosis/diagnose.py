@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Diagnosis, Finding, NotJudged
-from grpo.diagnosis.history import RunHistory, of_rows
+from grpo.diagnosis.history import RunHistory, build_history
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
 FEW = 2  # steps by which a cause that is read from medians may seem to begin late
@@ -28,7 +28,7 @@ def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
     certain = [finding for finding in findings if finding.severity != WATCH]
     end = int(run.steps[-1]) if len(run.steps) else 0
     result.findings = sorted(
-        _without_consequences(certain, end), key=lambda finding: (finding.severity != CRITICAL, finding.onset)
+        _attach_consequences(certain, end), key=lambda finding: (finding.severity != CRITICAL, finding.onset)
     )
     return result
 
@@ -44,7 +44,7 @@ def verdicts(
             yield name, reason
 
 
-def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
+def _attach_consequences(findings: list[Finding], end: int) -> list[Finding]:
     """Attach each finding to its earliest cause, unless that is itself a consequence.
 
     Args:
@@ -60,10 +60,10 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
             explained[min(known, key=lambda at: roots[at].onset)].append(one)
         elif of_it:
             alone.append(one)
-    return [_with_consequences(root, of_it) for root, of_it in zip(roots, explained, strict=True)] + alone
+    return [_merge_consequences(root, of_it) for root, of_it in zip(roots, explained, strict=True)] + alone
 
 
-def _with_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
+def _merge_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
     """Return a finding that names what it explains, as severe as the worst of those, with the remedies of all.
 
     The way back to a good checkpoint comes first, then the remedies of the cause.
@@ -115,7 +115,7 @@ class Monitor:
             evals: all lines of eval.jsonl so far.
         """
         new = []
-        for finding in diagnose(of_rows(rows, evals, self._config)).findings:
+        for finding in diagnose(build_history(rows, evals, self._config)).findings:
             same = [known for known in self._known if known.name == finding.name and _overlap(known, finding)]
             if not same or (finding.severity == CRITICAL and all(known.severity != CRITICAL for known in same)):
                 new.append(finding)

@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo.diagnosis.diagnose import verdicts
 from grpo.diagnosis.finding import WATCH
-from grpo.diagnosis.history import RunHistory, of_rows
+from grpo.diagnosis.history import RunHistory, build_history
 from grpo.diagnosis.rules.correctness import Fall, fall_of_training
 from grpo.run.run_files import RunFiles, read_steps
 
@@ -21,7 +21,7 @@ def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
     Raises:
         OSError, UserError: if a file cannot be read. Errors of the rules pass through.
     """
-    return onsets(of_rows([*read_steps(files.metrics), now], read_steps(files.evals), files.read_config()))
+    return onsets(build_history([*read_steps(files.metrics), now], read_steps(files.evals), files.read_config()))
 
 
 def onsets(run: RunHistory) -> list[int]:

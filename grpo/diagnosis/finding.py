@@ -83,7 +83,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        return titled(self.name)
+        return format_title(self.name)
 
     @property
     def says_it_fell(self) -> bool:
@@ -94,7 +94,7 @@ class Finding:
 
     def headline(self) -> str:
         """Return the finding in one line, for a log."""
-        also = f", with {', '.join(map(titled, self.consequences))}" if self.consequences else ""
+        also = f", with {', '.join(map(format_title, self.consequences))}" if self.consequences else ""
         return f"{self.title} from step {self.onset} ({self.severity}){also}: {'; '.join(map(str, self.evidence))}"
 
     def lines(self) -> list[str]:
@@ -105,7 +105,7 @@ class Finding:
         if self.severity == WATCH:
             return lines
         if self.consequences:
-            lines.append(f"    consequences: {', '.join(map(titled, self.consequences))}")
+            lines.append(f"    consequences: {', '.join(map(format_title, self.consequences))}")
         lines.append(f"    likely cause: {self.cause}")
         return lines + [f"    try {action}" for action in self.actions]
 
@@ -132,7 +132,7 @@ class Diagnosis:
     not_judged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def nothing_found(self) -> str:
+    def describe_no_findings(self) -> str:
         """Return the verdict of a run without findings. It is not an all-clear while some rules cannot judge."""
         rules = len(self.fine) + len(self.not_judged) + len(self.watched)
         to_watch = f"; to watch: {', '.join(one.title for one in self.watched)}" if self.watched else ""
@@ -147,14 +147,14 @@ class Diagnosis:
         """Return the diagnosis as lines for display."""
         lines = [f"{self.steps} step{'' if self.steps == 1 else 's'}{self._warm_up()}"]
         if not self.findings:
-            lines.append(self.nothing_found())
+            lines.append(self.describe_no_findings())
         lines += [f"note: {note}" for note in self.notes]
         for finding in (*self.findings, *self.watched):
             lines += ["", *finding.lines()]
         for heading, group in (("in order", self.fine), ("not judged", self.not_judged)):
             if group:
                 lines += ["", f"{heading}:"]
-                lines += [f"    {titled(name)}: {text}" for name, text in group.items()]
+                lines += [f"    {format_title(name)}: {text}" for name, text in group.items()]
         return lines
 
     def _warm_up(self) -> str:
@@ -164,7 +164,7 @@ class Diagnosis:
         return f"; the first {steps} the warm-up, which rules about learning and the learning rate skip"
 
 
-def titled(name: str) -> str:
+def format_title(name: str) -> str:
     """Return the name of a finding or a rule for display."""
     return name.replace("_", " ")
 

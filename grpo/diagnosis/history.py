@@ -11,8 +11,8 @@ import numpy as np
 
 from grpo.diagnosis.finding import HELD_OUT_SCORE, NotJudged
 from grpo.diagnosis.series import Series
-from grpo.run.measure import EXACT_MATCH, SCORE, is_whole, name_of, of_row, value_of
-from grpo.run.progress import by_step
+from grpo.run.measure import EXACT_MATCH, SCORE, get_name, get_value, is_whole, read_measure
+from grpo.run.progress import sort_by_step
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
 from grpo.run.saved_steps import saved_steps
@@ -80,7 +80,7 @@ class RunHistory:
             self._columns[name] = Series(name, self.steps[finite], values[finite])
         return self._columns[name]
 
-    def need(self, name: str, least: int) -> Series:
+    def require_column(self, name: str, least: int) -> Series:
         """Return a column.
 
         Raises:
@@ -94,13 +94,13 @@ class RunHistory:
             raise NotJudged(f"only {have} steps{' after the warm-up' if self.is_late else ''}; {least} are needed")
         raise NotJudged(f"{name} is missing in metrics.jsonl")
 
-    def together(self, *names: str, least: int) -> list[Series]:
+    def align_columns(self, *names: str, least: int) -> list[Series]:
         """Return columns at the steps that all of them have.
 
         Raises:
             NotJudged: if there are fewer than `least` such steps.
         """
-        columns = [self.need(name, least) for name in names]
+        columns = [self.require_column(name, least) for name in names]
         shared = columns[0].steps
         for column in columns[1:]:
             shared = np.intersect1d(shared, column.steps, assume_unique=True)
@@ -117,18 +117,18 @@ class RunHistory:
         return Series(
             HELD_OUT_SCORE if self.measure == SCORE else EXACT_MATCH,
             np.array([row["step"] for row in self.evals], dtype=np.int64),
-            np.array([value_of(row) for row in self.evals], dtype=np.float64),
+            np.array([get_value(row) for row in self.evals], dtype=np.float64),
         )
 
     @property
     def measure(self) -> str:
         """Return what the evaluations measure (:mod:`grpo.run.measure`); exact match without any."""
-        return of_row(self.evals[-1]) if self.evals else EXACT_MATCH
+        return read_measure(self.evals[-1]) if self.evals else EXACT_MATCH
 
     @property
     def held_out_name(self) -> str:
         """Return what people call the number of the evaluations."""
-        return f"held-out {name_of(self.evals[-1]) if self.evals else 'evaluations'}"
+        return f"held-out {get_name(self.evals[-1]) if self.evals else 'evaluations'}"
 
     @property
     def training_name(self) -> str:
@@ -157,7 +157,7 @@ class RunHistory:
         """
         errors = []
         for row in self.evals:
-            rate, samples = value_of(row), _number(row.get("samples"))
+            rate, samples = get_value(row), _number(row.get("samples"))
             if samples > 0 and self.measure == EXACT_MATCH:
                 errors.append(math.sqrt(max(rate * (1 - rate), 1 / (4 * samples)) / samples))
             elif math.isfinite(width := _number(row.get("ci_high")) - _number(row.get("ci_low"))):
@@ -167,7 +167,7 @@ class RunHistory:
     @cached_property
     def checkpoints(self) -> list[int]:
         """Return the steps of the checkpoints, ascending; [] without a folder."""
-        return saved_steps(RunFiles(self.folder).folder_of("ckpt_path", self.config)) if self.folder else []
+        return saved_steps(RunFiles(self.folder).find_folder("ckpt_path", self.config)) if self.folder else []
 
     @property
     def has_judge(self) -> bool:
@@ -187,10 +187,10 @@ class RunHistory:
 
     def setting_number(self, name: str) -> float | None:
         """Return the same if it is a number, else None."""
-        return number_of(self.setting(name))
+        return parse_number(self.setting(name))
 
 
-def number_of(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Return a setting as a number, or None. config.json has the judge's numbers as strings."""
     try:
         number = float(value)
@@ -201,7 +201,7 @@ def number_of(value: Any) -> float | None:
 
 def _number(value: object) -> float:
     """Return a value of a line as a number; NaN for null, text and booleans."""
-    number = number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = parse_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return math.nan if number is None else number
 
 
@@ -209,16 +209,16 @@ def _numbers(values: Iterable[object]) -> np.ndarray:
     return np.array([number for value in values if math.isfinite(number := _number(value))], dtype=np.float64)
 
 
-def of_rows(
+def build_history(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
 ) -> RunHistory:
     """Return the history of these lines, each with a step. If two lines share a step, the later counts."""
     notes: list[str] = []
     config = config or {}
-    columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
-    graded = [row for row in results if math.isfinite(_number(value_of(row)))]
-    if others := [row for row in graded if of_row(row) != of_row(graded[-1])]:
-        notes.append(f"eval.jsonl: {len(others)} evaluations measured {name_of(others[0])} and are left out")
+    columns, results = (_deduplicate_steps(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
+    graded = [row for row in results if math.isfinite(_number(get_value(row)))]
+    if others := [row for row in graded if read_measure(row) != read_measure(graded[-1])]:
+        notes.append(f"eval.jsonl: {len(others)} evaluations measured {get_name(others[0])} and are left out")
         graded = [row for row in graded if row not in others]
     whole = [row for row in graded if is_whole(row)]
     if len(whole) < len(graded):
@@ -232,17 +232,17 @@ def _folder(config: Mapping[str, Any]) -> Path | None:
     return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
 
 
-def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
+def _deduplicate_steps(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
     lines = list(rows)
-    unique = by_step(lines)
+    unique = sort_by_step(lines)
     if len(unique) < len(lines):
         notes.append(f"{file}: {len(lines) - len(unique)} lines repeat a step; the last one counts")
     return unique
 
 
-def of_run(run: Run) -> RunHistory:
+def read_history(run: Run) -> RunHistory:
     """Return the history of a run as far as it has been read."""
-    history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
+    history = build_history(run.progress.metrics.rows, run.progress.evals.rows, run.config)
     history.folder = run.folder  # it may have moved
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
     history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]
@@ -264,4 +264,4 @@ def read(run_dir: Path) -> RunHistory:
         if run.state == RUNNING:
             raise UserError(f"{run.progress.metrics.path} has no complete step yet", "wait for the first one")
         raise UserError("the run ended before its first step", f"read the end of {run.files.logs / 'driver.log'}")
-    return of_run(run)
+    return read_history(run)

@@ -3,7 +3,7 @@
 from grpo.diagnosis import advice
 from grpo.diagnosis.advice import Advice, Remedy
 from grpo.diagnosis.finding import Action, Evidence, Finding
-from grpo.diagnosis.history import RunHistory, number_of
+from grpo.diagnosis.history import RunHistory, parse_number
 from grpo.diagnosis.range_remedies import RANGES
 from grpo.run.saved_steps import last_before
 from grpo.settings.table import CLIPPING_LOSSES
@@ -173,7 +173,7 @@ def finding(run: RunHistory, name: str, severity: str, onset: int, last: int, *e
     metric = name.removeprefix(OUT_OF_RANGE)
     remedy = REMEDIES[name] if metric == name else RANGES[metric]
     cause = remedy.cause if run.has_judge else remedy.cause_without_judge or remedy.cause
-    possible = (_resolved(one, run, int(onset)) for one in remedy.advice if _is_possible(one, run))
+    possible = (_resolve(one, run, int(onset)) for one in remedy.advice if _is_possible(one, run))
     actions = tuple(action for action in possible if action)
     return Finding(name, severity, int(onset), int(last), evidence, cause, actions)
 
@@ -199,7 +199,7 @@ def _is_one_batch(run: RunHistory) -> bool:
     return batch is not None and prompts is not None and samples is not None and batch >= prompts * samples
 
 
-def _resolved(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
+def _resolve(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
     """Return an action in terms of the run's values; None if it would change nothing."""
     if chosen.setting == "--resume":
         return _resumption(chosen, run, onset)
@@ -208,12 +208,12 @@ def _resolved(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
         now = " ".join(map(str, now))
     if now is None or isinstance(now, dict) or now == "":
         return Action(chosen.setting, chosen.change, chosen.why)
-    change, value = chosen.change, number_of(now)
+    change, value = chosen.change, parse_number(now)
     if value is not None and chosen.times is not None:
         scaled = value * chosen.times
         whole = value == int(value) and scaled >= 1
         change = f"{max(1, round(scaled))}" if whole else f"{scaled:.2g}"
-    if change == now or (value is not None and value == number_of(change.partition(" ")[0])):
+    if change == now or (value is not None and value == parse_number(change.partition(" ")[0])):
         return None
     return Action(chosen.setting, f"{change} (now {now if value is None else f'{value:g}'})", chosen.why)
 

@@ -96,7 +96,7 @@ def neighbours(residuals: np.ndarray) -> float:
 
 def trend(series: Series) -> Trend:
     """Return the Theil-Sen slope over the series and Mann-Kendall's z, its variance widened for correlation."""
-    steps, values = _thinned(series)
+    steps, values = _thin(series)
     n = len(values)
     if n < 4:
         return Trend(0.0, 0.0)
@@ -108,7 +108,7 @@ def trend(series: Series) -> Trend:
     return Trend(slope * float(series.steps[-1] - series.steps[0]), float(np.sign(rises).sum()) / variance**0.5)
 
 
-def _thinned(series: Series) -> tuple[np.ndarray, np.ndarray]:
+def _thin(series: Series) -> tuple[np.ndarray, np.ndarray]:
     steps, values = series.steps.astype(float), series.values
     if len(values) <= LONGEST:
         return steps, values

@@ -7,13 +7,13 @@ from grpo.batch import rewards
 from grpo.rollout import answering, engine, response_text
 from grpo.stack.upstream.tokenizer import Tokenizer
 
-prompt_tokens = response_text.tokens_of  # names of special tokens in its messages stay text
+prompt_tokens = response_text.encode_text  # names of special tokens in its messages stay text
 ids_only = engine.ids_only
-score_of = rewards.score_of
+score_of = rewards.read_score
 UNKNOWN_LOG_PROB = float("nan")  # of a token without a log-prob from the engine; 0.0 would be a probability of 1
 
 
 def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
     """Return the text for the reward function, which is next: markers appear only where their tokens do."""
     answering.end_sampling()
-    return response_text.text_of(tokenizer, tokens)
+    return response_text.decode_tokens(tokenizer, tokens)

@@ -12,4 +12,4 @@ def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., str]:
     # Other command lines of OpenRLHF lack the flags.
     given = [getattr(args, name, None) for name in ("reasoning_effort", "template_variables", "template_date")]
     render = prompts.renderer(tokenizer, chat_template.variables(*given))
-    return lambda chat, **_: response_text.text_of(tokenizer, render(chat))
+    return lambda chat, **_: response_text.decode_tokens(tokenizer, render(chat))

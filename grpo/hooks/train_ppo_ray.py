@@ -15,8 +15,8 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 
 add_flags = flags.add_flags
-hand_on_thinking_budget = thinking_settings.hand_on
-hand_on_template_variables = chat_template.hand_on  # the engines' environments render prompts
+hand_on_thinking_budget = thinking_settings.pass_to_engines
+hand_on_template_variables = chat_template.pass_to_engines  # the engines' environments render prompts
 runtime_env = cluster.runtime_env
 engines_ready = cluster.engines_ready
 
@@ -33,7 +33,7 @@ def settle_nodes() -> None:
     """Start the judge, and in a cluster of several nodes what the run needs on each. Ray is connected."""
     from grpo.launch.supervise import nodes  # imports Ray
 
-    nodes.settle()
+    nodes.start_helpers()
 
 
 def engine_model(args: Arguments) -> str:

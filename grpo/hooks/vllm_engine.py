@@ -16,12 +16,12 @@ WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles  # an engine is never split over nodes
 end_orphans = engine.end_orphans
-continuable = engine.continuable
+continuable = engine.wrap_engine
 has_policy = engine.has_policy
 require_policy = engine.require_policy
-for_sample = engine.for_sample
+for_sample = engine.make_sample_params
 answer = engine.answer
-sampled = answering.sampled
+sampled = answering.list_sampled
 
 
 async def load_adapter(

@@ -123,7 +123,7 @@ def _main(options: argparse.Namespace) -> int:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
         config = fitting.choose(config)
-        run_judge = judge.of_run(config, options.stand_in)
+        run_judge = judge.choose_judge(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
     plan = make_plan(config)
@@ -135,10 +135,10 @@ def _main(options: argparse.Namespace) -> int:
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
         return refuse_all(options, wrong) if wrong else 0
-    if options.mode == "run" and options.resume and (finished := resume.finished(config, plan)):
+    if options.mode == "run" and options.resume and (finished := resume.describe_finished(config, plan)):
         print("\n".join(finished))
         return 0
-    cluster = _admitted(options, config, plan, folder, run_judge)
+    cluster = _check_admission(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *exposure.warnings(config, folder), *placement.warnings()]
@@ -148,7 +148,7 @@ def _main(options: argparse.Namespace) -> int:
     done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _where(config, folder) if options.resume else []
+        begin = _describe_resumption(config, folder) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
@@ -166,12 +166,12 @@ def _main(options: argparse.Namespace) -> int:
     except UserError as error:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
-    watch = f"watch       {evaluate_command.in_a_shell('scripts.watch', str(folder))}  # in a second terminal"
+    watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *about, *nodes, watch]), flush=True)
     return part.run(options, folder, config, plan, run_judge, held, cluster.seats)
 
 
-def _admitted(
+def _check_admission(
     options: argparse.Namespace, config: Config, plan: Plan, folder: Path, run_judge: RunJudge
 ) -> joined_cluster.Admission:
     """Make all checks. A restart repeats them for up to ten minutes: what crashed may still hold memory or GPUs."""
@@ -207,11 +207,11 @@ def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     ]
 
 
-def _where(config: Config, folder: Path) -> list[str]:
+def _describe_resumption(config: Config, folder: Path) -> list[str]:
     """Return where a resumed run would continue, which steps it would set aside, and which settings have changed."""
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
     moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
-    return [*resume.describe(config), *moved, *resume.describe_changes(resume.changed(config, folder))]
+    return [*resume.describe(config), *moved, *resume.describe_changes(resume.find_changes(config, folder))]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from grpo.rollout import chat_template
 from grpo.run.run_files import RunFiles
-from grpo.settings.flags import name_of
+from grpo.settings.flags import find_setting_name
 from grpo.settings.table import COUNT, SETTINGS
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
@@ -49,13 +49,13 @@ class Config:
         """Return every flag with its value."""
         return dict(sorted(vars(self.args).items()))
 
-    def changed(self, **values: Any) -> "Config":
+    def replace_flags(self, **values: Any) -> "Config":
         """Return the configuration with other values of some flags."""
         parser, given = trainer_parser(), self.given | values
         argv = command_line(parser, given)
         return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
 
-    def assuming(self, **values: Any) -> "Config":
+    def assume_flags(self, **values: Any) -> "Config":
         """Return the configuration with other values for a calculation; `given` and `argv` stay."""
         return replace(self, args=argparse.Namespace(**vars(self.args) | values))
 
@@ -146,7 +146,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     """
     parser = trainer_parser()
     _refuse_secrets(flags)
-    given = _given(parser, flags)
+    given = _parse_given(parser, flags)
     owned = [name for name in _OWNED_FLAGS if name in given]
     if owned:
         raise UserError(f"--{owned[0]} follows from the run directory", "use --run-dir DIR before the --")
@@ -183,7 +183,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     return Config(args=args, given=given, argv=argv)
 
 
-def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
+def _parse_given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
     """Return only the given flags, in the order of the parser."""
     defaults = {action.dest: action.default for action in parser._actions}
     for action in parser._actions:
@@ -203,7 +203,9 @@ def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
         message = message.replace("(choose from 'gae', ", "(choose from ")  # which is refused, too
         name, colon, rest = message.removeprefix("argument ").partition(":")
-        raise UserError(f"{name_of(name)}{colon}{rest}", "python -m openrlhf.cli.train_ppo_ray --help lists the flags")
+        raise UserError(
+            f"{find_setting_name(name)}{colon}{rest}", "python -m openrlhf.cli.train_ppo_ray --help lists the flags"
+        )
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser

@@ -12,7 +12,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.phases import ACTOR, BETWEEN, ENGINES, INSTRUCTIONS, JUDGE, Phase, Rates, phases, sampling
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 
 _STEPS = 100
 _REPLY = 2_000  # assumed: tokens of a reply of the judge, thoughts included
@@ -31,7 +31,7 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
     calls = steps * plan.rollouts_per_step
     prompts, replies = calls * (INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
     lines = [
-        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries",
+        f"judge cost  {format_count(calls, 'call')} in {format_count(steps, 'step')}, plus failed tries",
         f"{_INDENT}up to {prompts:,.1f} million prompt tokens: responses of GENERATE_MAX_LEN, and {INSTRUCTIONS:,} "
         "tokens for each problem and the instructions (assumed)",
         f"{_INDENT}{replies:,.1f} million reply tokens: {_REPLY:,} per call (assumed)",
@@ -45,7 +45,7 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
 def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
     if plan.architecture is None or not is_for_gpus(plan.architecture) or list(gpu_limits.problems(config)):
         return []
-    rates = Rates.of_report()
+    rates = Rates.from_report()
     parts = list(phases(plan, config, judge, rates))
     step, low, high = (_step(parts, name, config.args.pipeline) for name in ("seconds", "low", "high"))
     name, value = (max(len(phase.name) for phase in parts), max(len(f"{phase.seconds:,.0f}") for phase in parts))
@@ -54,8 +54,8 @@ def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
         return f"{steps * seconds / 3600:,.1f}"
 
     return [
-        f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {counted(steps, 'step')} of {step:,.0f} s, "
-        "if every response reaches the length limit",
+        f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {format_count(steps, 'step')} of {step:,.0f} "
+        "s, if every response reaches the length limit",
         *(
             f"{_INDENT}{phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
             f"{phase.source}"
@@ -83,7 +83,7 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
     args = config.args
 
     def seconds(**changes: Any) -> str:
-        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s per step"
+        return f"{seconds_of_step(plan, config.assume_flags(**changes), judge, rates):,.0f} s per step"
 
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
@@ -100,7 +100,7 @@ def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> I
     for width in (1, 2):
         if width == config.args.vllm_tensor_parallel_size or gpus % width:
             continue
-        other = config.assuming(vllm_num_engines=gpus // width, vllm_tensor_parallel_size=width)
+        other = config.assume_flags(vllm_num_engines=gpus // width, vllm_tensor_parallel_size=width)
         settings, need = f"NUM_ENGINES={gpus // width} ENGINE_TP={width}", gpu_memory.needs(other)
         if need and not need.engine_fits:
             yield f"{_INDENT}{settings} does not fit: its cache has {gpu_memory.describe_cache(need)}"

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.counted import counted
-from grpo.stack.json_files import numbered_rows, object_of
+from grpo.stack.counted import format_count
+from grpo.stack.json_files import build_object, numbered_rows
 from grpo.stack.problem import UserError
 from reward.labels import LabelError, parse_label
 
@@ -41,9 +41,9 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
         raise UserError(f"{path} is not a .jsonl file", _NAME)
     records, wrong = [], dict[int, UserError]()
     try:
-        for number, value in numbered_rows(path, make_object=object_of):
+        for number, value in numbered_rows(path, make_object=build_object):
             try:
-                record = _checked(value, f"{path}, line {number}", input_key, label_key)
+                record = _check_row(value, f"{path}, line {number}", input_key, label_key)
                 if split:
                     _check_label(record.get(label_key), f"{path}, line {number}", split)
             except UserError as error:
@@ -58,14 +58,14 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
         first, *others = wrong
         problem = wrong[first].problem
         listed = ", ".join(map(str, others[:_LISTED])) + (", ..." if len(others) > _LISTED else "")
-        more = f"; {counted(len(others), 'other line')} with a fault: {listed}"
+        more = f"; {format_count(len(others), 'other line')} with a fault: {listed}"
         raise UserError(problem.what + (more if others else ""), problem.remedy)
     if not records:
         raise UserError(f"{path} is empty", _NAME)
     return records
 
 
-def _checked(value: Any, where: str, input_key: str, label_key: str | None) -> dict[str | None, Any]:
+def _check_row(value: Any, where: str, input_key: str, label_key: str | None) -> dict[str | None, Any]:
     if isinstance(value, UnicodeDecodeError):
         raise UserError(f"{where} is not UTF-8: {value.reason}", _FIX)
     if isinstance(value, ValueError):

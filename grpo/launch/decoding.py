@@ -65,23 +65,23 @@ class Engine:
         running, tokens = max(1, min(at_once, MOST_AT_ONCE)), prompt + response // 2
         whole, rest = divmod(sequences, running)
         if not whole:
-            return prompts + response * self.of_pass(rest, tokens)
+            return prompts + response * self.time_pass(rest, tokens)
         late = 1.0  # share of a response that the rest still lack when the others end
         if running < MOST_AT_ONCE:  # the cache has room for the rest while all are short
             late = min(1.0, 1 - (running / (running + rest) * (prompt + response) - prompt) / response)
-        apart = self.of_pass(running, tokens) + (self.of_pass(rest, tokens) if rest else 0.0)
-        last = late * apart + (1 - late) * self.of_pass(running + rest, tokens)
-        return prompts + response * ((whole - 1) * self.of_pass(running, tokens) + last)
+        apart = self.time_pass(running, tokens) + (self.time_pass(rest, tokens) if rest else 0.0)
+        last = late * apart + (1 - late) * self.time_pass(running + rest, tokens)
+        return prompts + response * ((whole - 1) * self.time_pass(running, tokens) + last)
 
-    def of_pass(self, sequences: int, tokens: int) -> float:
+    def time_pass(self, sequences: int, tokens: int) -> float:
         """Return the seconds of a pass for this many sequences with this many tokens in the cache."""
         launches = self._launches() if self.eager else 0.0
         between = _SCHEDULING + (RAY if self.width > 1 else 0.0)
-        gpu = self.of_gpu(sequences, tokens)
+        gpu = self.time_gpu(sequences, tokens)
         calculated = max(launches, gpu) + between if self.width > 1 else max(launches + between, gpu)
         return calculated * self._factor(sequences)
 
-    def of_gpu(self, sequences: int, tokens: int) -> float:
+    def time_gpu(self, sequences: int, tokens: int) -> float:
         """Return the seconds that the GPUs take for a pass. Few sequences choose some of the experts only."""
         model = self.model
         sizes = model.actor_bytes(model.mxfp4)
@@ -113,5 +113,5 @@ def factors(numbers: Mapping[str, Any]) -> Factors:
     for eager, name in ((True, "eager"), (False, "graphs")):
         engine = Engine(model, 1, eager, {})
         passes = sorted((int(count), float(seconds)) for count, seconds in numbers["decode_s"].get(name, {}).items())
-        found[eager] = [(count, seconds / engine.of_pass(count, _MEASURED_AT)) for count, seconds in passes]
+        found[eager] = [(count, seconds / engine.time_pass(count, _MEASURED_AT)) for count, seconds in passes]
     return found

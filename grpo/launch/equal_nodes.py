@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from grpo.launch.config import Config
 from grpo.stack import seats
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.seats import Node, Seats
 
@@ -22,7 +22,7 @@ def is_stated(config: Config) -> bool:
     return config.args.nodes > 1 or config.args.gpus_per_node is not None
 
 
-def of_config(config: Config) -> Seats | None:
+def choose_seats(config: Config) -> Seats | None:
     """Return the places of a run; None if it does not fit, or if engines and actor share GPUs."""
     args = config.args
     if args.colocate_all_models:
@@ -48,7 +48,7 @@ def sync_bytes(places: Seats, node: str, adapter: int) -> int:
     return adapter if node in places.engines and node != places.ranks[0] else 0
 
 
-def gathered_from_others(places: Seats) -> float:
+def compute_gathered_share(places: Seats) -> float:
     """Return the largest share of the model that ZeRO-3's gathers bring to a node; 0 if the ranks have one node."""
     return max(1 - places.ranks.count(node) / len(places.ranks) for node in places.ranks)
 
@@ -71,7 +71,7 @@ def fewest_nodes(gpus: int, engines: int, width: int, ranks: int) -> int:
 def problems(config: Config) -> Iterator[Problem]:
     """Yield why engines and actor have no place, with the remedy."""
     args, width = config.args, config.args.vllm_tensor_parallel_size
-    if not is_stated(config) or args.gpus_per_node is None or args.colocate_all_models or of_config(config):
+    if not is_stated(config) or args.gpus_per_node is None or args.colocate_all_models or choose_seats(config):
         return
     gpus = gpus_of_node(config)
     if width > gpus:
@@ -81,12 +81,12 @@ def problems(config: Config) -> Iterator[Problem]:
         )
         return
     engines, ranks = args.vllm_num_engines, config.actor_ranks
-    have = f"{counted(args.nodes, 'node')} of {gpus}"
+    have = f"{format_count(args.nodes, 'node')} of {gpus}"
     whole = "" if config.gpus > args.nodes * gpus else ", since an engine does not span nodes"
     fit = most_engines(args.nodes, gpus, width, ranks)
     yield Problem(
-        f"{counted(engines, 'engine')} of {counted(width, 'GPU')} and {counted(ranks, 'actor GPU')} do not fit on "
-        f"{have}{whole}",
+        f"{format_count(engines, 'engine')} of {format_count(width, 'GPU')} and {format_count(ranks, 'actor GPU')} do "
+        f"not fit on {have}{whole}",
         f"set NODES={fewest_nodes(gpus, engines, width, ranks)}, or lower "
         + (f"NUM_ENGINES to {fit}" if fit else "ACTOR_GPUS"),
     )

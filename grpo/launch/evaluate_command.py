@@ -7,7 +7,7 @@ from typing import Any
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.settings import has_environment, variables
-from grpo.run.measure import EXACT_MATCH, of_run
+from grpo.run.measure import EXACT_MATCH, choose_measure
 from reward import user_files
 
 
@@ -16,7 +16,7 @@ def describe(config: Config, adapter: Path | None) -> str:
     args, given = config.args, variables() if has_environment(config.args) else {}
     if not args.eval_dataset:
         why = "there are no held-out problems; set EVAL_DATA"
-    elif of_run(args) != EXACT_MATCH and not is_users(config):
+    elif choose_measure(args) != EXACT_MATCH and not is_users(config):
         why = "eval.evaluate does not ask a server for rewards; the run's held-out scores are in eval.jsonl"
     elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
         why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
@@ -64,6 +64,6 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
     return words
 
 
-def in_a_shell(module: str, *words: str) -> str:
+def build_shell_command(module: str, *words: str) -> str:
     """Return the command that starts a module in a new shell in the checkout."""
     return f"source scripts/env.sh && {shlex.join(['python', '-m', module, *words])}"

@@ -11,7 +11,7 @@ _SHARE = 0.9  # of a GPU: the need is calculated, and nobody asked for this size
 def choose(config: Config) -> Config:
     """Return the configuration with what it lacks. The objective does not depend on it."""
     if missing := [name for name in MICRO_BATCHES if name not in config.given]:
-        config = config.changed(**dict.fromkeys(missing, largest_micro_batch(config)))
+        config = config.replace_flags(**dict.fromkeys(missing, largest_micro_batch(config)))
     return choose_engine_share(config)
 
 
@@ -20,7 +20,7 @@ def choose_engine_share(config: Config) -> Config:
     if not config.args.colocate_all_models or "vllm_gpu_memory_utilization" in config.given:
         return config
     need = gpu_memory.needs(config)
-    return config.changed(vllm_gpu_memory_utilization=need.share_left) if need else config
+    return config.replace_flags(vllm_gpu_memory_utilization=need.share_left) if need else config
 
 
 def largest_micro_batch(config: Config) -> int:

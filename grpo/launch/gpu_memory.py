@@ -59,7 +59,7 @@ class Needs:
     sleeps: bool
 
     @property
-    def of_actor(self) -> int:
+    def actor_bytes(self) -> int:
         """Return the bytes of all parts of the actor."""
         return sum(self.actor.values())
 
@@ -72,14 +72,14 @@ class Needs:
     def peak(self) -> int:
         """Return the most bytes of a GPU of the actor, beside the smallest engine if they share it."""
         if not self.shared:
-            return self.of_actor
-        sampling = (self.held if self.sleeps else self.of_actor) + self.smallest_engine + int(SHARE_STEP * self.gpu)
-        return max(sampling, self.of_actor + sum(self.engine.values()))
+            return self.actor_bytes
+        sampling = (self.held if self.sleeps else self.actor_bytes) + self.smallest_engine + int(SHARE_STEP * self.gpu)
+        return max(sampling, self.actor_bytes + sum(self.engine.values()))
 
     @property
     def left_to_engine(self) -> int:
         """Return the bytes of a shared GPU that the actor leaves."""
-        return self.gpu - (self.held if self.sleeps else self.of_actor)
+        return self.gpu - (self.held if self.sleeps else self.actor_bytes)
 
     @property
     def share_left(self) -> float:
@@ -119,7 +119,7 @@ def needs(config: Config, **changes: Any) -> Needs | None:
         gpu=gpu,
         source=source,
         actor=rank.parts(rows, length) | {"CUDA, NCCL, and fragments": fragments},
-        held=sum(rank.held().values()) + fragments,
+        held=sum(rank.held_parts().values()) + fragments,
         rows=rows,
         length=length,
         engine=_engine(args, engine),
@@ -213,7 +213,7 @@ def describe(config: Config) -> list[str]:
     then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
-        f"  actor     {size(need.of_actor)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
+        f"  actor     {size(need.actor_bytes)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
         f"{need.length:,} tokens:",
         *(f"            {size(count):>9}  {name}" for name, count in need.actor.items()),
         f"            a sequence of up to {limit:,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1"

@@ -59,14 +59,14 @@ class HangWatch(Watch):
             return None
         minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
         often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
-        return Problem(f"no progress: {self._doing()} for {minutes:.1f} min{often}", "")
+        return Problem(f"no progress: {self._describe_phase()} for {minutes:.1f} min{often}", "")
 
     def limit(self) -> float:
         """Return the seconds that the current phase may take."""
         usual = self._usual()
         return FIRST_TIMES * self._floor if usual is None else max(self._floor, TIMES_USUAL * usual)
 
-    def waits_for(self) -> str:
+    def describe_wait(self) -> str:
         """Return what the run is doing, and how long that usually takes."""
         self.look()
         usual = self._usual()
@@ -76,10 +76,10 @@ class HangWatch(Watch):
         takes = "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
         return f"waiting for {self._phase} of step {self._step} ({takes})"
 
-    def _doing(self) -> str:
+    def _describe_phase(self) -> str:
         return "engines and actor are starting" if self._phase == START else f"step {self._step}: {self._phase}"
 
-    def survived(self) -> list[str]:
+    def report_replacements(self) -> list[str]:
         """Return a line for each engine that died and was replaced since the last call."""
         return [
             f"step {row['step']}: an engine died and was replaced in {row['seconds']:.0f} s; "
@@ -89,7 +89,7 @@ class HangWatch(Watch):
 
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, or may have been and its line is lost."""
-        return bool(self._progress.metrics.of_this_part() or self._progress.lost.count)
+        return bool(self._progress.metrics.read_this_part() or self._progress.lost.count)
 
     def stop(self) -> Stop | None:
         """Return the rule that ends the run; None if it may continue."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from grpo.launch.config import Config
 from grpo.model.architecture import NO_SHARD, PACKED, Architecture
 from grpo.model.model_files import Model
-from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import GB
 
 # The CPU stack is for the tiny models of tests. The gpt-oss models on the hub have at least 42 GB in bf16.
@@ -46,7 +46,7 @@ def host_memory(
 
 def is_for_gpus(architecture: Architecture) -> bool:
     """Return whether a run of this model is planned for GPUs: always, except for tiny models on the CPU stack."""
-    return not on_cpu_stack() or sum(architecture.actor_bytes(packed=False).values()) > LARGEST_ON_CPU
+    return not is_cpu_stack() or sum(architecture.actor_bytes(packed=False).values()) > LARGEST_ON_CPU
 
 
 def actor_bytes(config: Config, model: Model) -> dict[str, int]:

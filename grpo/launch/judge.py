@@ -41,7 +41,7 @@ class RunJudge:
         return list(self.settings.chain.models) if self.settings and self.is_stand_in else []
 
 
-def of_run(config: Config, may_stand_in: bool) -> RunJudge:
+def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
     """Return the judge that a configuration asks for, from this process's GRPO_* variables.
 
     Args:
@@ -59,9 +59,9 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
             return RunJudge(None, False, "REWARD is your own function")
         configured = settings.from_environment()
         if configured is None:
-            return RunJudge(None, False, settings.why_off() or "")
+            return RunJudge(None, False, settings.find_off_setting() or "")
         if settings.api_key() is None and may_stand_in:
-            return RunJudge(settings.for_stand_in(configured), True)
+            return RunJudge(settings.adapt_to_stand_in(configured), True)
         return RunJudge(configured, False, endpoint=endpoint.from_environment())
     except SettingsError as error:
         raise UserError(error.what, error.remedy) from None
@@ -142,7 +142,7 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
         ]
     lines = [
         f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per rollout",
-        f"            {_slow_tries(chain)}",
+        f"            {_count_slow_tries(chain)}",
         f"            {_calls(reward, config)}",
         f"            reward = {blend}; if all models fail: {reward.fallback}",
     ]
@@ -155,7 +155,7 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
     return lines
 
 
-def _slow_tries(chain: ChainSettings) -> str:
+def _count_slow_tries(chain: ChainSettings) -> str:
     """Return how many tries a rollout gets if no model answers in time."""
     tries = tries_without_answer(chain)
     count, whole = sum(map(len, tries)), chain.tries * len(chain.models)

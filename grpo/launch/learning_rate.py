@@ -4,7 +4,7 @@ import math
 from argparse import Namespace
 from dataclasses import dataclass
 
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 
 _LOW = 5e-6  # LoRA usually takes ten times the rate of full fine-tuning, and RL of all weights about 1e-6
 
@@ -32,7 +32,7 @@ class LearningRate:
         warm_up = math.ceil(length * args.lr_warmup_ratio)
         return cls(args.lr_scheduler, args.actor_learning_rate, warm_up, length, per_step)
 
-    def of_optimizer_step(self, done: int) -> float:
+    def compute_at_update(self, done: int) -> float:
         """Return the learning rate after this many optimizer steps, by transformers' formulas."""
         if self.name == "constant":
             return self.peak
@@ -57,10 +57,10 @@ class LearningRate:
         progress = (done - self.warm_up + late) / max(1, self.length - self.warm_up)
         return max(0.0, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
-    def of_step(self, step: int) -> float:
+    def compute_at_step(self, step: int) -> float:
         """Return `actor_lr` of a global step: the mean over its optimizer steps."""
         first = (step - 1) * self.per_step
-        return sum(self.of_optimizer_step(done) for done in range(first, first + self.per_step)) / self.per_step
+        return sum(self.compute_at_update(done) for done in range(first, first + self.per_step)) / self.per_step
 
     def describe(self, steps: int) -> list[str]:
         """Describe warm-up and learning rates of a run of this many global steps in lines for people."""
@@ -68,13 +68,15 @@ class LearningRate:
             return []  # the launcher refuses the run
         warm_up = math.ceil(self.warm_up / self.per_step)
         # The mean of a step reaches the peak after the warm-up.
-        highest = max(range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.of_step(step), 15), -step))
+        highest = max(
+            range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.compute_at_step(step), 15), -step)
+        )
         shown = sorted({1, 2, 3, highest, steps} & set(range(1, steps + 1)))
-        rates = ", ".join(f"{self.of_step(step):.3g} in step {step}" for step in shown)
-        of_steps = counted(warm_up, "global step")
+        rates = ", ".join(f"{self.compute_at_step(step):.3g} in step {step}" for step in shown)
+        of_steps = format_count(warm_up, "global step")
         cut = f"; the run ends before it, after step {steps}" if warm_up > steps else ""
         return [
-            f"schedule    {self.name} over {counted(self.length, 'optimizer step')}, "
+            f"schedule    {self.name} over {format_count(self.length, 'optimizer step')}, "
             f"warm-up {self.warm_up} ({of_steps}{cut})",
             f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
         ]

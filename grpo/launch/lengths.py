@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from grpo.batch.length_schedule import WINDOW, stages_of
+from grpo.batch.length_schedule import WINDOW, parse_stages
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn import settings
@@ -24,7 +24,7 @@ def describe_lengths(config: Config) -> list[str]:
 def _schedule(args: Namespace) -> list[str]:
     if not args.length_schedule:
         return []
-    first, *later = stages_of(args)
+    first, *later = parse_stages(args)
     limits = [f"{first.length} tokens at first"]
     for stage in later:
         begin = f"from step {stage.step}"
@@ -45,7 +45,7 @@ def _thinking(args: Namespace) -> list[str]:
         f"thinking    {budget.thinking} + delimiter {size} + answer {budget.answer} = "
         f"{budget.thinking + size + budget.answer} of {args.generate_max_len} tokens"
     )
-    left = [budget.within(stage.length, size).thinking for stage in stages_of(args)]
+    left = [budget.within(stage.length, size).thinking for stage in parse_stages(args)]
     if args.length_schedule and min(left) < budget.thinking:
         line += f"; the length schedule limits the thinking to {', '.join(map(str, left))}"
     return [line]
@@ -59,7 +59,7 @@ def _environment(args: Namespace) -> list[str]:
     lines = [f"environment {variables['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
     mixture = Mixture.from_variables(variables)
     if mixture.is_several:
-        counts = Counter(mixture.of_file(Path(args.prompt_data), args.input_key).values())
+        counts = Counter(mixture.assign_file(Path(args.prompt_data), args.input_key).values())
         shares = ", ".join(f"{name} {counts[name]}" for name in mixture.names)
         lines.append(f"problems    {shares} of {counts.total()}")
     return lines

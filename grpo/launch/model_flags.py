@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERTS_TARGET, NO_SHARD
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 
 
@@ -59,7 +59,7 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
     if args.colocate_all_models and engines != ranks:
         yield Problem(
             f"COLOCATE=1 gives each GPU a part of an engine and a rank of the actor, but the engines have "
-            f"{counted(engines, 'GPU')} and the actor {counted(ranks, 'GPU')}",
+            f"{format_count(engines, 'GPU')} and the actor {format_count(ranks, 'GPU')}",
             "make ACTOR_GPUS equal to NUM_ENGINES x ENGINE_TP",
         )
     if args.vllm_enable_sleep and not args.colocate_all_models:

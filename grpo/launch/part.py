@@ -20,7 +20,7 @@ from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving
 from grpo.run.lost_writes import LOSSY
-from grpo.run.progress import Progress, find_adapter, way_on
+from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
@@ -71,13 +71,16 @@ def run(
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)
-            restarts.go_on(options, folder, held)
+            restarts.exec_launcher(options, folder, held)
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
             code = came.code
             note(files, code)
     if not is_finished:
-        print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
+        print(
+            f"not finished {describe_continuation(folder, Path(config.args.ckpt_path), files.read_config())}",
+            flush=True,
+        )
     return code
 
 
@@ -112,7 +115,7 @@ def _train(
         saving=Saving(request, args.sigterm_seconds),
     )
     request.close()
-    if end.cause and (stop := stop_rules.of_failure(args, progress.step, last_words.read(files.logs))):
+    if end.cause and (stop := stop_rules.explain_failure(args, progress.step, last_words.read(files.logs))):
         return End(STOPPED, stop)
     return end
 
@@ -125,7 +128,7 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     if adapter:
         lines.append(evaluate_command.describe(config, adapter))
     if progress.metrics.rows or progress.evals.rows:
-        lines.append(f"report       {evaluate_command.in_a_shell('scripts.report', str(files.folder))}")
+        lines.append(f"report       {evaluate_command.build_shell_command('scripts.report', str(files.folder))}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:

@@ -72,7 +72,7 @@ class Rates:
     decoding: Factors = field(default_factory=dict)
 
     @classmethod
-    def stated(cls, why: str = "") -> "Rates":
+    def from_docs(cls, why: str = "") -> "Rates":
         """Return the figures of docs/gpu.md: 16 rollouts of two lengths on one H100, and an assumed range."""
         lengths = (4_096, 16_384)
         return cls(
@@ -85,7 +85,7 @@ class Rates:
         )
 
     @classmethod
-    def of_layer(cls, numbers: Mapping[str, Any]) -> "Rates":
+    def from_layer(cls, numbers: Mapping[str, Any]) -> "Rates":
         """Return what one layer predicts, given the numbers of gpu_check's rung "layer".
 
         On an H100, two layers and lm_head through DeepSpeed took 0.92 to 1.29 times the sum of their parts.
@@ -97,12 +97,12 @@ class Rates:
         return cls("measured on this machine", *lines, low=0.9, high=1.3, longest=lengths[-1])
 
     @classmethod
-    def of_report(cls, report: Path = GPU_REPORT) -> "Rates":
+    def from_report(cls, report: Path = GPU_REPORT) -> "Rates":
         """Return the figures of gpu_check's report; those that it lacks are the stated ones."""
         try:
             rungs = json.loads(report.read_text(encoding="utf-8"))["rungs"]
             numbers = {rung["name"]: rung["numbers"] for rung in rungs if rung["verdict"] == "passed"}
-            rates = cls.of_layer(numbers["layer"]) if "layer" in numbers else cls.stated()
+            rates = cls.from_layer(numbers["layer"]) if "layer" in numbers else cls.from_docs()
             if "all-reduce" in numbers:
                 measured = float(numbers["all-reduce"]["all_gather_gb_per_s"])
                 rates = replace(rates, gather=measured, gather_source=f"measured {measured:.0f} GB/s")
@@ -111,9 +111,9 @@ class Rates:
             if "host copies" in numbers:
                 rates = replace(rates, host=float(numbers["host copies"]["to_device_gb_per_s"]))
         except FileNotFoundError:
-            return cls.stated()
+            return cls.from_docs()
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-            return cls.stated(f"{report} cannot be used ({type(error).__name__}: {error})")
+            return cls.from_docs(f"{report} cannot be used ({type(error).__name__}: {error})")
         return rates
 
 
@@ -136,7 +136,7 @@ def phases(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterato
     yield from _judging(config, judge)
     yield from _passes(config, plan.architecture, rates)
     yield from _gathers(config, plan.architecture, rates)
-    yield from _between(plan, config, rates)
+    yield from _time_between_steps(plan, config, rates)
 
 
 def sampling(config: Config, model: Architecture, rates: Rates) -> Phase:
@@ -176,7 +176,7 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
     yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
 
 
-def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
+def _time_between_steps(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
     """Yield what happens between steps, evaluations and checkpoints spread over all of them."""
     args = config.args
     saved = (plan.checkpoint_bytes or 0) / args.save_steps if args.save_steps > 0 else 0.0
@@ -205,8 +205,8 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
         return
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     source = rates.gather_source
-    places = equal_nodes.of_config(config)
-    between = moved * equal_nodes.gathered_from_others(places) / NETWORK if places else 0.0
+    places = equal_nodes.choose_seats(config)
+    between = moved * equal_nodes.compute_gathered_share(places) / NETWORK if places else 0.0
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
     yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if fully overlapped")

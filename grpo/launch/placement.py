@@ -4,7 +4,7 @@ import os
 
 from grpo.launch.config import Config
 from grpo.stack import machine, numa
-from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import Gpu
 
 # Where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres.
@@ -17,7 +17,7 @@ def describe(config: Config) -> list[str]:
     Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With COLOCATE=1 both get
     the same ones.
     """
-    gpus = [] if on_cpu_stack() or os.environ.get("RAY_ADDRESS") else machine.gpus()
+    gpus = [] if is_cpu_stack() or os.environ.get("RAY_ADDRESS") else machine.gpus()
     if len(gpus) < config.gpus:
         return []
     width, engines = config.args.vllm_tensor_parallel_size, range(config.args.vllm_num_engines)
@@ -29,14 +29,14 @@ def describe(config: Config) -> list[str]:
 
 def _names(gpus: list[Gpu]) -> str:
     numbers = ", ".join(str(gpu.index) for gpu in gpus)
-    nodes = sorted({node for gpu in gpus if (node := numa.node_of(gpu)) is not None})
+    nodes = sorted({node for gpu in gpus if (node := numa.find_node(gpu)) is not None})
     where = f" (NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})" if nodes else ""
     return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"
 
 
 def warnings() -> list[str]:
     """Return a line for each kind of GPU of this machine that has no fused grouped product."""
-    gpus = [] if on_cpu_stack() else machine.gpus()
+    gpus = [] if is_cpu_stack() else machine.gpus()
     kinds = sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})
     return [
         f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {' and '.join(FUSED)} do: "

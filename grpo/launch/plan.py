@@ -16,8 +16,8 @@ from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
 from grpo.settings.table import CLIPPING_LOSSES
-from grpo.stack.checkout import on_cpu_stack
-from grpo.stack.counted import counted
+from grpo.stack.checkout import is_cpu_stack
+from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
 
@@ -144,7 +144,7 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
         lines.append(
             f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
             f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
-            f"{counted(oldest, 'optimizer step')} behind"
+            f"{format_count(oldest, 'optimizer step')} behind"
         )
     return lines
 
@@ -172,8 +172,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         )
     if args.retire_after is not None:
         lines.append(
-            f"problems    are retired for {counted(args.retire_for, 'step')} after "
-            f"{counted(args.retire_after, 'solved group')} in a row"
+            f"problems    are retired for {format_count(args.retire_for, 'step')} after "
+            f"{format_count(args.retire_after, 'solved group')} in a row"
         )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)")
@@ -183,7 +183,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
 def describe(plan: Plan, config: Config) -> list[str]:
     """Describe the plan in lines for people."""
     args = config.args
-    is_simulated = on_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
+    is_simulated = is_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
     lines = [
         f"rollouts    {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} rollouts = "
         f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
@@ -191,23 +191,23 @@ def describe(plan: Plan, config: Config) -> list[str]:
         *_prompts(args),
         *describe_lengths(config),
         f"update      {plan.rollouts_per_step} rollouts / train batch {args.train_batch_size} (rollouts, not "
-        f"prompts) = {counted(plan.optimizer_steps_per_step, 'optimizer step')} per global step"
+        f"prompts) = {format_count(plan.optimizer_steps_per_step, 'optimizer step')} per global step"
         + (", all but the first off-policy" if plan.optimizer_steps_per_step > 1 and not args.pipeline else ""),
         *_staleness(plan, args),
-        f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
+        f"            {format_count(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
         *_loss(args),
     ]
     if plan.steps is not None:
         lines += _describe_steps(plan, config) + shortfall(plan, config)
-    engines = f"{counted(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
+    engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
         shares = f"{config.gpus} for {engines}, and the same for the actor"
     if is_simulated:
         lines.append(f"devices     {stand_ins(config.gpus)}: {shares}")
     else:
-        ray = f"Ray gets {counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}"
+        ray = f"Ray gets {format_count(plan.ray_gpus, 'GPU')} and {format_count(plan.ray_cpus, 'CPU')}"
         lines.append(f"GPUs        {shares}; {ray}")
     if plan.host_bytes is not None:
         lines += _describe_sizes(plan, config)
@@ -223,18 +223,18 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     args = config.args
     limit = f", stopped at {args.max_steps}" if args.max_steps else ""
     lines = [
-        f"steps       {counted(plan.prompts or 0, 'prompt')} = "
-        f"{counted(plan.steps_per_episode or 0, 'global step')} per episode "
-        f"({counted(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
-        f"{counted(args.num_episodes, 'episode')}{limit}: {counted(plan.steps or 0, 'global step')}",
+        f"steps       {format_count(plan.prompts or 0, 'prompt')} = "
+        f"{format_count(plan.steps_per_episode or 0, 'global step')} per episode "
+        f"({format_count(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
+        f"{format_count(args.num_episodes, 'episode')}{limit}: {format_count(plan.steps or 0, 'global step')}",
     ]
     if plan.steps and plan.optimizer_steps_per_step:
         rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_step)
         lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
-            f"eval        {counted(plan.evals, 'time')} {counted(plan.eval_prompts or 0, 'problem')} x "
-            f"{counted(args.eval_n_samples_per_prompt, 'sample')}"
+            f"eval        {format_count(plan.evals, 'time')} {format_count(plan.eval_prompts or 0, 'problem')} x "
+            f"{format_count(args.eval_n_samples_per_prompt, 'sample')}"
             f"{' and a greedy answer' if greedy.answers(args.eval_temperature) else ''}, "
             f"from {args.eval_dataset}"
         )
@@ -247,7 +247,7 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"            the data suffice for {counted(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
+        f"            the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
         f"{math.ceil(asked / per_episode)}"
     ]
 

@@ -27,7 +27,7 @@ from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run import trackers
 from grpo.run.measure import OUR_REWARD, USER_REWARD
-from grpo.settings.flags import name_of
+from grpo.settings.flags import find_setting_name
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
@@ -81,7 +81,7 @@ def check_flags(config: Config) -> Iterator[Problem]:
         yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
     for flag, package in trackers.missing_packages(args):
         yield Problem(
-            f"{name_of(f'--{flag}')} needs {package}, which is not installed",
+            f"{find_setting_name(f'--{flag}')} needs {package}, which is not installed",
             trackers.INSTALL.get(package, "run scripts/setup.sh"),
         )
     for script in (args.remote_rm_url or "").split(","):

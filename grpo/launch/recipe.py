@@ -34,19 +34,23 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     except UserError as error:
         print(f"train_grpo.sh: {error}", file=sys.stderr)
         return 2
-    given = choose.given(os.environ)
+    given = choose.select_given(os.environ)
     try:
         ours = recipe.read(lines, recipe.SOURCE)
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"{recipe.SOURCE} has no line for {', '.join(missing)}", "put it back")
-        config = choose.given(_config(asked, given, ours))
+        config = choose.select_given(_config(asked, given, ours))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
-    if asked.is_tiny and asked.mode in ("run", "check") and (code := _make_tiny(boxes.tools_of_tiny(config | given))):
+    if (
+        asked.is_tiny
+        and asked.mode in ("run", "check")
+        and (code := _make_tiny(boxes.choose_tiny_tools(config | given)))
+    ):
         return code
     os.environ.update(_variables(values))
     from grpo.launch.__main__ import main as launch

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.run.progress import way_on
+from grpo.run.progress import describe_continuation
 from grpo.run.run_files import RunFiles
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 
 REFUSED = 2
@@ -17,17 +17,17 @@ REFUSED = 2
 def refuse(options: argparse.Namespace, error: UserError) -> int:
     """Print why nothing is started; return the exit code."""
     print(f"refused: {error}", file=sys.stderr)
-    return _refused(options, error.problem)
+    return _refuse(options, error.problem)
 
 
 def refuse_all(options: argparse.Namespace, problems: Sequence[Problem]) -> int:
     """Print all problems; return the exit code."""
-    print(f"refused, {counted(len(problems), 'problem')}:", file=sys.stderr)
+    print(f"refused, {format_count(len(problems), 'problem')}:", file=sys.stderr)
     print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-    return _refused(options, problems[0])
+    return _refuse(options, problems[0])
 
 
-def _refused(options: argparse.Namespace, first: Problem) -> int:
+def _refuse(options: argparse.Namespace, first: Problem) -> int:
     """Return the exit code; a restart also leaves a record, and says how the run continues."""
     if options.held is None:
         return REFUSED
@@ -42,7 +42,7 @@ def end_restarts(folder: Path, code: int, **more: str) -> int:
         config = files.read_config()
     except UserError:  # the refusal has named it
         config = {}
-    print(f"not finished {way_on(folder, files.folder_of('ckpt_path', config), config)}", flush=True)
+    print(f"not finished {describe_continuation(folder, files.find_folder('ckpt_path', config), config)}", flush=True)
     return code
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import UserError
 
 # Of a prompt, in seconds of a processor: a template that takes longer has a loop without end.
@@ -52,7 +52,7 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        what = f"the chat template of {model} took more than {seconds:g} s for {counted(len(prompts), 'prompt')}"
+        what = f"the chat template of {model} took more than {seconds:g} s for {format_count(len(prompts), 'prompt')}"
         raise UserError(what, _TEMPLATE) from None
     if done.returncode == -signal.SIGPROF:
         longest = max(len(json.dumps(prompt)) for prompt in prompts)
@@ -67,7 +67,7 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
     return [Rendered(*each) for each in json.loads(done.stdout)]
 
 
-def _limited(prompts: list[Any], seconds: float) -> Iterator[Any]:
+def _limit_time(prompts: list[Any], seconds: float) -> Iterator[Any]:
     """Yield the prompts. If one takes more of a processor, the signal ends this process, even in compiled code."""
     for prompt in prompts:
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -80,7 +80,7 @@ def main() -> int:
     from data.checks import render
 
     model, variables, seconds = sys.argv[1:]
-    rendered = render(model, _limited(json.load(sys.stdin), float(seconds)), json.loads(variables))
+    rendered = render(model, _limit_time(json.load(sys.stdin), float(seconds)), json.loads(variables))
     print(json.dumps([(len(tokens), text) for tokens, text in rendered]))
     return 0
 

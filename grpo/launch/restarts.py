@@ -69,7 +69,7 @@ def _kind(end: Mapping[str, Any]) -> str:
     return re.sub(r"\d+", "", end["cause"])
 
 
-def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
+def exec_launcher(options: argparse.Namespace, folder: Path, held: int) -> None:
     """Replace this process by a launcher that resumes the run in `folder`, with the same flags. Does not return.
 
     Args:

@@ -14,9 +14,9 @@ from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
-from grpo.run.saved_steps import saved_steps, step_name, step_of
-from grpo.settings.flags import name_of
-from grpo.stack.counted import counted
+from grpo.run.saved_steps import parse_step, saved_steps, step_name
+from grpo.settings.flags import find_setting_name
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
@@ -42,7 +42,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
     """
     for file in (RunFiles(folder).ends, RunFiles(folder).resumes):
         read_parts(file)  # OSError for what a run could not append to
-    flags = [*flags, *_kept(flags, folder)]
+    flags = [*flags, *_keep_flags(flags, folder)]
     config = resolve(flags, folder)
     checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
     steps = saved_steps(checkpoints)
@@ -54,7 +54,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         check_whole(checkpoints / step_name(step), base)
         _check_ahead(checkpoints / step_name(step), config)
         config = resolve([*flags, "--resume_from", str(checkpoints / step_name(step))], folder)
-    wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
+    wrong = {name: values for name, values in find_flag_changes(config, folder).items() if name in FIXED}
     folders = {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
     wrong |= {name: (old, new) for name, (old, new) in folders.items() if old != new}
     if not wrong and _other_train_data(config, folder):
@@ -63,7 +63,9 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
             "restore the file, or start a new run",
         )
     if wrong:
-        listed = "; ".join(f"{name_of(f'--{name}')} was {old}, now {new}" for name, (old, new) in wrong.items())
+        listed = "; ".join(
+            f"{find_setting_name(f'--{name}')} was {old}, now {new}" for name, (old, new) in wrong.items()
+        )
         hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
         raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")
     return config
@@ -71,8 +73,8 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
 
 def check_whole(step: Path, base: Path) -> None:
     """Refuse a checkpoint that is damaged or belongs to another model, before anything is loaded or undone."""
-    if wrong := _wrong_with(step, base):
-        others = _other_steps(step.parent, step_of(step), base)
+    if wrong := _find_problem(step, base):
+        others = _other_steps(step.parent, parse_step(step), base)
         anew = f"no other checkpoint is complete; restore a copy, or move {step.parent} away to start again"
         raise UserError(wrong.what, wrong.remedy or others or anew)
 
@@ -95,7 +97,7 @@ def _check_ahead(step: Path, config: Config) -> None:
 def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
     """Name the whole steps other than `step`; "" if none is whole."""
     others = [other for other in saved_steps(checkpoints) if other != step]
-    whole = [other for other in others if not _wrong_with(checkpoints / step_name(other), base)]
+    whole = [other for other in others if not _find_problem(checkpoints / step_name(other), base)]
     if not whole:
         return ""
     complete = ", ".join(map(str, whole))
@@ -108,14 +110,14 @@ def _no_whole_step(damaged: list[int]) -> str:
     return "no checkpoint is complete; without --from-step the run starts again from step 0"
 
 
-def _wrong_with(step: Path, base: Path) -> Problem | None:
+def _find_problem(step: Path, base: Path) -> Problem | None:
     """Return the problem of a checkpoint and its own remedy ("" means another step); None if it is whole.
 
     The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
         what = f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage)
-        return Problem(what, digests.own_remedy(damage))
+        return Problem(what, digests.find_own_remedy(damage))
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:
@@ -142,10 +144,10 @@ def _recorded_folders(folder: Path) -> dict[str, str]:
     """Return where the run keeps its checkpoints and metrics, by flag."""
     files = RunFiles(folder)
     config = files.read_config()
-    return {flag: str(files.folder_of(flag, config)) for flag in FOLDERS}
+    return {flag: str(files.find_folder(flag, config)) for flag in FOLDERS}
 
 
-def _kept(flags: list[str], folder: Path) -> list[str]:
+def _keep_flags(flags: list[str], folder: Path) -> list[str]:
     """Return flags for the run's own folders, its date, and the adapter that it started from, unless given.
 
     The date must stay, since prompts name seeds and resting problems.
@@ -157,7 +159,7 @@ def _kept(flags: list[str], folder: Path) -> list[str]:
     return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 
-def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
+def find_flag_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return the flags whose values differ from the run so far: name -> (old, new)."""
     old = RunFiles(folder).read_config().get("flags") or {}
     new = json.loads(json.dumps(config.values, default=str))
@@ -165,7 +167,7 @@ def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
-def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
+def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return the settings of judge and reward that differ from the run so far: name -> (old, new)."""
     recorded = RunFiles(folder).read_config()
     old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
@@ -175,33 +177,35 @@ def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
-def changed(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
+def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return all settings that differ from the run so far: flag or variable -> (old, new)."""
-    return {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
+    return {f"--{name}": values for name, values in find_flag_changes(config, folder).items()} | find_reward_changes(
+        folder
+    )
 
 
 def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return changed settings in lines for people."""
-    return [f"  {name_of(name)} was {old}, now {new}" for name, (old, new) in differing.items()]
+    return [f"  {find_setting_name(name)} was {old}, now {new}" for name, (old, new) in differing.items()]
 
 
 def resumed_step(config: Config) -> int:
     """Return the step after which a run continues; 0 for a new run."""
     source = config.args.resume_from
-    return step_of(Path(source)) if source else 0
+    return parse_step(Path(source)) if source else 0
 
 
 def describe(config: Config) -> list[str]:
     """Return where a resumed run continues, one line each."""
     step = resumed_step(config)
     if not step:
-        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{_repeated(config)}"]
+        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{_name_repeated_steps(config)}"]
     source = Path(config.args.resume_from)
-    unverified = [] if digests.is_sealed(source / "trainer") else [digests.unverified(source)]
-    return [f"continuing after step {step}{_repeated(config)}", *unverified]
+    unverified = [] if digests.is_sealed(source / "trainer") else [digests.describe_unverified(source)]
+    return [f"continuing after step {step}{_name_repeated_steps(config)}", *unverified]
 
 
-def _repeated(config: Config) -> str:
+def _name_repeated_steps(config: Config) -> str:
     """Name the steps that the run had completed after the checkpoint; "" without any."""
     first = resumed_step(config) + 1
     rows = read_steps(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
@@ -218,10 +222,10 @@ def complete(config: Config, plan: Plan) -> list[str]:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
     limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
-    return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to continue"]
+    return [f"complete: all {format_count(plan.steps, 'step')} are done; raise {limits} to continue"]
 
 
-def finished(config: Config, plan: Plan) -> list[str]:
+def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
     done, ends = complete(config, plan), read_parts(RunFiles(Path(config.args.run_dir)).ends)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
@@ -239,7 +243,7 @@ def newer_steps(config: Config) -> list[int]:
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
-    differing, begin = changed(config, folder), describe(config)
+    differing, begin = find_changes(config, folder), describe(config)
     # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))

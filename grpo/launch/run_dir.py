@@ -21,7 +21,7 @@ from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
 from grpo.settings.choose import Changes
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT, git_revision, is_cpu_stack
 from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
@@ -73,7 +73,7 @@ def find_run(which: str, name: str) -> Path:
     run = RunFiles(Path(which).absolute())
     if which == "latest":
         runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
-        mine = [run for run in runs if _name_of(run) == name]
+        mine = [run for run in runs if _read_name(run) == name]
         if not mine:
             raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
         run = max(mine, key=lambda run: run.config.stat().st_mtime)
@@ -83,7 +83,7 @@ def find_run(which: str, name: str) -> Path:
     return run.folder
 
 
-def _name_of(run: RunFiles) -> str | None:
+def _read_name(run: RunFiles) -> str | None:
     """Return the name of a run; None if its configuration cannot be read."""
     try:
         return run.read_config().get("name")
@@ -112,7 +112,7 @@ def write(
         again: the options of train_grpo.sh with which the run is resumed.
         own_file: the settings of --config, which a resumed run keeps.
     """
-    files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"
+    files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if is_cpu_stack() else "gpu"
     files.logs.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o700)  # even if the folder is older or made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):

@@ -11,7 +11,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.phases import Rates
 from grpo.launch.plan import WEIGHT_BYTES, Plan, size
 from grpo.model.architecture import NO_SHARD
-from grpo.stack.counted import numbered
+from grpo.stack.counted import format_numbers
 from grpo.stack.seats import Seats
 
 
@@ -32,7 +32,7 @@ class Choice:
 
 def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
     """Return lines for people; [] if the user said nothing about nodes, or if the run does not fit on them."""
-    places = equal_nodes.of_config(config) if equal_nodes.is_stated(config) else None
+    places = equal_nodes.choose_seats(config) if equal_nodes.is_stated(config) else None
     if places is None:
         return []
     count, gpus = config.args.nodes, equal_nodes.gpus_of_node(config)
@@ -41,7 +41,7 @@ def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
     lines += [f"  node {node:<5}{_node(config, places, str(node), adapter)}" for node in range(1, count + 1)]
     lines += _traffic(plan, config, places, adapter)
     if plan.architecture and is_for_gpus(plan.architecture):
-        rates = Rates.of_report()
+        rates = Rates.from_report()
         lines += _further(config, lambda changed: cost.seconds_of_step(plan, changed, judge, rates))
     return lines
 
@@ -53,9 +53,11 @@ def _node(config: Config, places: Seats, node: str, adapter: int) -> str:
     ranks = [number for number, place in enumerate(places.ranks) if place == node]
     parts, first = [], len(engines) * width
     if engines:
-        parts.append(f"{numbered('engine', engines)} on {numbered('GPU', range(first))}")
+        parts.append(f"{format_numbers('engine', engines)} on {format_numbers('GPU', range(first))}")
     if ranks:
-        parts.append(f"{numbered('actor rank', ranks)} on {numbered('GPU', range(first, first + len(ranks)))}")
+        parts.append(
+            f"{format_numbers('actor rank', ranks)} on {format_numbers('GPU', range(first, first + len(ranks)))}"
+        )
     if not parts:
         return "unused: lower NODES, or raise NUM_ENGINES or ACTOR_GPUS"
     received = equal_nodes.sync_bytes(places, node, adapter)
@@ -72,7 +74,7 @@ def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterato
             f"  sync      {size(receivers * adapter)} over the network, {size(adapter)} to each node that gets it; "
             f"{size(engines * adapter)} if each engine got its own"
         )
-    share = equal_nodes.gathered_from_others(places)
+    share = equal_nodes.compute_gathered_share(places)
     if share and config.args.actor_shard != NO_SHARD and plan.model_actor_bytes:
         yield (
             f"  gathers   up to {size(int(share * plan.model_actor_bytes))} into a node in each pass over the model; "
@@ -114,17 +116,17 @@ def choices(config: Config, count: int, seconds: Callable[[Config], float]) -> l
         engines = min(equal_nodes.most_engines(count, gpus, width, ranks), config.rollouts_per_step)
         if engines < args.vllm_num_engines:
             break
-        changed = _with(config, count, engines, ranks)
+        changed = _change_layout(config, count, engines, ranks)
         if not list(check_batches(changed)) and not list(gpu_limits.problems(changed)):
             found.append(Choice(engines, ranks, seconds(changed)))
     return found
 
 
-def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
+def _change_layout(config: Config, count: int, engines: int, ranks: int) -> Config:
     """Return the configuration with other numbers; micro-batches that were chosen for it are chosen anew."""
     changes = {"nodes": count, "gpus_per_node": equal_nodes.gpus_of_node(config), "vllm_num_engines": engines}
     changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
-    changed = config.assuming(**changes)
+    changed = config.assume_flags(**changes)
     share = max(1, config.args.train_batch_size // ranks)
     for name in fitting.MICRO_BATCHES:
         if getattr(changed.args, name) > share:

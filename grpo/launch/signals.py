@@ -14,11 +14,11 @@ class Signalled(BaseException):
     """A signal asks the launcher to end. `except Exception` does not catch it, as with KeyboardInterrupt."""
 
     def __init__(self, number: int) -> None:
-        self.name, self.code = name_of(number), 128 + number
+        self.name, self.code = get_name(number), 128 + number
         super().__init__(self.name)
 
 
-def name_of(number: int) -> str:
+def get_name(number: int) -> str:
     """Return what the user calls a signal."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 

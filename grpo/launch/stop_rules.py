@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.metrics.parity import PolicyMismatch
-from grpo.run.measure import name_of, value_of
+from grpo.run.measure import get_name, get_value
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine
 from grpo.stack.problem import Problem
@@ -22,7 +22,7 @@ def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path])
 
 
 def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Iterator[Stop]:
-    rows = progress.metrics.of_this_part()  # a rule that ended an earlier part must not end this one at once
+    rows = progress.metrics.read_this_part()  # a rule that ended an earlier part must not end this one at once
     if args.stop_non_finite and rows and rows[-1].get("dropped_values") and not is_number(rows[-1].get(LOSS)):
         yield Stop(_not_finite(rows[-1]["step"]), is_saved=False)
     if args.stop_fall is not None and (reason := _fall(args.stop_fall, progress)):
@@ -40,7 +40,7 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
             yield Stop(Problem(what, "see the judge's errors in docs/reward.md, or raise STOP_JUDGE_FAILED"))
 
 
-def of_failure(args: argparse.Namespace, step: int, words: LastWords | None) -> Problem | None:
+def explain_failure(args: argparse.Namespace, step: int, words: LastWords | None) -> Problem | None:
     """Return the rule that explains the exception of the driver; None if none does.
 
     The parity gate is one: a run that is started again computes the same.
@@ -63,10 +63,10 @@ def _not_finite(step: int) -> Problem:
 
 def _fall(amount: float, progress: Progress) -> Problem | None:
     """Compare the newest evaluation with the best one."""
-    values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := value_of(row))]
-    if not progress.evals.of_this_part() or not values or max(values)[0] - values[-1][0] < amount:
+    values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := get_value(row))]
+    if not progress.evals.read_this_part() or not values or max(values)[0] - values[-1][0] < amount:
         return None
     (best, at), (now, step) = max(values), values[-1]
-    name = name_of(progress.evals.rows[-1])
+    name = get_name(progress.evals.rows[-1])
     what = f"held-out {name} fell from {best:.3f} at step {at} to {now:.3f} at step {step}"
     return Problem(what, f"the best checkpoint is kept: --from-step {at}" if at else "see docs/tuning.md")

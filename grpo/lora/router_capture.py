@@ -54,7 +54,7 @@ def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return torch.full_like(logits, -torch.inf).scatter(1, experts, values)
 
 
-def unsupported(config: VllmConfig) -> list[str]:
+def find_unsupported(config: VllmConfig) -> list[str]:
     """Return the settings of an engine with which tokens and choices cannot be matched."""
     parallel = config.parallel_config
     settings = {
@@ -75,7 +75,7 @@ def prepare(experts: FusedMoE, config: VllmConfig) -> None:
     Raises:
         UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
-    faults = unsupported(config)
+    faults = find_unsupported(config)
     backend = getattr(experts.quant_method, "mxfp4_backend", None)
     if backend is not None and backend not in KNOWN_MXFP4:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")

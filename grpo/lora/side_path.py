@@ -36,7 +36,7 @@ from grpo.lora.adapter import (
     unflatten,
 )
 from grpo.model import cpu_matmul
-from grpo.model.vocabulary import Allocated, allocated, mask_
+from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
 from grpo.stack.upstream.engine import Attention, LinearLayer
 
@@ -157,13 +157,13 @@ def fill(attention: Attention, tensors: dict[str, tuple[int, torch.Tensor]], app
 
 
 @functools.lru_cache(maxsize=1)
-def mapped(path: str, inode: int) -> np.ndarray:
+def map_file(path: str, inode: int) -> np.ndarray:
     """Return the file ``path`` as uint8 ``[bytes]``, mapped, so later writes to the file show too."""
     del inode  # part of the cache key: a new file may reuse the name
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 
-def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
+def group_by_layer(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
     """Return, for each layer, its tensors and their numbers in the adapter, by their names in the attention module.
 
     Args:
@@ -194,9 +194,9 @@ class AdapterWorker(router_capture.RecordingWorker):
         size = 2 * (last.offset + last.numel)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that the mapping is read-only
-            data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[:size])
+            data = torch.from_numpy(map_file(path, os.stat(path).st_ino)[:size])
         runner: Any = self.model_runner  # type: ignore[attr-defined]
-        arrived, layers = layers_of(data.view(torch.bfloat16), specs), runner.model.model.layers
+        arrived, layers = group_by_layer(data.view(torch.bfloat16), specs), runner.model.model.layers
         self.forget_routing()
         applied = Applied()
         for number, layer in enumerate(layers):
@@ -230,10 +230,10 @@ def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
     normalised over the remaining rows, as in the trainer.
     """
 
-    def masked(_module: object, _inputs: object, logits: torch.Tensor | None) -> torch.Tensor | None:
+    def mask_logits(_module: object, _inputs: object, logits: torch.Tensor | None) -> torch.Tensor | None:
         return None if logits is None else mask_(logits, kept)  # only one worker of an engine gets logits
 
-    model.logits_processor.register_forward_hook(masked)
+    model.logits_processor.register_forward_hook(mask_logits)
 
 
 def _install() -> None:
@@ -251,7 +251,7 @@ def _install() -> None:
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         if tokenizer is not None:
-            mask_vocabulary(self, allocated(tokenizer))
+            mask_vocabulary(self, find_allocated(tokenizer))
 
     GptOssForCausalLM.__init__ = init_with_mask  # type: ignore[method-assign]
 

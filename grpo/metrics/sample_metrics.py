@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.batch.advantages import groups_of, has_spread
-from grpo.batch.branches import samples_of
+from grpo.batch.advantages import group_rewards, has_spread
+from grpo.batch.branches import group_rows
 from grpo.batch.degenerate import repetition
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
 from grpo.rollout.rows import Batch
@@ -31,18 +31,18 @@ def experience_metrics(
         tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
     """
     # Experiences are padded to different lengths, so token quantities are summed per rollout first.
-    sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
+    sampled = [_select_sampled(rows) for experience in experiences for rows in group_rows(experience)]
     sampled = [one for one in sampled if one[0]] or sampled  # a rollout without a reward has no trained tokens
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
-    logged = _of_info(experiences, "reward")
+    logged = _read_info(experiences, "reward")
     rewards = torch.cat([experience.rewards for experience in experiences]).double() if logged is None else logged
-    missing = _of_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
+    missing = _read_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
-    masked = _of_info(experiences, "masked_rollouts")
-    groups, counts = groups_of(experiences, group_size)
+    masked = _read_info(experiences, "masked_rollouts")
+    groups, counts = group_rewards(experiences, group_size)
     is_flat = ~has_spread(groups, counts)[counts.any(-1)]
     metrics = {
         "advantage_mean": advantages.mean(),
@@ -61,14 +61,14 @@ def experience_metrics(
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
         **_parts(experiences, responses, tokenizer),
         **_honesty(experiences, rewards),
-        **_by_thinking(experiences, rewards, known),
+        **_compare_cut_thinking(experiences, rewards, known),
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
 def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
     """Return whether the reward follows correctness, and how the judge rates right and wrong rollouts."""
-    columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
+    columns = {name: _read_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
     if columns["correct"] is None:
         return {}
     known = torch.ones_like(rewards, dtype=torch.bool)
@@ -78,7 +78,7 @@ def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, t
     correct, rewards = columns["correct"][known], rewards[known]
     right = correct > 0.5
     metrics = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
-    if (cut := _of_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
+    if (cut := _read_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
         metrics["correct_whole"] = correct[whole].mean()
     if right.any():
         high = rewards >= rewards[right].quantile(0.5)
@@ -92,17 +92,17 @@ def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, t
     return metrics
 
 
-def _by_thinking(
+def _compare_cut_thinking(
     experiences: Sequence[Batch], rewards: torch.Tensor, known: torch.Tensor
 ) -> dict[str, torch.Tensor | None]:
     """Return the mean reward of rollouts whose thinking was cut, and of the others; {} without a thinking budget."""
-    if (cut := _of_info(experiences, "thinking_truncated")) is None:
+    if (cut := _read_info(experiences, "thinking_truncated")) is None:
         return {}
     parts = {"truncated": rewards[known & (cut > 0.5)], "whole": rewards[known & (cut <= 0.5)]}
     return {f"reward_thinking_{name}": part.mean() if len(part) else None for name, part in parts.items()}
 
 
-def _of_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:
+def _read_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:
     if not all(name in experience.info for experience in experiences):
         return None
     return torch.cat([torch.as_tensor(experience.info[name]).reshape(-1) for experience in experiences]).double()
@@ -115,7 +115,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return (a * b).sum() / scale if scale > 1e-12 else None
 
 
-def _sampled(rows: Sequence[tuple[Batch, int]]) -> tuple[list[int], torch.Tensor]:
+def _select_sampled(rows: Sequence[tuple[Batch, int]]) -> tuple[list[int], torch.Tensor]:
     """Return the sampled tokens of a rollout, and the advantage of each."""
     tokens, advantages = [], []
     for batch, row in rows:
@@ -129,7 +129,7 @@ def _parts(
     experiences: Sequence[Batch], responses: Sequence[Sequence[int]], tokenizer: Tokenizer | None
 ) -> dict[str, torch.Tensor | None]:
     """Return the lengths of thinking and answer, unless the rollout has logged them."""
-    if tokenizer is None or _of_info(experiences, "thinking_length") is not None:
+    if tokenizer is None or _read_info(experiences, "thinking_length") is not None:
         return {}
     header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
     if header[0] not in tokenizer.added_tokens_decoder:  # a model with another template

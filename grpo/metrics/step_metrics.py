@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import of_batch, samples_of
+from grpo.batch.branches import get_batch_branches, group_rows
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.unlikely_tokens import least_likely
@@ -29,11 +29,11 @@ logger = logging.getLogger("openrlhf.grpo.step_metrics")
 OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each rollout
 
 
-def before_training(experiences: Sequence[Batch]) -> None:
+def number_samples(experiences: Sequence[Batch]) -> None:
     """Number the rollouts in ``info``, so that the ranks' notes can be matched to them."""
     for experience in experiences:
         experience.info["sample"] = torch.tensor(experience.index)
-        for index, branches in zip(experience.index, of_batch(experience), strict=False):
+        for index, branches in zip(experience.index, get_batch_branches(experience), strict=False):
             for row in branches:
                 row.info["sample"] = torch.tensor([index])
 
@@ -46,7 +46,7 @@ def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
     status.update(result, micro_batches=notes, device_memory=most, metric_errors=errors)
 
 
-def after_training(
+def add_step_metrics(
     status: dict[str, Any],
     experiences: Sequence[Batch],
     samples: Sequence[Sample],
@@ -65,7 +65,7 @@ def after_training(
     status.pop("sample", None)
     for experience in experiences:
         experience.info.pop("sample", None)
-    engine = dict(_by_sample(experiences, "rollout_log_probs"))
+    engine = dict(_split_by_sample(experiences, "rollout_log_probs"))
     trainer = log_probs_by_sample(micro_batches)
     parts: list[Callable[[], dict[str, float] | None]] = [
         lambda: _leave_out_unknown(status, experiences),
@@ -91,12 +91,12 @@ def _add_tokens(samples: Sequence[Sample], trainer: dict[int, torch.Tensor], tok
             sample.details["least_likely_tokens"] = least_likely(sample, trainer.get(index), tokenizer.decode)
 
 
-def _by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[int, torch.Tensor]]:
+def _split_by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield each rollout's index and its part of a ``[B, A]`` tensor at its sampled tokens, if it has one."""
     for experience in experiences:
         if getattr(experience, name) is None:
             continue
-        for index, rows in zip(experience.index, samples_of(experience), strict=True):
+        for index, rows in zip(experience.index, group_rows(experience), strict=True):
             yield index, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
 
 
@@ -132,7 +132,7 @@ def _add_details(
     engine: dict[int, torch.Tensor],
 ) -> None:
     """Give each rollout ``details``: its advantage, and the trainer's and the engine's view of its tokens (nat)."""
-    advantages = dict(_by_sample(experiences, "advantages"))
+    advantages = dict(_split_by_sample(experiences, "advantages"))
     losses: dict[int, float] = {}  # the largest over several passes
     for batch in micro_batches:
         for index in batch.samples:

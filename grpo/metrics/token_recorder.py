@@ -96,7 +96,7 @@ class ActorMetrics:
 
         Args:
             experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
-                ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.before_training`).
+                ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.number_samples`).
             log_probs: of the trained policy, ``[B, A]``.
             output: the model's output, with ``scores`` (see :class:`grpo.update.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
@@ -107,9 +107,11 @@ class ActorMetrics:
         sampled: torch.Tensor | None = old
         if old_policy.is_of_engine(self._args):
             sampled = None if self._norms else log_probs
-        at_actions = [_at_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)]
+        at_actions = [
+            _select_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)
+        ]
 
-        def noted(values: torch.Tensor) -> torch.Tensor:
+        def copy_masked(values: torch.Tensor) -> torch.Tensor:
             return values[mask].float().cpu()
 
         self._micro_batches.append(
@@ -117,18 +119,18 @@ class ActorMetrics:
                 samples=[int(index) for index in experience.info["sample"]],
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
-                log_probs=noted(log_probs),
-                log_ratios=noted(log_probs - old),
-                sampled=None if sampled is None else noted(sampled),
-                advantages=noted(experience.advantages),
-                entropy=noted(at_actions[0]),
-                unallocated=noted(at_actions[1]),
-                of_loss={name: noted(values) for name, values in (of_loss or {}).items()},
+                log_probs=copy_masked(log_probs),
+                log_ratios=copy_masked(log_probs - old),
+                sampled=None if sampled is None else copy_masked(sampled),
+                advantages=copy_masked(experience.advantages),
+                entropy=copy_masked(at_actions[0]),
+                unallocated=copy_masked(at_actions[1]),
+                of_loss={name: copy_masked(values) for name, values in (of_loss or {}).items()},
                 routing=(0, 0) if experience.replay is None else experience.replay.counts(),
             )
         )
 
-    def after_backward_and_step(self) -> None:
+    def note_update(self) -> None:
         """Record gradient norm and learning rate if DeepSpeed's engine has just made an optimizer step.
 
         DeepSpeed 0.18.5 reports 1.0 for a norm that is not finite; :func:`grpo.lora.adapter.gather` stops such a run.
@@ -167,7 +169,7 @@ class ActorMetrics:
         }
 
 
-def _at_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
+def _select_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
     """Return ``[B, S]`` values as ``[B, A]``: the value at the position before each action."""
     return values[:, :-1][:, -experience.action_mask.shape[1] :]
 

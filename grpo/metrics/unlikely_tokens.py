@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import of_sample
+from grpo.batch.branches import get_branches
 from grpo.rollout.rows import Sample
 
 SHOWN = 3  # tokens of a rollout
@@ -31,7 +31,7 @@ def least_likely(
         ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and ``trainer`` (log-probs,
         nat; ``trainer`` may be None), and ``branch``: the index among the rollout's rows, earliest first.
     """
-    rows = [*of_sample(sample), sample]
+    rows = [*get_branches(sample), sample]
     lengths = [int(row.action_mask.bool().sum()) for row in rows]
     if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
         return []

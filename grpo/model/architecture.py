@@ -141,7 +141,7 @@ class Architecture:
         of_experts = self.experts * self.find_expert_rank(args) * sum(map(sum, experts))
         return self.layers * (args.lora_rank * sum(map(sum, attention)) + of_experts)
 
-    def stored(self) -> dict[str, tuple[int, ...]]:
+    def list_stored(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor in the files. MXFP4 experts are blocks and scales, transposed."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self.parameters().items():
@@ -155,7 +155,7 @@ class Architecture:
 
     def actor_bytes(self, packed: bool) -> dict[str, int]:
         """Return the bytes of every parameter of the actor, with packed experts or all in bf16."""
-        shapes = self.stored() if packed else self.parameters()
+        shapes = self.list_stored() if packed else self.parameters()
         return {name: math.prod(shape) * (1 if is_packed(name) else 2) for name, shape in shapes.items()}
 
 
@@ -188,7 +188,7 @@ def check(model: Model) -> list[FileFault]:
     Raises:
         CheckpointError: if the architecture is not gpt-oss. Nothing more can be checked then.
     """
-    wanted = Architecture.from_config(model.config).stored()
+    wanted = Architecture.from_config(model.config).list_stored()
     explained = {name for fault in model.faults for name in fault.tensors}
     missing = tuple(name for name in wanted if name not in model.tensors and name not in explained)
     faults = list(model.faults)

@@ -112,14 +112,14 @@ class ChunkedAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return ``[B, H, L, D]``; shapes as in :func:`attend`, mask as in :class:`SinkMask`."""
         mask = SinkMask(tokens, window)
-        grouped = _grouped(query, key)
-        out, lse = torch.empty_like(grouped), grouped.new_empty(grouped.shape[:-1], dtype=_wide(query))
+        grouped = _group_heads(query, key)
+        out, lse = torch.empty_like(grouped), grouped.new_empty(grouped.shape[:-1], dtype=_widen_dtype(query))
         sink = sinks.to(lse.dtype).view(1, key.shape[1], -1, 1)
         for queries, keys in _chunks(query.shape[2], mask.window):
             scores = _scores(grouped, key, mask, scaling, queries, keys)
             lse[..., queries] = torch.logaddexp(scores.logsumexp(-1), sink)
             probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_().to(value.dtype)
-            out[..., queries, :] = _unfolded(_folded(probabilities) @ value[:, :, keys], probabilities)
+            out[..., queries, :] = _unfold_heads(_fold_heads(probabilities) @ value[:, :, keys], probabilities)
         ctx.mask, ctx.scaling = mask, scaling
         ctx.save_for_backward(query, key, value, sinks, out, lse)
         return out.view_as(query)
@@ -128,20 +128,20 @@ class ChunkedAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key, value and sinks."""
         query, key, value, sinks, out, lse = ctx.saved_tensors
-        grouped, d_out = _grouped(query, key), _grouped(gradients[0], key)
+        grouped, d_out = _group_heads(query, key), _group_heads(gradients[0], key)
         delta = (d_out * out).sum(-1, dtype=lse.dtype)
         d_query = torch.empty_like(grouped)
         d_key, d_value = torch.zeros_like(key, dtype=lse.dtype), torch.zeros_like(value, dtype=lse.dtype)
         for queries, keys in _chunks(query.shape[2], ctx.mask.window):
             scores = _scores(grouped, key, ctx.mask, ctx.scaling, queries, keys)
             probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_()
-            part = _folded(d_out[..., queries, :])
-            d_value[:, :, keys] += _folded(probabilities.to(part.dtype)).transpose(-1, -2) @ part
-            d_scores = _unfolded(part @ value[:, :, keys].transpose(-1, -2), scores).to(lse.dtype)
+            part = _fold_heads(d_out[..., queries, :])
+            d_value[:, :, keys] += _fold_heads(probabilities.to(part.dtype)).transpose(-1, -2) @ part
+            d_scores = _unfold_heads(part @ value[:, :, keys].transpose(-1, -2), scores).to(lse.dtype)
             d_scores = (d_scores - delta[..., queries].unsqueeze(-1)) * probabilities * ctx.scaling
-            folded = _folded(d_scores.to(query.dtype))
-            d_query[..., queries, :] = _unfolded(folded @ key[:, :, keys], scores)
-            d_key[:, :, keys] += folded.transpose(-1, -2) @ _folded(grouped[..., queries, :])
+            folded = _fold_heads(d_scores.to(query.dtype))
+            d_query[..., queries, :] = _unfold_heads(folded @ key[:, :, keys], scores)
+            d_key[:, :, keys] += folded.transpose(-1, -2) @ _fold_heads(grouped[..., queries, :])
         sink = sinks.to(lse.dtype).view(1, key.shape[1], -1, 1)
         d_sinks = -((sink - lse).exp() * delta).sum((0, 3)).flatten()
         return (
@@ -155,22 +155,22 @@ class ChunkedAttention(torch.autograd.Function):
         )
 
 
-def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _group_heads(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Return ``[B, H, L, D]`` as ``[B, H_kv, H / H_kv, L, D]``: with each key head, its queries."""
     return query.contiguous().unflatten(1, (key.shape[1], -1))
 
 
-def _folded(values: torch.Tensor) -> torch.Tensor:
+def _fold_heads(values: torch.Tensor) -> torch.Tensor:
     """Return ``[B, H_kv, G, rows, columns]`` as ``[B, H_kv, G * rows, columns]``: one product for a group of heads."""
     return values.flatten(2, 3)
 
 
-def _unfolded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`_folded`, with the group and the rows of ``like``."""
+def _unfold_heads(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Undo :func:`_fold_heads`, with the group and the rows of ``like``."""
     return values.unflatten(2, like.shape[2:4])
 
 
-def _wide(values: torch.Tensor) -> torch.dtype:
+def _widen_dtype(values: torch.Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
@@ -189,7 +189,7 @@ def _scores(
 ) -> torch.Tensor:
     """Return the masked scores of a chunk, fp32 or wider, ``[B, H_kv, H / H_kv, queries, keys]``."""
     part = grouped[..., queries, :]
-    scores = _unfolded(_folded(part) @ key[:, :, keys].transpose(-1, -2), part).to(_wide(key)) * scaling
+    scores = _unfold_heads(_fold_heads(part) @ key[:, :, keys].transpose(-1, -2), part).to(_widen_dtype(key)) * scaling
     return scores.masked_fill_(~mask.visible(queries, keys), -torch.inf)
 
 

@@ -36,16 +36,16 @@ def replace_kernels() -> torch.library.Library:
         warnings.simplefilter("ignore")  # PyTorch warns that a kernel existed before; replacing it is the point
         for name in PRODUCTS:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            library.impl(name, functools.partial(_through_float32, kernel), "CPU", with_keyset=True)
+            library.impl(name, functools.partial(_compute_in_float32, kernel), "CPU", with_keyset=True)
         kernel = torch.library.get_kernel("aten::addmm_", "CPU")
         library.impl("addmm_", functools.partial(_add_through_float32, kernel), "CPU", with_keyset=True)
     return library
 
 
-def _through_float32(kernel: Any, keyset: Any, *operands: Any, **factors: Any) -> torch.Tensor:
+def _compute_in_float32(kernel: Any, keyset: Any, *operands: Any, **factors: Any) -> torch.Tensor:
     if operands[0].dtype != torch.bfloat16:
         return kernel.call_boxed(keyset, *operands, **factors)
-    wide = [_wide(operand) for operand in operands]
+    wide = [_widen(operand) for operand in operands]
     return kernel.call_boxed(keyset, *wide, **factors).to(torch.bfloat16)
 
 
@@ -53,11 +53,11 @@ def _add_through_float32(
     kernel: Any, keyset: Any, result: torch.Tensor, *operands: Any, **factors: Any
 ) -> torch.Tensor:
     """Do the same where a product is added in place."""
-    total = _through_float32(kernel, keyset, result, *operands, **factors)
+    total = _compute_in_float32(kernel, keyset, result, *operands, **factors)
     return result.copy_(total) if result.dtype == torch.bfloat16 else total
 
 
-def _wide(operand: Any) -> Any:
+def _widen(operand: Any) -> Any:
     """Return a bf16 tensor in float32; others, such as the ends of a grouped product's groups, as they are."""
     is_bf16 = isinstance(operand, torch.Tensor) and operand.dtype == torch.bfloat16
     return operand.float() if is_bf16 else operand

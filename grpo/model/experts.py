@@ -52,15 +52,15 @@ class Experts(nn.Module):
         for name, (_, inputs, outputs) in self.shapes.items():
             shape = (experts, outputs, inputs // mxfp4.GROUP)
             if packed:
-                self._frozen(f"{name}_blocks", torch.empty(*shape, mxfp4.GROUP // 2, dtype=torch.uint8))
-                self._frozen(f"{name}_scales", torch.empty(shape, dtype=torch.uint8))
+                self._register_frozen(f"{name}_blocks", torch.empty(*shape, mxfp4.GROUP // 2, dtype=torch.uint8))
+                self._register_frozen(f"{name}_scales", torch.empty(shape, dtype=torch.uint8))
                 self._weights[name] = (f"{name}_blocks", f"{name}_scales")
             else:
-                self._frozen(name, torch.empty(experts, inputs, outputs))
+                self._register_frozen(name, torch.empty(experts, inputs, outputs))
                 self._weights[name] = (name,)
-            self._frozen(f"{name}_bias", torch.empty(experts, outputs))
+            self._register_frozen(f"{name}_bias", torch.empty(experts, outputs))
 
-    def _frozen(self, name: str, values: torch.Tensor) -> None:
+    def _register_frozen(self, name: str, values: torch.Tensor) -> None:
         self.register_parameter(name, nn.Parameter(values, requires_grad=False))
 
     def forward(
@@ -112,18 +112,18 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ends: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(ends, *weight)
-        return _joined([torch._grouped_mm(x, part, offs=ends) for part in _parts(weight, 1, x.dtype)])
+        return _join([torch._grouped_mm(x, part, offs=ends) for part in _parts(weight, 1, x.dtype)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ends, *weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         parts = _parts(weight, 2, gradient.dtype)
-        d_x = _joined([torch._grouped_mm(gradient, part.transpose(1, 2), offs=ends) for part in parts])
+        d_x = _join([torch._grouped_mm(gradient, part.transpose(1, 2), offs=ends) for part in parts])
         return d_x, None, *(None for _ in weight)
 
 
-def _joined(products: list[torch.Tensor]) -> torch.Tensor:
+def _join(products: list[torch.Tensor]) -> torch.Tensor:
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
@@ -143,7 +143,7 @@ def _parts(weight: Any, dim: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     size = -(-blocks.shape[dim] // (count * unit)) * unit
     for start in range(0, blocks.shape[dim], size):
         length = min(size, blocks.shape[dim] - start)
-        yield mxfp4.unpacked(blocks.narrow(dim, start, length), scales.narrow(dim, start, length), dtype)
+        yield mxfp4.unpack_weights(blocks.narrow(dim, start, length), scales.narrow(dim, start, length), dtype)
 
 
 def install(model: GptOssForCausalLM, packed: bool) -> None:

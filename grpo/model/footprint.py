@@ -53,9 +53,9 @@ class Actor:
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
         tokens = rows * length
-        parts = self.held()
+        parts = self.held_parts()
         if self._shares > 1 or self.offload:
-            parts["gathered layer, and the largest tensor of the next"] = self._gathered(self._base_bytes())
+            parts["gathered layer, and the largest tensor of the next"] = self._gathered_bytes(self._base_bytes())
         layer = self._layer(tokens) + (self._eager_scores(rows, length) if self.eager else 0)
         states = tokens * self.architecture.hidden * _BF16
         if self.checkpointing:
@@ -64,11 +64,11 @@ class Actor:
             parts["states between layers"] = OUTER_STATES * states
             layer *= self.architecture.layers
         parts["computation of a layer" if self.checkpointing else "computation of all layers"] = layer
-        parts["unpacked experts"] = self._unpacked() if self._kind == "packed" else 0
+        parts["unpacked experts"] = self._unpacked_bytes() if self._kind == "packed" else 0
         parts["log-probs, in chunks"] = self._scores(tokens)
         return {name: size for name, size in parts.items() if size}
 
-    def held(self) -> dict[str, int]:
+    def held_parts(self) -> dict[str, int]:
         """Return the bytes of each part that stays between passes, by its name."""
         if self.offload:
             return self._resident()
@@ -98,12 +98,12 @@ class Actor:
     def _base_bytes(self) -> dict[str, int]:
         return self.architecture.actor_bytes(self.packed)
 
-    def _gathered(self, of_base: dict[str, int]) -> int:
+    def _gathered_bytes(self, of_base: dict[str, int]) -> int:
         layer = {name: size for name, size in of_base.items() if name.startswith("model.layers.0.")}
         head = of_base["lm_head.weight"]
         return max(sum(layer.values()), head) + max(layer.values())
 
-    def _unpacked(self) -> int:
+    def _unpacked_bytes(self) -> int:
         """Return the bytes of unpacked weights: a part is in use while the next is unpacked."""
         shape = self.architecture
         whole = shape.experts * shape.hidden * 2 * shape.intermediate * _BF16

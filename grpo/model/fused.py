@@ -14,13 +14,13 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of tensors for GPUs, for all shapes at once. Its first argument tells the device."""
 
     @functools.cache
-    def compiled() -> Callable[P, R]:  # at its first use: importing the compiler takes seconds
+    def compile_function() -> Callable[P, R]:  # at its first use: importing the compiler takes seconds
         return torch.compile(function, dynamic=True)
 
     @functools.wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         first = arguments[0]
         on_gpu = isinstance(first, torch.Tensor) and first.is_cuda
-        return (compiled() if on_gpu else function)(*arguments, **options)
+        return (compile_function() if on_gpu else function)(*arguments, **options)
 
     return call

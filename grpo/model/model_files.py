@@ -119,7 +119,7 @@ def read(folder: Path) -> Model:
     config = read_json(folder / "config.json")
     faults = code_faults(folder)
     tensors: dict[str, Tensor] = {}
-    promised = _promised(folder, faults)
+    promised = _list_assigned(folder, faults)
     for shard, named in promised.items():
         try:
             held, end = read_header(folder / shard)
@@ -170,7 +170,7 @@ def read_whole(folder: Path) -> Model:
     return model
 
 
-def _promised(folder: Path, faults: list[FileFault]) -> dict[str, set[str] | None]:
+def _list_assigned(folder: Path, faults: list[FileFault]) -> dict[str, set[str] | None]:
     """Return the tensors that the index assigns to each shard, by shard name; None means whatever the file holds."""
     index, single = folder / INDEX, folder / SINGLE
     if not index.exists():

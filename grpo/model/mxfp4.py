@@ -69,7 +69,7 @@ def dequantize(
     return result
 
 
-def unpacked(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def unpack_weights(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Return `[..., in, out]` of `dtype` like `dequantize`, in the order of memory that the device writes fastest.
 
     Args:

@@ -29,7 +29,7 @@ def as_model(name: str) -> Model | None:
     if name not in RELEASED:
         return None
     architecture, folder = RELEASED[name], Path(name)
-    tensors = {tensor: Tensor(folder, "", shape, 0, 0) for tensor, shape in architecture.stored().items()}
+    tensors = {tensor: Tensor(folder, "", shape, 0, 0) for tensor, shape in architecture.list_stored().items()}
     return Model(folder, architecture.config() | {"max_position_embeddings": CONTEXT}, tensors)
 
 

@@ -27,7 +27,7 @@ def encode(experts: torch.Tensor) -> torch.Tensor:
     return (experts + 1).to(torch.uint8)
 
 
-def as_returned(weights: torch.Tensor, indices: torch.Tensor, experts: int) -> torch.Tensor:
+def format_router_weights(weights: torch.Tensor, indices: torch.Tensor, experts: int) -> torch.Tensor:
     """Return weights of chosen experts, ``[T, k]``, as a router of the installed transformers returns them."""
     if WEIGHS_CHOSEN:
         return weights
@@ -53,7 +53,7 @@ class Replay:
 
 
 @contextlib.contextmanager
-def replayed(
+def replay_choices(
     model: nn.Module, routings: Sequence[torch.Tensor] | None, length: int, device: torch.device | str
 ) -> Iterator[Replay | None]:
     """Let the routers of ``model`` take recorded choices within the context, also when layers are recomputed.
@@ -70,7 +70,7 @@ def replayed(
         yield None
         return
     routers = [module for module in model.modules() if isinstance(module, GptOssTopKRouter)]
-    padded = _padded(routings, length, routers)
+    padded = _pad_routings(routings, length, routers)
     replay = Replay(known=int((padded[:, 0, 0] > 0).sum()))
     padded = padded.to(device)
     for number, router in enumerate(routers):
@@ -82,7 +82,7 @@ def replayed(
             del router.forward  # the class's own again
 
 
-def _padded(routings: Sequence[torch.Tensor], length: int, routers: Sequence[GptOssTopKRouter]) -> torch.Tensor:
+def _pad_routings(routings: Sequence[torch.Tensor], length: int, routers: Sequence[GptOssTopKRouter]) -> torch.Tensor:
     """Return the routings of rows as one, uint8 ``[B * length, layers, k]``."""
     layers, chosen, experts = len(routers), routers[0].top_k, routers[0].num_experts
     padded = torch.zeros(len(routings), length, layers, chosen, dtype=torch.uint8)
@@ -116,5 +116,5 @@ def _forward(
     replay.differing.append((own.sort().values != chosen.sort().values).any(-1).sum())
     values, order = logits.gather(1, chosen).topk(router.top_k, dim=-1)  # in the order of the router's own choice
     indices = chosen.gather(1, order)
-    weights = as_returned(values.softmax(dim=1, dtype=values.dtype), indices, router.num_experts)
+    weights = format_router_weights(values.softmax(dim=1, dtype=values.dtype), indices, router.num_experts)
     return (logits, weights, indices) if WEIGHS_CHOSEN else (weights, indices)

@@ -23,7 +23,7 @@ class Allocated(NamedTuple):
     reserved: tuple[int, ...] = ()
 
 
-def allocated(tokenizer: Tokenizer) -> Allocated:
+def find_allocated(tokenizer: Tokenizer) -> Allocated:
     """Return the rows that a tokenizer has tokens for. Ids without a name are reserved, too."""
     names = {token: name for name, token in tokenizer.get_vocab().items()}
     rows = max(names) + 1

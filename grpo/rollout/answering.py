@@ -34,7 +34,7 @@ def _end(task: "asyncio.Task[Any]") -> None:
 
 
 @contextmanager
-def waiting(seed: int | None) -> Iterator[None]:
+def count_as_waiting(seed: int | None) -> Iterator[None]:
     """Let a prompt count as sampled meanwhile."""
     _waiting.add(seed)
     try:
@@ -43,6 +43,6 @@ def waiting(seed: int | None) -> Iterator[None]:
         _waiting.discard(seed)
 
 
-def sampled() -> list[int | None]:
+def list_sampled() -> list[int | None]:
     """Return the seeds of the prompts whose answers wait for rewards."""
     return list(_waiting)

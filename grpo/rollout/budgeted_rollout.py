@@ -67,7 +67,7 @@ class Rollout:
         }
 
 
-def logs_of_turns(turns: Sequence[Rollout]) -> dict[str, float]:
+def merge_turn_logs(turns: Sequence[Rollout]) -> dict[str, float]:
     """Return the numbers of a conversation whose turns had budgets, under the names of :meth:`Rollout.logs`.
 
     Lengths are sums over the turns. ``thinking_truncated`` is 1 if the thinking of any turn was cut,
@@ -75,16 +75,16 @@ def logs_of_turns(turns: Sequence[Rollout]) -> dict[str, float]:
     """
     each = [turn.logs() for turn in turns]
 
-    def known(name: str) -> list[float]:
+    def list_known(name: str) -> list[float]:
         return [logs[name] for logs in each if math.isfinite(logs[name])]
 
-    forced, answers = known("delimiter_log_prob"), known("answer_length")
+    forced, answers = list_known("delimiter_log_prob"), list_known("answer_length")
     return {
-        "thinking_truncated": max(known("thinking_truncated"), default=math.nan),
-        "thinking_closed": min(known("thinking_closed"), default=math.nan),
-        "thinking_length": sum(known("thinking_length")) if each else math.nan,
+        "thinking_truncated": max(list_known("thinking_truncated"), default=math.nan),
+        "thinking_closed": min(list_known("thinking_closed"), default=math.nan),
+        "thinking_length": sum(list_known("thinking_length")) if each else math.nan,
         "answer_length": sum(answers) if answers else math.nan,
-        "answer_truncated": max(known("answer_truncated"), default=math.nan),
+        "answer_truncated": max(list_known("answer_truncated"), default=math.nan),
         "delimiter_log_prob": sum(forced) / len(forced) if forced else math.nan,
     }
 
@@ -122,7 +122,7 @@ async def budgeted_response(
     is_over = False
     if gate.limit > 0:
         most = gate.limit if watch.closed else budget.thinking + budget.answer
-        part = await _call(llm, rollout.trajectory.tokens, _changed(params, max_tokens=most), gate.goes_on)
+        part = await _call(llm, rollout.trajectory.tokens, _change_params(params, max_tokens=most), gate.take_token)
         rollout.parts.append(part)
         rollout.trajectory.append(part.tokens, Origin.SAMPLED, part.log_probs)
         is_over = part.is_over
@@ -141,7 +141,7 @@ async def _answer(
     made = rollout.trajectory
     sampled = made.count(Origin.SAMPLED)
     made.append(forced, Origin.FORCED)
-    second = _changed(
+    second = _change_params(
         params,
         max_tokens=budget.left_for_answer(length, len(forced)),
         min_tokens=max(0, params.min_tokens - sampled),
@@ -208,7 +208,7 @@ async def _call(
     return part
 
 
-def _changed(params: "SamplingParams", **changes: Any) -> "SamplingParams":
+def _change_params(params: "SamplingParams", **changes: Any) -> "SamplingParams":
     """Return sampling parameters for a streamed call: new tokens as they come, and no text, which nobody reads."""
     from vllm.sampling_params import RequestOutputKind
 

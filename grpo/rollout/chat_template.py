@@ -22,7 +22,7 @@ _OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prom
 _SETTINGS = {"reasoning_effort": "set REASONING_EFFORT", DATE: "set TEMPLATE_DATE"}
 
 
-def hand_on(args: Arguments) -> None:
+def pass_to_engines(args: Arguments) -> None:
     """Set the variable for the engines. Called before Ray starts."""
     os.environ[VARIABLE] = json.dumps(variables(args.reasoning_effort, args.template_variables, args.template_date))
 
@@ -68,11 +68,11 @@ def _parse(text: str | None) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the variables that :func:`hand_on` set."""
+    """Return the variables that :func:`pass_to_engines` set."""
     return json.loads(environ.get(VARIABLE) or "{}")
 
 
-def unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
+def find_unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
     """Yield the names that the chat template in a model's folder does not mention."""
     files = (folder / "chat_template.jinja", folder / "tokenizer_config.json")
     template = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
@@ -81,4 +81,4 @@ def unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
 
 def reads_date(folder: Path) -> bool:
     """Return whether the chat template in a model's folder reads the date; True if there is no folder yet."""
-    return not folder.is_dir() or not any(unread(folder, [DATE]))
+    return not folder.is_dir() or not any(find_unread(folder, [DATE]))

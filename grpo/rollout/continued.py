@@ -162,7 +162,9 @@ class ContinuedLLM:
         rollout = (params.extra_args or {}).get(ROLLOUT)
         if rollout is None:
             return self._llm.generate(prompt, params, request_id=request_id)
-        return self._continued(self._call(rollout, list(prompt["prompt_token_ids"]), params.seed), params, request_id)
+        return self._continue_call(
+            self._call(rollout, list(prompt["prompt_token_ids"]), params.seed), params, request_id
+        )
 
     def _call(self, rollout: str, prompt: list[int], seed: int | None) -> Call:
         """Return the call that a checkpoint held, or a new one."""
@@ -173,7 +175,9 @@ class ContinuedLLM:
         calls.append(Call(prompt, seed))
         return calls[-1]
 
-    async def _continued(self, call: Call, params: "SamplingParams", request_id: str) -> "AsyncIterator[RequestOutput]":
+    async def _continue_call(
+        self, call: Call, params: "SamplingParams", request_id: str
+    ) -> "AsyncIterator[RequestOutput]":
         from vllm.sampling_params import RequestOutputKind
 
         is_streamed, has_log_probs = params.output_kind == RequestOutputKind.DELTA, params.logprobs is not None
@@ -235,30 +239,30 @@ class ContinuedLLM:
         return policies
 
 
-def continuable(params: "SamplingParams") -> "SamplingParams":
+def make_continuable(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of a prompt whose rollouts may be cut; their names follow from their seeds."""
-    return _named(params, "")
+    return _name_params(params, "")
 
 
-def for_sample(params: "SamplingParams") -> "SamplingParams":
+def make_sample_params(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of one rollout, which has its own seed."""
     is_continuable = ROLLOUT in (params.extra_args or {})
-    return _named(params, rollout_of(params.seed, 0)) if is_continuable else params
+    return _name_params(params, name_rollout(params.seed, 0)) if is_continuable else params
 
 
-def rollout_of(seed: int | None, number: int) -> str:
+def name_rollout(seed: int | None, number: int) -> str:
     """Return the name of a prompt's rollout: its seed, which no other rollout of the run has."""
     assert seed is not None
     return str(seed + number)
 
 
-def _named(params: "SamplingParams", name: str) -> "SamplingParams":
+def _name_params(params: "SamplingParams", name: str) -> "SamplingParams":
     mine = copy(params)
     mine.extra_args = {**(params.extra_args or {}), ROLLOUT: name}
     return mine
 
 
-def with_policies(engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_policies(engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add the policy of each token to the responses to a prompt, if they could be cut.
 
     Args:
@@ -268,6 +272,6 @@ def with_policies(engine: Engine, params: "SamplingParams", responses: list[dict
     if ROLLOUT in (params.extra_args or {}):
         llm = cast(ContinuedLLM, engine.llm)
         for number, response in enumerate(responses):
-            policies = llm.policies(rollout_of(params.seed, number), response["observation_tokens"])
+            policies = llm.policies(name_rollout(params.seed, number), response["observation_tokens"])
             response |= {POLICIES: policies, GROUP: params.seed, LIMIT: params.max_tokens}
     return responses

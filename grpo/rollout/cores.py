@@ -27,7 +27,7 @@ _LOOK_MILLISECONDS = 1000
 _NAMESPACE = b"grpo-cores"
 
 
-def own() -> list[psutil.Process]:
+def find_own_cores() -> list[psutil.Process]:
     """Return the cores of this process, the actor of an engine.
 
     Raises:

@@ -27,7 +27,7 @@ def end_orphans() -> None:
         logger.warning("ended %s: left by the engine that died", pids)
 
 
-def continuable(llm: AsyncLLM) -> continued.ContinuedLLM:
+def wrap_engine(llm: AsyncLLM) -> continued.ContinuedLLM:
     """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy.
 
     An engine whose actor Ray has restarted does not hold it. From now on, actor and core die together.
@@ -38,7 +38,7 @@ def continuable(llm: AsyncLLM) -> continued.ContinuedLLM:
 
     is_again = False
     if actor := cores.own_actor():
-        mine = cores.own()
+        mine = cores.find_own_cores()
         cores.remember(actor, mine)
         cores.end_with(llm, mine)
         is_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
@@ -72,7 +72,7 @@ async def answer(
     """Answer a prompt. Its responses say which engine sampled them.
 
     Also the policies of their tokens, and the engine's choice of experts, if those were recorded. Once the prompt
-    counts as sampled (:func:`grpo.rollout.answering.sampled`), the engine is not asked for it any more.
+    counts as sampled (:func:`grpo.rollout.answering.list_sampled`), the engine is not asked for it any more.
 
     Args:
         params: of the prompt.
@@ -82,14 +82,14 @@ async def answer(
 
     tasks = await answering.sample(samples)
     recorded = await routing.take(engine, params, len(tasks))
-    with answering.waiting(params.seed):
+    with answering.count_as_waiting(params.seed):
         responses = await asyncio.gather(*tasks)
     for response in responses:
         response[SAMPLED_BY] = cores.own_actor()
-    return routing.with_routing(continued.with_policies(engine, params, responses), recorded)
+    return routing.add_routing(continued.add_policies(engine, params, responses), recorded)
 
 
-def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
+def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one rollout of a prompt, with its own seed.
 
     Runs in the engine's event loop before the rollout is drawn, so that its reward finds a thread there.
@@ -99,10 +99,10 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
         number: 0 for the first rollout.
     """
     reward_threads.provide()
-    mine = copy(greedy.for_sample(params, number))
+    mine = copy(greedy.make_sample_params(params, number))
     if mine.seed is not None:
         mine.seed += number
-    return routing.for_sample(continued.for_sample(mine), number)
+    return routing.make_sample_params(continued.make_sample_params(mine), number)
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":

@@ -20,14 +20,14 @@ def answers(temperature: float) -> int:
     return int(temperature > 0)
 
 
-def marked(params: "SamplingParams", number: int) -> "SamplingParams":
+def mark_greedy(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return sampling parameters of a prompt whose sample `number` is greedy."""
     mine = copy(params)
     mine.extra_args = {**(params.extra_args or {}), KEY: number}
     return mine
 
 
-def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
+def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one sample of a prompt, which may be the greedy one."""
     if (params.extra_args or {}).get(KEY) != number:
         return params

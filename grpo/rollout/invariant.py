@@ -41,7 +41,7 @@ def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decod
     )
 
 
-def log_probs_of(output: "CompletionOutput") -> list[float] | None:
+def read_log_probs(output: "CompletionOutput") -> list[float] | None:
     """Return the engine's log-prob of each sampled token; None if one is missing or not a number.
 
     Args:
@@ -51,10 +51,10 @@ def log_probs_of(output: "CompletionOutput") -> list[float] | None:
     if output.logprobs is None or len(output.logprobs) != len(tokens):
         return None
     sampled = [choices.get(token) for token, choices in zip(tokens, output.logprobs, strict=True)]
-    return sound([float("nan") if choice is None else float(choice.logprob) for choice in sampled])
+    return validate_log_probs([float("nan") if choice is None else float(choice.logprob) for choice in sampled])
 
 
-def sound(log_probs: list[float]) -> list[float] | None:
+def validate_log_probs(log_probs: list[float]) -> list[float] | None:
     """Return the log-probs of sampled tokens if each is finite and at most 0, up to rounding; else None."""
     return log_probs if all(-float("inf") < value < 1e-3 for value in log_probs) else None
 
@@ -105,7 +105,7 @@ def check_experience(experience: Rows, account: dict[str, Any], decode: Decode) 
     """
     tokens = experience.sequences[0].tolist()
 
-    def after(position: int) -> str:
+    def quote_before(position: int) -> str:
         return f"after {decode(tokens[max(0, position - CONTEXT) : position])!r}"
 
     if mismatch := describe("a row", account["tokens"], tokens, decode):
@@ -114,11 +114,11 @@ def check_experience(experience: Rows, account: dict[str, Any], decode: Decode) 
     trained = (torch.nonzero(experience.action_mask[0]).flatten() + 1).tolist()
     if (at := first_difference(wanted, trained)) is not None:
         position = (wanted + trained)[at] if at >= min(len(wanted), len(trained)) else min(wanted[at], trained[at])
-        return f"the action mask differs first at position {position}, {after(position)}"
+        return f"the action mask differs first at position {position}, {quote_before(position)}"
     if experience.rollout_log_probs is None:
         return "the engine's log-probs are missing"
     mine = experience.rollout_log_probs[0][experience.action_mask[0].bool()]
     theirs = torch.tensor(account["log_probs"], dtype=mine.dtype)
     if (at := first_difference(mine.tolist(), theirs.tolist())) is not None:
-        return f"the log-prob differs first at position {trained[at]}, {after(trained[at])}"
+        return f"the log-prob differs first at position {trained[at]}, {quote_before(trained[at])}"
     return None

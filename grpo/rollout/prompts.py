@@ -1,7 +1,7 @@
 """Prompts of single answers, rendered as gpt-oss is served.
 
 OpenRLHF hands a prompt on as text. It names the problem: seeds, records and resting problems follow from it. The
-engines get its tokens (:func:`grpo.rollout.response_text.tokens_of`), which are those that were rendered.
+engines get its tokens (:func:`grpo.rollout.response_text.encode_text`), which are those that were rendered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +27,17 @@ def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[st
     """
     if not is_harmony(tokenizer):
         options = {"add_generation_prompt": True, "return_dict": False, **arguments(variables)}
-        return lambda prompt: tokenizer.apply_chat_template(messages_of(prompt), **options)
+        return lambda prompt: tokenizer.apply_chat_template(parse_messages(prompt), **options)
     template = template_for(tokenizer, dict(variables))
 
     def render(prompt: str | Sequence[Message]) -> list[int]:
-        return [token for tokens, _ in template.codec.encode(template.render(messages_of(prompt))) for token in tokens]
+        return [
+            token for tokens, _ in template.codec.encode(template.render(parse_messages(prompt))) for token in tokens
+        ]
 
     return render
 
 
-def messages_of(prompt: str | Sequence[Message]) -> Sequence[Message]:
+def parse_messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
     """Return a prompt as messages."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -12,7 +12,7 @@ from reward.answers import MARKER
 BREAK = "\u200b"  # a zero-width space
 
 
-def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Return the text of tokens, added tokens such as `<|channel|>` by their names.
 
     A model or a problem can spell such a name with ordinary tokens, which open no message. A BREAK after the first
@@ -21,7 +21,7 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     Args:
         tokens: [L] ids.
     """
-    names, spelled = _added(tokenizer)
+    names, spelled = _list_added(tokenizer)
     parts: list[str] = []
     start = 0
     for index, token in enumerate([*tokens, None]):
@@ -36,9 +36,9 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return "".join(parts)
 
 
-def tokens_of(tokenizer: FastTokenizer, text: str) -> list[int]:
-    """Return the tokens of a prompt's text: the inverse of :func:`text_of`."""
-    codec, (_, spelled) = Codec(tokenizer), _added(tokenizer)
+def encode_text(tokenizer: FastTokenizer, text: str) -> list[int]:
+    """Return the tokens of a prompt's text: the inverse of :func:`decode_tokens`."""
+    codec, (_, spelled) = Codec(tokenizer), _list_added(tokenizer)
 
     def content(part: Part) -> Part:
         return replace(part, text=spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), part.text))
@@ -47,11 +47,11 @@ def tokens_of(tokenizer: FastTokenizer, text: str) -> list[int]:
     return [token for tokens, _ in codec.encode(parts) for token in tokens]
 
 
-def _added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
+def _list_added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
     """Return the added tokens by their ids, and a pattern for their names; runs of blanks are no markers.
 
-    The pattern also matches a name that has a BREAK already: it gets one more, which :func:`tokens_of` takes away. The
-    grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
+    The pattern also matches a name that has a BREAK already: it gets one more, which :func:`encode_text` takes away.
+    The grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
     """
     names = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     markers = sorted((name for name in names.values() if len(name.strip()) > 1), key=len, reverse=True)
@@ -62,13 +62,13 @@ def _added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
 FINAL_HEADER = "<|channel|>final<|message|>"
 
 
-def generated(tokenizer: Tokenizer, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
+def make_record_fields(tokenizer: Tokenizer, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
     """Return the fields that a response's tokens add to its record (see :mod:`grpo.run.records`)."""
     return {
         "response_length": len(tokens),
         "answer_length": answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
         "truncated": float(is_truncated),
-        "response": text_of(tokenizer, tokens),
+        "response": decode_tokens(tokenizer, tokens),
     }
 
 

@@ -24,22 +24,22 @@ KEY = "routing"  # of a response
 Call = tuple[np.ndarray, np.ndarray]
 
 
-def recorded(params: "SamplingParams") -> "SamplingParams":
+def mark_recorded(params: "SamplingParams") -> "SamplingParams":
     """Return sampling parameters of a prompt whose rollouts the engine records."""
-    return _named(params, uuid.uuid4().hex)
+    return _name_params(params, uuid.uuid4().hex)
 
 
-def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
+def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one rollout of a prompt, with its own name if it is recorded."""
     name = _name(params)
-    return params if name is None else _named(params, f"{name}-{number}")
+    return params if name is None else _name_params(params, f"{name}-{number}")
 
 
 def _name(params: "SamplingParams") -> str | None:
     return (params.extra_args or {}).get(ROLLOUT)
 
 
-def _named(params: "SamplingParams", name: str) -> "SamplingParams":
+def _name_params(params: "SamplingParams", name: str) -> "SamplingParams":
     mine = copy(params)
     mine.extra_args = {**(params.extra_args or {}), ROLLOUT: name}
     return mine
@@ -54,12 +54,12 @@ async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[s
     """
     if _name(params) is None:
         return None
-    names = [_name(for_sample(params, number)) for number in range(samples)]
+    names = [_name(make_sample_params(params, number)) for number in range(samples)]
     answers = await engine.llm.collective_rpc("take_routing", args=(names,))
     return next((answer for answer in answers if answer is not None), None)
 
 
-def with_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:
+def add_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Add the choices of :func:`take` to the responses to a prompt and to their branches.
 
     Args:
@@ -70,7 +70,7 @@ def with_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | Non
     for response, calls in zip(responses, recorded["calls"], strict=True):
         made = [_call(call, recorded["shape"]) for call in calls]
         for sample in (response, *response.get("branches", ())):
-            sample[KEY] = assembled(sample["observation_tokens"], made, recorded["shape"])
+            sample[KEY] = assemble_choices(sample["observation_tokens"], made, recorded["shape"])
     return responses
 
 
@@ -79,7 +79,7 @@ def _call(call: Sequence[bytes], shape: Sequence[int]) -> Call:
     return np.frombuffer(tokens, np.int32), np.frombuffer(choices, np.uint8).reshape(-1, *shape)
 
 
-def assembled(tokens: Sequence[int], calls: Sequence[Call], shape: Sequence[int]) -> np.ndarray:
+def assemble_choices(tokens: Sequence[int], calls: Sequence[Call], shape: Sequence[int]) -> np.ndarray:
     """Return the choices for the tokens of a rollout, uint8 ``[S, layers, k]``; 0 where no call computed them.
 
     Args:

@@ -61,12 +61,12 @@ class Rows:
 
 @dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Sample(Rows):
-    """One rollout, B = 1, from :func:`grpo.batch.rollouts.rollout_of`.
+    """One rollout, B = 1, from :func:`grpo.batch.rollouts.build_rollout`.
 
     Attributes:
         sampled_by: the id of the engine's Ray actor.
         branches: one row for each branch; rollouts without an environment have none. Read it with
-            :func:`grpo.batch.branches.of_sample`.
+            :func:`grpo.batch.branches.get_branches`.
         engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
         policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens. Only with
             PARTIAL_ROLLOUTS.
@@ -97,8 +97,8 @@ class Batch(Rows):
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
         advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
         branch_counts: branches of each rollout, which are rows after the rollouts, for the forward passes.
-        branches: for each rollout, its branches of one row each, from :func:`grpo.batch.branches.apart`. Read it with
-            :func:`grpo.batch.branches.of_batch`.
+        branches: for each rollout, its branches of one row each, from :func:`grpo.batch.branches.separate_branches`.
+            Read it with :func:`grpo.batch.branches.get_batch_branches`.
         replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
     """
 
@@ -161,15 +161,17 @@ def part(batch: Batch, start: int, end: int) -> Batch:
     return rows
 
 
-def plain(sample: Sample) -> dict[str, Any]:
+def dump_sample(sample: Sample) -> dict[str, Any]:
     """Return a rollout, with its branches, as tensors and plain values for a checkpoint."""
-    return vars(sample) | ({"branches": [plain(row) for row in sample.branches]} if hasattr(sample, "branches") else {})
+    return vars(sample) | (
+        {"branches": [dump_sample(row) for row in sample.branches]} if hasattr(sample, "branches") else {}
+    )
 
 
-def filled(values: dict[str, Any]) -> Sample:
-    """Return the rollout of :func:`plain`."""
+def restore_sample(values: dict[str, Any]) -> Sample:
+    """Return the rollout of :func:`dump_sample`."""
     sample = object.__new__(Sample)
     vars(sample).update(values)
     if "branches" in values:
-        sample.branches = [filled(branch) for branch in values["branches"]]
+        sample.branches = [restore_sample(branch) for branch in values["branches"]]
     return sample

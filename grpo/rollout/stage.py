@@ -45,7 +45,7 @@ class Stage:
 
     # Seeds and order
 
-    def seeded(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
+    def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
         """Return the sampling parameters of a prompt's next draw, with a seed from run, stage and prompt.
 
         A prompt that a stage draws twice gets other rollouts the second time. With several environments, the parameters
@@ -56,17 +56,17 @@ class Stage:
         """
         self.drawn[prompt] += 1
         mine = copy(params)
-        mine.seed = self.seed_of(prompt)
+        mine.seed = self.get_seed(prompt)
         if name := environments_by_prompt(self.args).get(prompt):
             mine.extra_args = {**(mine.extra_args or {}), KEY: name}
-        return mine if self._greedy_sample is None else greedy.marked(mine, self._greedy_sample)
+        return mine if self._greedy_sample is None else greedy.mark_greedy(mine, self._greedy_sample)
 
-    def seed_of(self, prompt: str) -> int:
+    def get_seed(self, prompt: str) -> int:
         """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""
         text = f"{self.args.seed} {self.name} {self.drawn[prompt]} {prompt}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
-    def in_order(self, samples: list[Sample]) -> list[Sample]:
+    def sort_samples(self, samples: list[Sample]) -> list[Sample]:
         """Return the rollouts of a batch in the order of their groups.
 
         They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer
@@ -75,9 +75,9 @@ class Stage:
         Args:
             samples: of one row each; those of a group stay next to each other.
         """
-        return sorted(samples, key=self.places())
+        return sorted(samples, key=self.make_sort_key())
 
-    def places(self) -> Callable[[Sample], int]:
+    def make_sort_key(self) -> Callable[[Sample], int]:
         """Return what says where a rollout's group stands in the order of the draws; carried ones are first."""
         order = {prompt: number for number, prompt in enumerate(self.drawn)}
         return lambda sample: order.get(sample.prompts[0], -1)
@@ -109,7 +109,7 @@ class Stage:
     def _wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
         return self.engines.wait(references, self.sampled)
 
-    def goes_on(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
+    def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
         """Return whether the batch waits for more groups."""
         return bool(references)
 

@@ -136,7 +136,7 @@ class Gate:
         self.sampled = self.thought = 0
         self.limit = budget.answer if watch.closed else budget.thinking
 
-    def goes_on(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take a sampled token; return whether another one may follow."""
         self.sampled += 1
         if not self._watch.closed:

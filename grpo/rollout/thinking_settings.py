@@ -31,7 +31,7 @@ class ThinkingSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "ThinkingSettings":
-        """Return the settings that :func:`hand_on` wrote.
+        """Return the settings that :func:`pass_to_engines` wrote.
 
         Raises:
             UserError: if they are missing.
@@ -46,8 +46,8 @@ class ThinkingSettings:
         return delimiter(self.mark, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
-def given(environ: Mapping[str, str]) -> ThinkingSettings | None:
-    """Return the settings that :func:`hand_on` wrote; None if the run has no thinking budget."""
+def read_given(environ: Mapping[str, str]) -> ThinkingSettings | None:
+    """Return the settings that :func:`pass_to_engines` wrote; None if the run has no thinking budget."""
     return ThinkingSettings.from_environment(environ) if _VARIABLE in environ else None
 
 
@@ -56,7 +56,7 @@ def environment(thinking: int, answer: int, mark: str, reward: str) -> dict[str,
     return {_VARIABLE: json.dumps([thinking, answer, mark, reward])}
 
 
-def hand_on(args: Arguments) -> None:
+def pass_to_engines(args: Arguments) -> None:
     """Let the engines roll out with a thinking budget if ``--thinking_budget`` is given. Called before Ray starts.
 
     OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it. An environment has its

@@ -15,13 +15,13 @@ import torch
 from grpo.rollout import greedy
 from grpo.rollout.multi_turn.settings import environments_by_prompt, has_environment
 from grpo.rollout.replacement import EngineCalls
-from grpo.rollout.response_text import generated
+from grpo.rollout.response_text import make_record_fields
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
 from grpo.run.measure import SCORE
-from grpo.run.problem_ids import by_prompt
+from grpo.run.problem_ids import index_by_prompt
 from grpo.run.records import Record, read_answer, summarise, summarise_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
@@ -81,13 +81,13 @@ class Evaluation:
         with torch.random.fork_rng(devices=[]):
             problems = self._problems()
             drawn = self._sample(stage, number + extra)
-        is_score = measure.of_run(self._args) == SCORE
+        is_score = measure.choose_measure(self._args) == SCORE
         # The samples of a prompt lie next to each other, the greedy one last.
         samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
-        records = describe(samples, self._tokenizer, problems, stage.seed_of, is_score)
+        records = describe(samples, self._tokenizer, problems, stage.get_seed, is_score)
         result = summarise_by_source(records, sorted({1, number}))
         if extra:
-            likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.seed_of, is_score)
+            likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.get_seed, is_score)
             self._log.write_samples(f"greedy_{step}", likeliest)
             result["greedy"] = summarise(likeliest)
         if has_environment(self._args):
@@ -110,7 +110,7 @@ class Evaluation:
         """
         assert self._args.eval_dataset and self._held_out is not None
         rows = [row for batch in self._held_out for row in zip(*batch, strict=True)]
-        return by_prompt(
+        return index_by_prompt(
             Path(self._args.eval_dataset),
             [(source, prompt) for source, prompt, _ in rows],
             environments_by_prompt(self._args),
@@ -138,7 +138,7 @@ def describe(
     for sample in samples:
         prompt, logs = sample.prompts[0], numbers(sample)
         problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
-        text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
+        text = make_record_fields(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
         score = math.nan if sample.scores is None else float(sample.scores[0])
         grade = {"measure": SCORE, "score": score} if is_score else {"correct": score}

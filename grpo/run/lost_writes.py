@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.json_files import read_json
 
 SPACE = 8192  # bytes: a path may have 4,096
@@ -64,4 +64,4 @@ class LostWrites:
 
     def describe(self) -> str:
         """Return what was lost, for the user."""
-        return f"{counted(self.count, 'write')} failed since step {self.first} (last: {self.last})"
+        return f"{format_count(self.count, 'write')} failed since step {self.first} (last: {self.last})"

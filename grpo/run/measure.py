@@ -17,26 +17,26 @@ OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
 USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 
 
-def of_run(args: Arguments) -> str:
+def choose_measure(args: Arguments) -> str:
     """Return the measure of a run's evaluations. An environment says itself which rollouts are correct."""
     url = args.remote_rm_url
     first = url[0] if isinstance(url, list) and url else url
     return EXACT_MATCH if has_environment(args) or Path(first or OUR_REWARD).resolve() == OUR_REWARD else SCORE
 
 
-def of_row(row: Mapping[str, Any]) -> str:
+def read_measure(row: Mapping[str, Any]) -> str:
     """Return the measure of a line of eval.jsonl, or of an evaluation's result."""
     return SCORE if SCORE in row else EXACT_MATCH
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def get_name(row: Mapping[str, Any]) -> str:
     """Return what people call the number that an evaluation measured. An environment itself says what is solved."""
-    return "solved" if of_row(row) == EXACT_MATCH and row.get("in_environment") else NAMES[of_row(row)]
+    return "solved" if read_measure(row) == EXACT_MATCH and row.get("in_environment") else NAMES[read_measure(row)]
 
 
-def value_of(row: Mapping[str, Any]) -> Any:
+def get_value(row: Mapping[str, Any]) -> Any:
     """Return the number that an evaluation measured; None if it graded nothing."""
-    return row.get(of_row(row))
+    return row.get(read_measure(row))
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:

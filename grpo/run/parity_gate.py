@@ -60,7 +60,7 @@ class ParityGate:
         if not self.is_due():
             return
         chosen, limit = choose(self._args, batches), self._args.parity_limit
-        rollouts = self._score(chosen, samples, passes.of_batches(chosen))
+        rollouts = self._score(chosen, samples, passes.build_arguments(chosen))
         if not rollouts:
             return
         comparison = compare([*self._earlier, *rollouts])

@@ -8,7 +8,7 @@ from grpo.rollout.multi_turn.mixture import FIELD
 from grpo.stack.json_files import numbered_rows
 
 
-def by_prompt(
+def index_by_prompt(
     file: Path, rows: Iterable[tuple[str, str]], environments: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
     """Return ``id`` and ``datasource`` of each problem of a data file, by the prompt that the engines get.
@@ -23,11 +23,11 @@ def by_prompt(
     ids = [row.get("id") for _, row in numbered_rows(file)]
     problems = {}
     for (source, prompt), id in zip(rows, ids, strict=False):  # --max_samples may leave out the last ones
-        id = id or name_of(prompt)
+        id = id or name_problem(prompt)
         problems[prompt] = {"id": id, "datasource": source, **named.get(prompt, {})}
     return problems
 
 
-def name_of(prompt: str) -> str:
+def name_problem(prompt: str) -> str:
     """Return the id of a problem whose line of the data file has none."""
     return f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}"

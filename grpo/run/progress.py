@@ -10,10 +10,10 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import is_whole, name_of, of_row, value_of
+from grpo.run.measure import get_name, get_value, is_whole, read_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -58,7 +58,7 @@ class JsonLines:
         self.new_rows()
         self.before = frozenset(map(_key, self.rows))
 
-    def of_this_part(self) -> list[dict[str, Any]]:
+    def read_this_part(self) -> list[dict[str, Any]]:
         """Return the lines since :meth:`skip`."""
         return [row for row in self.rows if _key(row) not in self.before]
 
@@ -92,7 +92,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
     return row["step"], row.get("time")
 
 
-def by_step(rows: Iterable[Row]) -> list[Row]:
+def sort_by_step(rows: Iterable[Row]) -> list[Row]:
     """Return lines in the order of their steps, one per step. If a step was repeated, the later line counts."""
     return [row for _, row in sorted({row["step"]: row for row in rows}.items(), key=lambda pair: pair[0])]
 
@@ -120,7 +120,7 @@ class Progress:
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
-        return bool(self.metrics.of_this_part() or self.evals.of_this_part())
+        return bool(self.metrics.read_this_part() or self.evals.read_this_part())
 
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, and a table for every comparison, in order.
@@ -137,11 +137,11 @@ class Progress:
         """Return the last lines that a run shows the user."""
         step = max([self.step, *saved_steps(ckpt_path)[-1:]])  # the last lines may be lost
         minutes, earlier = self.seconds() / 60, sum(self._earlier) / 60
-        line = f"{counted(step - self._before, 'step')} in {minutes:.1f} minutes"
+        line = f"{format_count(step - self._before, 'step')} in {minutes:.1f} minutes"
         if self._resumes:
             least = "at least " if len(self._earlier) < self._resumes else ""  # a killed launcher records nothing
-            whole = f"{counted(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
-            line = f"{whole} over {counted(self._resumes + 1, 'part')}; this part: {line}"
+            whole = f"{format_count(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
+            line = f"{whole} over {format_count(self._resumes + 1, 'part')}; this part: {line}"
         return [line, *self.results(run_dir, save_path, ckpt_path)]
 
     def seconds(self) -> float:
@@ -153,7 +153,7 @@ class Progress:
         """Return the last completed step; 0 before the first."""
         return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
 
-    def nothing_learned(self) -> list[str]:
+    def describe_no_learning(self) -> list[str]:
         """Say so if no group of any step had rewards that differ, so that GRPO had no gradient, or none was right."""
         shares, correct = (
             [row[name] for row in self.metrics.rows if is_number(row.get(name))]
@@ -170,12 +170,12 @@ class Progress:
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the results of a run: what was measured, and the paths of adapter and run."""
-        lines = self.nothing_learned()
+        lines = self.describe_no_learning()
         if self.lost.count:
             lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
             ends = [self.evals.rows[0], self.evals.rows[-1]]
-            lines += _change(name_of(ends[0]), ends)
+            lines += _change(get_name(ends[0]), ends)
             lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
@@ -185,9 +185,9 @@ class Progress:
 
 def _change(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """Return what the first and the last eval measured; one line if they are the same or one lacks it."""
-    steps, heads = by_step(rows), (f"{name:<11}  ", "          -> ")
+    steps, heads = sort_by_step(rows), (f"{name:<11}  ", "          -> ")
     lines = [f"{head}{interval(row)} at step {row['step']}" for head, row in zip(heads, steps, strict=False)]
-    return lines + (not_comparable(*steps) if len(steps) > 1 else [])
+    return lines + (explain_difference(*steps) if len(steps) > 1 else [])
 
 
 def step_line(row: dict[str, Any], steps: int | None) -> str:
@@ -232,14 +232,14 @@ def eval_line(row: dict[str, Any]) -> str:
     passed = row.get("pass_at_k")
     several = [(k, part) for k, part in passed.items() if k != "1"] if isinstance(passed, dict) else []
     shown = [f", pass@{k} {part['value']:.3f}" for k, part in several if is_number(part.get("value"))]
-    if isinstance(greedy := row.get("greedy"), dict) and is_number(value := value_of(greedy)):
+    if isinstance(greedy := row.get("greedy"), dict) and is_number(value := get_value(greedy)):
         shown.append(f", greedy {value:.3f}")
-    return f"eval at step {row['step']}: {name_of(row)} {interval(row)}{''.join(shown)}"
+    return f"eval at step {row['step']}: {get_name(row)} {interval(row)}{''.join(shown)}"
 
 
-def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
+def explain_difference(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
     """Say so if two evals do not measure the same problems by the same measure."""
-    if of_row(first) != of_row(last):
+    if read_measure(first) != read_measure(last):
         return ["             not comparable: the two were measured differently"]
     if is_whole(first) and is_whole(last):
         return []
@@ -251,7 +251,7 @@ def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
 
 def interval(row: dict[str, Any]) -> str:
     """Return what an eval measured, with its interval and the number of problems; of how many, if not all."""
-    value = value_of(row)
+    value = get_value(row)
     if not is_number(value):
         return "not graded" + (f" (graded 0 of {row['problems']})" if row.get("problems") else "")
     text = f"{value:.3f}"
@@ -267,7 +267,7 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
+def describe_continuation(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
     """Return how to continue an unfinished run: the command, with the options and settings of its last part."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"

@@ -32,7 +32,7 @@ from grpo.rollout.multi_turn.mixture import FIELD
 from grpo.run.estimators import interval, pass_at_k, score_interval
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
-from reward.judge import problem_of
+from reward.judge import extract_problem
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Record = dict[str, Any]
 TEXTS = ("prompt", "response", "messages", "conversation")  # of a sample, which its grade leaves out
 
 
-def graded(sample: Record) -> Record:
+def grade_sample(sample: Record) -> Record:
     """Return a sample's record with its grade, without its text."""
     record = {key: value for key, value in sample.items() if key not in TEXTS}
     if "ending" in sample:
@@ -69,7 +69,7 @@ def read_answer(sample: Record) -> Record:
 
 def _grade(sample: Record, gold: str) -> Grade | Exception:
     try:
-        return grade(sample["response"], gold, problem_of(sample.get("prompt") or ""))
+        return grade(sample["response"], gold, extract_problem(sample.get("prompt") or ""))
     except Exception as error:  # a sample that crashes the grader must not take down the others or a run
         logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
         return error
@@ -134,7 +134,7 @@ def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[st
     return summarise(records, ks) | summaries
 
 
-def means_of_conversations(records: Sequence[Record]) -> dict[str, float]:
+def average_conversations(records: Sequence[Record]) -> dict[str, float]:
     """Return the mean of each number of conversations, over those that have it; {} for single answers."""
     about = ("id", "sample", "seed", "correct", "response_length", "truncated")
     records = [record for record in records if "ending" in record]

@@ -40,7 +40,7 @@ class RunFiles:
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         start: a copy of the adapter that the run started from, if it started from one.
-        checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
+        checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`find_folder`.
         metrics, evals: a line for each step, and for each evaluation.
         parity: a line for each comparison of engines and trainer, see :mod:`grpo.run.parity_gate`.
     """
@@ -66,7 +66,7 @@ class RunFiles:
         if any((self.folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
             return self.folder
         try:
-            return self.folder_of("metrics_dir", self.read_config())
+            return self.find_folder("metrics_dir", self.read_config())
         except UserError:
             return self.folder
 
@@ -92,7 +92,7 @@ class RunFiles:
             raise UserError(f"{self.config} was not written by the launcher", remedy)
         return config
 
-    def folder_of(self, flag: str, config: Mapping[str, Any]) -> Path:
+    def find_folder(self, flag: str, config: Mapping[str, Any]) -> Path:
         """Return the folder that a flag of the run names. If it was inside the run directory, it moves along with it.
 
         Args:

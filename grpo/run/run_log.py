@@ -18,7 +18,7 @@ from grpo.rollout.rows import Sample
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
-from grpo.run.problem_ids import by_prompt
+from grpo.run.problem_ids import index_by_prompt
 from grpo.run.run_files import RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
@@ -249,9 +249,9 @@ def open_log(args: Arguments, problems: PromptDataset, step: int, states: dict[s
     Args:
         problems: for training.
         step: the last one that was made; 0 at the start of a run.
-        states: that the controller starts from, see :func:`grpo.checkpoint.trainer_state.of_controller`.
+        states: that the controller starts from, see :func:`grpo.checkpoint.trainer_state.collect_controller_state`.
     """
-    known = by_prompt(
+    known = index_by_prompt(
         Path(args.prompt_data), zip(problems.datasources, problems.prompts, strict=True), environments_by_prompt(args)
     )
     services = trackers.start(args, step)

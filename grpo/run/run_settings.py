@@ -28,7 +28,7 @@ def settings(run: Run) -> dict[str, str]:
     return {key: text for name, value in parts.items() if name not in PLACES for key, text in _flat(name, value)}
 
 
-def given(run: Run) -> dict[str, str]:
+def read_given(run: Run) -> dict[str, str]:
     """Return the settings that were set explicitly rather than left to their defaults."""
     parts = {**run.part("given"), **run.part("judge"), **run.part("reward")}
     return {name: _text(value) for name, value in parts.items() if name not in PLACES}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.lost_writes import LOSSY
-from grpo.run.measure import value_of
-from grpo.run.progress import Progress, by_step, is_number
+from grpo.run.measure import get_value
+from grpo.run.progress import Progress, is_number, sort_by_step
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
@@ -79,7 +79,7 @@ class Run:
             self.progress = Progress(self.files, None)
         self.progress.steps = self.planned
         lines = self.progress.poll()
-        self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
+        self.metrics, self.evals = (sort_by_step(file.rows) for file in self.progress.files)
         end = {} if held else self._last_end()
         self.code, self.cause = end.get("code"), end.get("cause") or ""
         self.state = RUNNING if held else FINISHED if has_finished(end) else self._end()
@@ -127,17 +127,17 @@ class Run:
     @property
     def save_path(self) -> Path:
         """Return the path of the final adapter."""
-        return self.files.folder_of("save_path", self.config)
+        return self.files.find_folder("save_path", self.config)
 
     @property
     def ckpt_path(self) -> Path:
         """Return the folder of the checkpoints."""
-        return self.files.folder_of("ckpt_path", self.config)
+        return self.files.find_folder("ckpt_path", self.config)
 
     @property
     def graded(self) -> list[dict[str, Any]]:
         """Return the lines of evaluations that were graded."""
-        return [row for row in self.evals if is_number(value_of(row))]
+        return [row for row in self.evals if is_number(get_value(row))]
 
     @property
     def started(self) -> float | None:

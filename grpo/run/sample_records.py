@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.batch import unfinished
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
@@ -57,7 +57,7 @@ def describe_samples(
 
 def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
-    response = text_of(tokenizer, tokens)
+    response = decode_tokens(tokenizer, tokens)
     return {
         "sample": index,
         "prompt": sample.prompts[0],
@@ -67,7 +67,7 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
         "answer": read_answer({"id": "the step", "sample": index, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **_conversation(sample, tokenizer),
-        **({"policies": unfinished.runs_of(sample)} if hasattr(sample, "policies") else {}),
+        **({"policies": unfinished.find_policy_runs(sample)} if hasattr(sample, "policies") else {}),
         **logs,
     }
 
@@ -77,7 +77,7 @@ def _conversation(sample: Sample, tokenizer: Tokenizer) -> dict[str, list[str]]:
     if not hasattr(sample, "branches"):
         return {}
     rows = [*sample.branches, sample]
-    texts = [text_of(tokenizer, row.sequences[row.attention_mask.bool()].tolist()) for row in rows]
+    texts = [decode_tokens(tokenizer, row.sequences[row.attention_mask.bool()].tolist()) for row in rows]
     return {"conversation": texts}
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo.run.measure import value_of
+from grpo.run.measure import get_value
 from grpo.run.run_files import read_steps
 
 STEP_DIRECTORY = re.compile(r"step_(0|[1-9][0-9]*)")
@@ -15,7 +15,7 @@ def step_name(step: int | str) -> str:
     return f"step_{step}"
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     """Return the step of a checkpoint by its name.
 
     Raises:
@@ -53,6 +53,6 @@ def held_out(eval_file: Path) -> dict[int, float]:
 
     An evaluation that graded fewer problems than others measured other problems, and is left out.
     """
-    rows = [row for row in read_steps(eval_file) if value_of(row) is not None]
+    rows = [row for row in read_steps(eval_file) if get_value(row) is not None]
     most = max((row.get("n") or 0 for row in rows), default=0)
-    return {row["step"]: value_of(row) for row in rows if (row.get("n") or 0) == most}
+    return {row["step"]: get_value(row) for row in rows if (row.get("n") or 0) == most}

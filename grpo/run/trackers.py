@@ -114,7 +114,7 @@ class Wandb(Page):
             id=self.id,
             resume="allow",
             dir=args.run_dir,
-            config=secrets.without_wandb_key(args),
+            config=secrets.drop_wandb_key(args),
         )
         self._run.define_metric("*", step_metric="global_step")
 
@@ -135,7 +135,7 @@ class Trackio(Page):
         self._run = trackio.init(
             project=args.wandb_project,
             name=f"{args.wandb_run_name}-{self.id[:8]}",
-            config=secrets.without_wandb_key(args),
+            config=secrets.drop_wandb_key(args),
             resume="allow",
         )
 
@@ -165,13 +165,13 @@ class Trackers:
             group: "train" or "eval".
         """
         flat = _flat(numbers, group)
-        self._each(lambda member: member.log(step, flat))
+        self._call_each(lambda member: member.log(step, flat))
 
     def close(self) -> None:
         """Finish all."""
-        self._each(lambda member: member.close())
+        self._call_each(lambda member: member.close())
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
         for member in list(self._members):
             try:
                 call(member)

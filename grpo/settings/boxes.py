@@ -41,7 +41,7 @@ TINY = {
 TOOLS = ("python", "retrieval")  # environments with a tiny model that uses their tools unreliably
 
 
-def of_box(gpus: int | None, is_tiny: bool, is_shared: bool) -> dict[str, str]:
+def list_box_values(gpus: int | None, is_tiny: bool, is_shared: bool) -> dict[str, str]:
     """Return the values of a box.
 
     Args:
@@ -53,22 +53,22 @@ def of_box(gpus: int | None, is_tiny: bool, is_shared: bool) -> dict[str, str]:
     return BOXES[gpus or 8] | dict(zip(_SHAPE, shape, strict=False))
 
 
-def tools_of_tiny(given: Mapping[str, str]) -> str:
+def choose_tiny_tools(given: Mapping[str, str]) -> str:
     """Return the environment for whose tools a tiny run has a model and problems of its own; "" if it has none."""
     environment = given.get("ENVIRONMENT", "")
     return environment if environment in TOOLS and not given.get("MODEL") and not given.get("TRAIN_DATA") else ""
 
 
-def of_tiny(given: Mapping[str, str]) -> dict[str, str]:
+def list_tiny_values(given: Mapping[str, str]) -> dict[str, str]:
     """Return the values of a tiny run, whose model and problems lie in the checkout's cache.
 
     Args:
         given: what the user set.
     """
-    tools = tools_of_tiny(given)
+    tools = choose_tiny_tools(given)
     folder = checkout.TINY_MODEL / tools
     data = folder / "data" if tools else folder
-    engines = "bf16" if checkout.on_cpu_stack() else "mxfp4"  # vLLM cannot load MXFP4 on CPU
+    engines = "bf16" if checkout.is_cpu_stack() else "mxfp4"  # vLLM cannot load MXFP4 on CPU
     values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
     values["TRAIN_DATA"] = str(data / "train.jsonl")
     if tools:

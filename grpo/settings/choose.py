@@ -5,17 +5,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo.settings.boxes import of_box, of_tiny
+from grpo.settings.boxes import list_box_values, list_tiny_values
 from grpo.settings.options import Options
 from grpo.settings.table import SETTINGS
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 
 Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
 _PREPARED = CHECKOUT / "data" / "prepared"
 
 
-def given(variables: Mapping[str, str]) -> dict[str, str]:
+def select_given(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the settings among variables. An empty one is as if it were not set, unless empty is a value."""
     return {
         name: variables[name]
@@ -31,19 +31,19 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
         given: what the user set, in the environment or by --config.
         recipe: the settings of train_grpo.sh.
     """
-    gpus = options.gpus or (_gpus_of_tiny() if options.is_tiny else None)
+    gpus = options.gpus or (_choose_tiny_gpus() if options.is_tiny else None)
     is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
     layers = [
         {"STEPS": steps} if (steps := options.values.get("steps")) else {},
         given,
-        of_box(gpus, options.is_tiny, is_shared),
-        of_tiny(given) if options.is_tiny else {},
+        list_box_values(gpus, options.is_tiny, is_shared),
+        list_tiny_values(given) if options.is_tiny else {},
         recipe,
     ]
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
     for layer in reversed(layers):
         values |= layer
-    for name, value in _following(values, gpus or 8).items():
+    for name, value in _derive_values(values, gpus or 8).items():
         values[name] = values[name] or value
     return values
 
@@ -81,14 +81,14 @@ def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
     return [f"{head:<12}{line}" for head, line in zip(heads, lines, strict=False)]
 
 
-def _gpus_of_tiny() -> int | None:
+def _choose_tiny_gpus() -> int | None:
     """Return the box of a tiny run that fits a machine with fewer than 4 GPUs."""
-    if on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
+    if is_cpu_stack() or os.environ.get("RAY_ADDRESS"):
         return None
     return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
 
 
-def _following(values: Mapping[str, str], gpus: int) -> dict[str, str]:
+def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:
     """Return the values that follow from others where a setting is empty."""
     train = Path(values["TRAIN_DATA"] or _PREPARED / "train.jsonl")
     is_host = values["EXPERTS"] == "bf16" and values["ACTOR_SHARD"] == "zero3"

@@ -60,12 +60,12 @@ def variable_problems(environ: Mapping[str, str]) -> Iterator[Problem]:
     for name in EXPORTED:
         if f"GRPO_{name}" in environ:
             try:
-                SETTINGS[name].checked(environ[f"GRPO_{name}"])
+                SETTINGS[name].parse_checked(environ[f"GRPO_{name}"])
             except UserError as error:
                 yield error.problem
 
 
-def name_of(flag: str) -> str:
+def find_setting_name(flag: str) -> str:
     """Return the setting of a flag such as "--lora_rank", and any other text as it is."""
     setting = BY_FLAG.get(flag.removeprefix("--")) if flag.startswith("--") else None
     return setting.name if setting else flag

@@ -79,11 +79,11 @@ class Setting:
         if self.choices and (error := self.problem(text)):
             raise error
         if self.count == 1:
-            return self._converted(text)
+            return self._convert(text)
         words = text.split()
         if self.count and len(words) != self.count:
             raise UserError(f"{self.name} is {text!r}", f"give {self.count} numbers, separated by a blank")
-        return [self._converted(word) for word in words]
+        return [self._convert(word) for word in words]
 
     def problem(self, value: Any) -> UserError | None:
         """Return what is wrong with a typed value; None if it is good or not set."""
@@ -95,7 +95,7 @@ class Setting:
         shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
         return UserError(f"{self.name} is {shown}", f"give {self.check.wanted}")
 
-    def checked(self, text: str) -> Any:
+    def parse_checked(self, text: str) -> Any:
         """Return the typed value.
 
         Raises:
@@ -106,7 +106,7 @@ class Setting:
             raise error
         return value
 
-    def _converted(self, text: str) -> Any:
+    def _convert(self, text: str) -> Any:
         try:
             return self.kind(text)
         except ValueError:

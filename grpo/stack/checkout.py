@@ -24,7 +24,7 @@ def requirements(name: str) -> Path:
     return own if own.is_file() else CHECKOUT / "requirements" / name
 
 
-def on_cpu_stack() -> bool:
+def is_cpu_stack() -> bool:
     """Return whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
     return os.environ.get("DS_ACCELERATOR") == "cpu"
 

@@ -62,15 +62,15 @@ def _bundle(address: str | None) -> dict[str, float]:
     return {"GPU": 1, "CPU": 1} | ({f"node:{address}": 0.001} if address else {})
 
 
-def at(address: str | None) -> dict[str, Any]:
+def make_node_options(address: str | None) -> dict[str, Any]:
     """Return the options of an actor or task that place it on a node without taking a CPU; {} for None."""
     return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}} if address else {}
 
 
-def at_home() -> dict[str, Any]:
+def make_home_options() -> dict[str, Any]:
     """Return the options that place an actor on the launcher's node; {} for a run on one node."""
     chosen = seats.read()
-    return at(chosen.home) if chosen else {}
+    return make_node_options(chosen.home) if chosen else {}
 
 
 def lost_nodes() -> list[str]:
@@ -106,10 +106,10 @@ def free_port() -> int:
     ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
     # Not the trainer's generator: runs with the same seed would pick the same port.
     drawn = random.SystemRandom().sample(ports, min(len(ports), 100))
-    return next(filter(None, map(_bound, [*drawn, 0])))
+    return next(filter(None, map(_bind_port, [*drawn, 0])))
 
 
-def _bound(port: int) -> int:
+def _bind_port(port: int) -> int:
     """Return the port if it is free, any free one for 0, and 0 if it is taken."""
     with socket.socket() as probe:
         try:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: "1 rank", "2 ranks", "6,400 calls"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def numbered(noun: str, numbers: Sequence[int]) -> str:
+def format_numbers(noun: str, numbers: Sequence[int]) -> str:
     """Return a noun with ascending numbers: "engine 3", "engines 4, 5", "engines 0 to 7"."""
     first, last = numbers[0], numbers[-1]
     if len(numbers) > 2 and last - first == len(numbers) - 1:

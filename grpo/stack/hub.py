@@ -32,7 +32,7 @@ def downloaded_folder(name: str) -> Path:
     return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
 
 
-def id_of(folder: str) -> str | None:
+def find_id(folder: str) -> str | None:
     """Return the hub id of a snapshot in a hub cache; None for another folder."""
     snapshot = re.search(r"/models--([^/]+)/snapshots/[^/]+/*$", folder)
     return snapshot[1].replace("--", "/") if snapshot else None

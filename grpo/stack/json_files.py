@@ -72,7 +72,7 @@ def _load(text: str, make_object: MakeObject | None = None) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of names and values. Raises ValueError for a name that stands twice: one would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):

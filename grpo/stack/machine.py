@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from grpo.stack.checkout import on_cpu_stack
-from grpo.stack.counted import counted
+from grpo.stack.checkout import is_cpu_stack
+from grpo.stack.counted import format_count
 from grpo.stack.problem import UserError
 
 SHM = Path("/dev/shm")
@@ -33,7 +33,7 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in its order; [] without a driver."""
-    return visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def all_gpus() -> list[Gpu]:
@@ -59,11 +59,11 @@ def parse_gpus(output: str) -> list[Gpu]:
     return found
 
 
-def visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
+def select_visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
     """Return the GPUs that this CUDA_VISIBLE_DEVICES value names, in its order; None names all."""
     if devices is None:
         return present
-    return [gpu for name in _names(devices) if (gpu := _named(present, name))]
+    return [gpu for name in _names(devices) if (gpu := _find_gpu(present, name))]
 
 
 def number_gpus() -> None:
@@ -74,12 +74,12 @@ def number_gpus() -> None:
     Raises:
         UserError: if an entry names no GPU, several, one that an earlier entry named, or a part of one (MIG).
     """
-    if on_cpu_stack() or os.environ.get("RAY_ADDRESS") or not (present := all_gpus()):
+    if is_cpu_stack() or os.environ.get("RAY_ADDRESS") or not (present := all_gpus()):
         return
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # otherwise CUDA numbers the fastest GPU first
     names, chosen = _names(os.environ.get("CUDA_VISIBLE_DEVICES", "")), list[str]()
     for name in names:
-        gpu = _named(present, name)
+        gpu = _find_gpu(present, name)
         if name.startswith("MIG-"):
             raise UserError(
                 f"CUDA_VISIBLE_DEVICES names {name}, a part of a GPU",
@@ -100,7 +100,7 @@ def _names(devices: str) -> list[str]:
     return [name.strip() for name in devices.split(",") if name.strip()]
 
 
-def _named(present: list[Gpu], name: str) -> Gpu | None:
+def _find_gpu(present: list[Gpu], name: str) -> Gpu | None:
     """Return the only GPU with this index, or with a UUID that begins so; None if there is none or several."""
     found = [gpu for gpu in present if name == str(gpu.index) or (name[:4] == "GPU-" and gpu.uuid.startswith(name))]
     return found[0] if len(found) == 1 else None
@@ -109,7 +109,7 @@ def _named(present: list[Gpu], name: str) -> Gpu | None:
 def stand_ins(count: int) -> str:
     """Return what a run on the CPU stack has in place of GPUs, for people."""
     cores = len(os.sched_getaffinity(0))
-    return f"{counted(count, 'stand-in')} for GPUs on {counted(cores, 'core')}"
+    return f"{format_count(count, 'stand-in')} for GPUs on {format_count(cores, 'core')}"
 
 
 def memory_total() -> int:

@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 
 from grpo.stack import machine
-from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import Gpu
 
 SYSFS = Path("/sys")
 
 
-def node_of(gpu: Gpu) -> int | None:
+def find_node(gpu: Gpu) -> int | None:
     """Return the NUMA node of a GPU; None if the machine has one node, or hides it."""
     # nvidia-smi prints eight digits of the PCI domain, Linux names four.
     try:
@@ -24,7 +24,7 @@ def node_of(gpu: Gpu) -> int | None:
     return node if node >= 0 else None
 
 
-def cores_of(node: int) -> set[int]:
+def list_cores(node: int) -> set[int]:
     """Return the cores of a NUMA node."""
     text = (SYSFS / "devices/system/node" / f"node{node}" / "cpulist").read_text().strip()
     ranges = [part.partition("-") for part in text.split(",") if part]
@@ -37,15 +37,15 @@ def bind_to_gpu() -> str:
     Returns:
         what was done, in a line for the log; "" on the CPU stack.
     """
-    gpus = [] if on_cpu_stack() else machine.gpus()
+    gpus = [] if is_cpu_stack() else machine.gpus()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= len(gpus):
         return ""
     gpu, allowed = gpus[local], os.sched_getaffinity(0)
-    node = node_of(gpu)
+    node = find_node(gpu)
     if node is None:
         return f"GPU {gpu.index}: its NUMA node is unknown; not bound to cores"
-    cores = cores_of(node) & allowed
+    cores = list_cores(node) & allowed
     if not cores:
         return f"GPU {gpu.index}: this process may use no core of its NUMA node {node}; not bound to cores"
     for thread in os.listdir("/proc/self/task"):

@@ -61,6 +61,6 @@ def spellings(value: str) -> Iterator[str]:
         yield standard.replace("+", "-").replace("/", "_")
 
 
-def without_wandb_key(args: Arguments) -> dict[str, Any]:
+def drop_wandb_key(args: Arguments) -> dict[str, Any]:
     """Return OpenRLHF's arguments for Weights & Biases without ``use_wandb``, whose value may be the API key."""
     return {name: value for name, value in vars(args).items() if name != "use_wandb"}

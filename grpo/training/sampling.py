@@ -112,7 +112,7 @@ class Sampler:
             self._train.sampler.generator.manual_seed(args.seed)
         resting = frozenset[str]()
         if args.retire_after is not None:
-            resting = self.retirement.resting(step, self._train.dataset.prompts, in_play=args.rollout_batch_size)
+            resting = self.retirement.choose_resting(step, self._train.dataset.prompts, in_play=args.rollout_batch_size)
         return Step(
             args,
             step,
@@ -174,7 +174,7 @@ class Sampler:
         consumed, is_exhausted = len(new), False
         references = stage.pending(self._send(stage, new, how))
         with tqdm(total=missing, desc=f"sampling: {stage.name}") as bar:
-            while stage.goes_on(references, accepted):
+            while stage.needs_more_groups(references, accepted):
                 ready, references = stage.wait(references)
                 for reference in ready:
                     kept = stage.keep(self._rollouts(ray.get(reference), how))
@@ -186,7 +186,7 @@ class Sampler:
                         consumed += len(new)
                         references += self._send(stage, new, how)
         accepted, is_exhausted = stage.end(accepted, is_exhausted)
-        return stage.in_order(accepted), consumed, is_exhausted
+        return stage.sort_samples(accepted), consumed, is_exhausted
 
     def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> list[Any]:
         """Send problems to the engines, each to the one with the fewest requests; return Ray's references."""
@@ -207,7 +207,7 @@ class Sampler:
             call = {
                 "prompt": prompt,
                 "label": label,
-                "sampling_params": stage.seeded(params, prompt),
+                "sampling_params": stage.seed_params(params, prompt),
                 "max_length": self.args.prompt_max_len + how.max_new_tokens,
                 "num_samples": how.samples,
             }
@@ -215,4 +215,4 @@ class Sampler:
         return references
 
     def _rollouts(self, responses: list[dict[str, Any]], how: SamplingOptions) -> list[Sample]:
-        return [rollouts.rollout_of(each, self.args, self._tokenizer, how.max_new_tokens) for each in responses]
+        return [rollouts.build_rollout(each, self.args, self._tokenizer, how.max_new_tokens) for each in responses]

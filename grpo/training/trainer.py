@@ -22,7 +22,7 @@ from openrlhf.utils import get_tokenizer
 from grpo.batch import advantages, branches, degenerate, length_penalty, masking, rewards, step
 from grpo.batch.ahead import Batches, Result
 from grpo.batch.length_schedule import Schedule
-from grpo.batch.unfinished import metrics_of, of_one_policy
+from grpo.batch.unfinished import measure_staleness, select_one_policy
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.lora.sync import Sent
@@ -157,7 +157,7 @@ class Trainer:
 
     def _give_advantages(self, batches: list[Batch]) -> list[Batch]:
         """Return the micro-batches with the advantage of each rollout on its tokens and those of its branches."""
-        batches = branches.apart(batches)
+        batches = branches.separate_branches(batches)
         length_penalty.penalise(batches, self.args)
         advantages.compute(batches, self.args, self.args.init_kl_coef)
         masking.mark(batches, self.args)
@@ -169,10 +169,10 @@ class Trainer:
         With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
         """
         policy = self.batches.policy
-        whole = of_one_policy(rollouts_R, policy, self.args)
+        whole = select_one_policy(rollouts_R, policy, self.args)
         if self.batches.staleness() == 0 and len(whole) == len(rollouts_R):
             self.gate.check(self.log, number, batches, rollouts_R)
-        elif self.gate.is_due() and (ahead := of_one_policy(self.batches.next_samples(), policy, self.args)):
+        elif self.gate.is_due() and (ahead := select_one_policy(self.batches.next_samples(), policy, self.args)):
             with self.log.phase("old_log_probs"):
                 made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
                 passes.score(made, self.args, self.actors)
@@ -181,7 +181,7 @@ class Trainer:
 
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
-        step_metrics.before_training(batches)
+        step_metrics.number_samples(batches)
         ray.get(self.actors.async_run_method_batch("append", batch=batches))
         status: dict[str, Any] = {}
         for result in ray.get(self.actors.async_run_method("update")):
@@ -198,10 +198,10 @@ class Trainer:
         status |= step.finish(self.args, self.batches.current.groups, self.sampler.retirement)
         if self.args.pipeline:
             status["staleness"] = float(self.batches.staleness())
-            status |= metrics_of(rollouts_R, self.batches.policy, self.args)
+            status |= measure_staleness(rollouts_R, self.batches.policy, self.args)
         status["engines_replaced"] = float(self.sampler.engine_calls.replaced_since())
         self.batches.policy += len(status.get("grad_norms", []))
-        step_metrics.after_training(status, batches, rollouts_R, self.args, self.tokenizer)
+        step_metrics.add_step_metrics(status, batches, rollouts_R, self.args, self.tokenizer)
 
     def _wait_for_engines(self) -> None:
         """Wait until nothing is sampled, or cut it: the engines get another adapter next."""
@@ -266,7 +266,7 @@ class Trainer:
             "global_step": self.step,
             "total_consumed_prompts": self.drawn_prompts,
             "data_loader_state_dict": self.problems.state_dict(),
-            **trainer_state.of_controller(status),
+            **trainer_state.collect_controller_state(status),
             "groups": self.sampler.retirement.state(),
         }
         if self.sampler.unfinished:
@@ -274,7 +274,7 @@ class Trainer:
         waiting: Callable[[], dict[str, Any]] | None = self.batches.state()
         if waiting:
             states["ahead"] = waiting
-        return states | {"lengths": self.lengths.after_step(self.step, rollouts_R)}
+        return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}
 
     def _save(self, states: dict[str, Any]) -> None:
         ray.get(self.actors.async_run_method("save", states=states))

@@ -53,7 +53,7 @@ class Rank(BaseModelActor):
             max_steps: optimizer steps of the schedule.
         """
         self.strategy, self.args, self.engines = strategy, strategy.args, engines
-        self.ranks = self._meet()
+        self.ranks = self._join_ranks()
         self.actor = self._load(pretrain)
         self._start_engine(max_steps)
         self.controller_states = saving.load_step(self.actor.model, self.args)
@@ -62,7 +62,7 @@ class Rank(BaseModelActor):
         self.rows: list[Batch] = []
         dist.barrier()
 
-    def _meet(self) -> Ranks:
+    def _join_ranks(self) -> Ranks:
         """Bind the rank to the cores next to its GPU, seed it, and meet the others in a private file."""
         if bound := numa.bind_to_gpu():
             print(f"rank {os.environ['RANK']}: {bound}", flush=True)
@@ -99,7 +99,7 @@ class Rank(BaseModelActor):
                 reference.keep_start(actor.model)
         fast = not args.disable_fast_tokenizer
         self.tokenizer = get_tokenizer(pretrain, actor.model, "left", self.strategy, use_fast=fast)
-        actor.allocated = vocabulary.allocated(self.tokenizer)
+        actor.allocated = vocabulary.find_allocated(self.tokenizer)
         if args.gradient_checkpointing:
             actor.gradient_checkpointing_enable({"use_reentrant": args.gradient_checkpointing_use_reentrant})
         return actor
@@ -138,8 +138,8 @@ class Rank(BaseModelActor):
 
     def append(self, batch: Batch) -> None:
         """Take a micro-batch of a step, whose advantages are known."""
-        rows = branches.rows_of(batch)
-        masking.hide(rows)
+        rows = branches.split_rollouts(batch)
+        masking.mask_rollouts(rows)
         self.rows += rows
 
     def update(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Rank(BaseModelActor):
             shuffle=True,
             drop_last=True,
             pin_memory=True,
-            collate_fn=branches.joined,
+            collate_fn=branches.join_rollouts,
         )
         means = [
             self._train(micro_batch.to_device(device))
@@ -161,7 +161,7 @@ class Rank(BaseModelActor):
         ]
         self.rows.clear()
         self.empty_cache()
-        return self._over_ranks(means) | self.metrics.pop()
+        return self._average_over_ranks(means) | self.metrics.pop()
 
     def _micro_batches(self, loader: DataLoader) -> passes.Replayed:
         """Return the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
@@ -186,7 +186,7 @@ class Rank(BaseModelActor):
         if args.use_kl_loss:
             base_BA = batch.base_action_log_probs
             assert base_BA is not None
-            kl_BA = reference.kl_of(log_probs_BA, base_BA, args.kl_estimator)
+            kl_BA = reference.estimate_kl(log_probs_BA, base_BA, args.kl_estimator)
             loss = loss + self.loss.divergence(kl_BA, log_probs_BA - base_BA, mask) * args.init_kl_coef
         if passes.has_balancing_loss(args):
             loss = loss + output.aux_loss * args.aux_loss_coef
@@ -198,10 +198,10 @@ class Rank(BaseModelActor):
         self.metrics.note(batch, log_probs_BA, output, policy_loss, self.loss.per_token)
         self.actor.model.backward(loss)
         self.actor.model.step()  # the optimizer steps after the last micro-batch of its batch
-        self.metrics.after_backward_and_step()
+        self.metrics.note_update()
         return means
 
-    def _over_ranks(self, means: list[dict[str, float]]) -> dict[str, float]:
+    def _average_over_ranks(self, means: list[dict[str, float]]) -> dict[str, float]:
         """Return the means over all micro-batches of all ranks."""
         columns = {name: torch.tensor([row[name] for row in means]) for name in means[0]}
         shares = {name: self.ranks.sum(values / self.ranks.world_size) for name, values in columns.items()}
@@ -226,7 +226,7 @@ class Rank(BaseModelActor):
         """
         device = get_accelerator().current_device_name()
         self.actor.eval()
-        with passes.routing_replayed(self.actor, sequences, routing):
+        with passes.replay_routing(self.actor, sequences, routing):
             inputs = (tensor.to(device) for tensor in (sequences, action_mask, attention_mask))
             log_probs: torch.Tensor = self.actor(*inputs)
         self.actor.train()

@@ -73,11 +73,11 @@ def scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
         returned: ``[B, kept, 4]``.
         sequences: ``[B, S]``.
     """
-    columns = [left_padded(column, sequences) for column in returned.unbind(-1)]
+    columns = [pad_left(column, sequences) for column in returned.unbind(-1)]
     return TokenScores(columns[0], columns[1], columns[2].detach(), columns[3].detach())
 
 
-def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+def pad_left(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
     """Return ``values`` of the last positions, ``[B, kept]``, padded on the left with zeros to match ``sequences``."""
     return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
 
@@ -119,8 +119,8 @@ class _Scores(torch.autograd.Function):
         parts = []
         for part, target in zip(hidden.split(SCORED_TOKENS), targets.split(SCORED_TOKENS), strict=True):
             logits = nn.functional.linear(part, weight)
-            scaled = _at_temperature(logits, target, rows, reserved, temperature)
-            parts.append((*scaled, *_at_one(logits, rows, reserved, loss_entropy)))
+            scaled = _score_at_temperature(logits, target, rows, reserved, temperature)
+            parts.append((*scaled, *_score_at_one(logits, rows, reserved, loss_entropy)))
         log_probs, entropy, unallocated, log_sum, entropy_at_one, log_sum_at_one = map(
             torch.cat, zip(*parts, strict=True)
         )
@@ -141,18 +141,18 @@ class _Scores(torch.autograd.Function):
         return result, None, None, None, None, None, None
 
 
-def _kept(logits: torch.Tensor, rows: int, reserved: torch.Tensor) -> torch.Tensor:
+def _select_logits(logits: torch.Tensor, rows: int, reserved: torch.Tensor) -> torch.Tensor:
     """Return the logits of the first rows, fp32, without a chance for the reserved ones."""
     is_reserved = (torch.arange(rows, device=logits.device).unsqueeze(-1) == reserved).any(-1)
     return logits[:, :rows].to(torch.float32, copy=True).masked_fill_(is_reserved, _IMPOSSIBLE)
 
 
 @fused
-def _at_temperature(
+def _score_at_temperature(
     logits: torch.Tensor, targets: torch.Tensor, rows: int, reserved: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, ...]:
     """Return log-prob, entropy, unallocated probability and log-sum-exp of a chunk."""
-    scaled = _kept(logits, rows, reserved) / temperature
+    scaled = _select_logits(logits, rows, reserved) / temperature
     log_sum = scaled.logsumexp(-1)
     log_probs = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_sum
     log_p = scaled - log_sum.unsqueeze(-1)
@@ -161,12 +161,14 @@ def _at_temperature(
     return log_probs, entropy, torch.sigmoid(others - log_sum), log_sum
 
 
-def _at_one(logits: torch.Tensor, rows: int, reserved: torch.Tensor, used: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _score_at_one(
+    logits: torch.Tensor, rows: int, reserved: torch.Tensor, used: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return entropy and log-sum-exp of a chunk at temperature 1; zeros if they are not used."""
     if not used:
         zeros = logits.new_zeros(len(logits), dtype=torch.float32)
         return zeros, zeros
-    plain = _kept(logits, rows, reserved)
+    plain = _select_logits(logits, rows, reserved)
     log_sum = plain.logsumexp(-1)
     log_p = plain - log_sum.unsqueeze(-1)
     return -(log_p.exp() * log_p).sum(-1), log_sum
@@ -190,7 +192,7 @@ def _d_logits(
 
     That of a log-prob is ``1 - p`` at the target and ``-p`` elsewhere; that of an entropy is ``-p (log p + entropy)``.
     """
-    plain = _kept(logits, rows, reserved)
+    plain = _select_logits(logits, rows, reserved)
     row = torch.arange(rows, device=logits.device)
     chosen = (row == targets.unsqueeze(-1)) * d_log_probs.unsqueeze(-1)
     p = (plain / temperature - log_sum.unsqueeze(-1)).exp()

@@ -40,7 +40,7 @@ class PolicyLoss(nn.Module):
 
     Attributes:
         scale: the factor for the sum over a micro-batch's tokens; None outside of :meth:`batches`.
-        rollouts: long ``[B]``, the rollout of each row of the micro-batch, see :func:`rollouts_of`.
+        rollouts: long ``[B]``, the rollout of each row of the micro-batch, see :func:`number_rollouts`.
         per_token: values of the last call, ``[B, A]`` by name, that metrics average over the sampled tokens:
             ``clip_ratio_low`` and ``clip_ratio_high``; with the correction, ``vllm_kl`` and the values of
             :func:`grpo.update.importance.weights`; with a clip, ``advantage_clipped``; with a KL loss, ``kl`` and
@@ -82,7 +82,7 @@ class PolicyLoss(nn.Module):
 
         Args:
             action_masks: ``[B, A]``, for each micro-batch of this rank.
-            rollouts: see :func:`rollouts_of`, for each micro-batch of this rank.
+            rollouts: see :func:`number_rollouts`, for each micro-batch of this rank.
             total: the sum over ranks of an fp64 ``[2]``. Collective.
         """
         counts = torch.zeros(2, dtype=torch.float64)
@@ -148,7 +148,7 @@ class PolicyLoss(nn.Module):
         if args.policy_loss_type == "gspo":  # one ratio per rollout
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        loss, clipped = objectives.of_tokens(log_probs, ratio, advantages, args)
+        loss, clipped = objectives.compute_token_losses(log_probs, ratio, advantages, args)
         self.per_token |= clipped
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
@@ -170,11 +170,11 @@ class PolicyLoss(nn.Module):
         return advantages.clamp(-limit, limit), {"advantage_clipped": (advantages.abs() > limit).float()}
 
 
-def rollouts_of(micro_batch: Batch) -> torch.Tensor:
+def number_rollouts(micro_batch: Batch) -> torch.Tensor:
     """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
 
     All rows of a rollout are in the same micro-batch. ``info["sample"]`` (see
-    :func:`grpo.metrics.step_metrics.before_training`) is the rollout's unique number in the step.
+    :func:`grpo.metrics.step_metrics.number_samples`) is the rollout's unique number in the step.
     """
     numbers = torch.tensor([int(number) for number in micro_batch.info["sample"]])
     return numbers.unique(return_inverse=True)[1]
@@ -204,14 +204,14 @@ class WholeBatches:
         Raises:
             RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
-        batches: Iterable[deque[Batch]] = self._whole()
+        batches: Iterable[deque[Batch]] = self._collect_batches()
         if self._prepare:
             batches = list(batches)
             self._prepare([list(batch) for batch in batches])
         for batch in batches:
             yield from self._batch(batch)
 
-    def _whole(self) -> Iterator[deque[Batch]]:
+    def _collect_batches(self) -> Iterator[deque[Batch]]:
         """Yield the micro-batches of each optimizer batch."""
         ahead: deque[Batch] = deque()
         for micro_batch in self._loader:
@@ -226,7 +226,7 @@ class WholeBatches:
             )
 
     def _batch(self, ahead: deque[Batch]) -> Iterator[Batch]:
-        masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one in ahead), strict=True)
+        masks, rollouts = zip(*((one.action_mask, number_rollouts(one)) for one in ahead), strict=True)
         normaliser = self._loss.normaliser(masks, rollouts, self._ranks.sum)
         weight = 1 / self._ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
         for of_row in rollouts:

@@ -19,7 +19,7 @@ from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.upstream.arguments import Arguments
 
 
-def of_tokens(
+def compute_token_losses(
     log_probs: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, args: Arguments
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of each token, ``[B, A]``, and values of that shape to average as metrics.
@@ -36,7 +36,7 @@ def of_tokens(
     """
     kind = args.policy_loss_type
     if kind in CLIPPING_LOSSES:
-        return _clipped(ratio, advantages, args)
+        return _clip(ratio, advantages, args)
     nothing = torch.zeros_like(ratio)
     if kind == "cispo":
         is_cut = (ratio > args.cispo_max_ratio) & (advantages != 0)
@@ -50,7 +50,7 @@ def of_tokens(
     raise ValueError(f"unknown policy loss {kind!r}: ppo, gspo, cispo and sapo are known")
 
 
-def _clipped(
+def _clip(
     ratio: torch.Tensor, advantages: torch.Tensor, args: Arguments
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     low, high = args.eps_clip_low_high

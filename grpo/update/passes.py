@@ -17,7 +17,7 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.update.loss import WholeBatches
 from grpo.update.old_policy import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl
-from grpo.update.reference import kl_of, masked_mean
+from grpo.update.reference import estimate_kl, masked_mean
 
 
 def has_balancing_loss(args: Arguments) -> bool:
@@ -37,7 +37,7 @@ def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None
     inputs = {
         name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
     }
-    inputs |= of_batches(batches)
+    inputs |= build_arguments(batches)
 
     def passes(method: str) -> list[torch.Tensor]:
         values = [each for part in ray.get(actors.async_run_method_batch(method, **inputs)) for each in part]
@@ -45,14 +45,18 @@ def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None
             ray.get(actors.async_run_method("empty_cache"))
         return values
 
-    old = passes("forward") if _needs_old_pass(batches, args) else [_instead(batch, args) for batch in batches]
+    old = (
+        passes("forward")
+        if _needs_old_pass(batches, args)
+        else [_substitute_log_probs(batch, args) for batch in batches]
+    )
     base = passes("reference_forward") if args.init_kl_coef > 0 else [None] * len(batches)
     for batch, ours, reference in zip(batches, old, base, strict=True):
         batch.action_log_probs = ours
         batch.base_action_log_probs = reference if args.use_kl_loss else None
         batch.kl = difference = torch.zeros_like(ours)
         if reference is not None and not args.use_kl_loss:
-            batch.kl, difference = kl_of(ours, reference, args.kl_estimator), ours.float() - reference.float()
+            batch.kl, difference = estimate_kl(ours, reference, args.kl_estimator), ours.float() - reference.float()
         batch.info["kl"] = masked_mean(batch.kl, batch.action_mask)
         batch.info["logprobs_diff"] = masked_mean(difference, batch.action_mask)
 
@@ -67,7 +71,7 @@ def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
     return (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown
 
 
-def _instead(batch: Batch, args: Arguments) -> torch.Tensor:
+def _substitute_log_probs(batch: Batch, args: Arguments) -> torch.Tensor:
     """Return the engine's log-probs, ``[B, A]``, or zeros if nothing reads them."""
     if reads_kl(args):
         assert batch.rollout_log_probs is not None
@@ -93,17 +97,17 @@ def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Bat
     for micro_batch in (one for batch in later for one in batch):
         tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]
         sequences, action_mask, attention_mask = (tensor.to(device) for tensor in tensors)
-        with routing_replayed(actor, sequences, recorded_routing.of(micro_batch)):
+        with replay_routing(actor, sequences, recorded_routing.get_routings(micro_batch)):
             micro_batch.action_log_probs = actor(sequences, action_mask, attention_mask=attention_mask).cpu()
 
 
-def of_batches(samples: Sequence[Batch]) -> dict[str, Any]:
+def build_arguments(samples: Sequence[Batch]) -> dict[str, Any]:
     """Return the arguments of the actor's passes that replay the recorded routings; {} if nothing was recorded."""
-    routings = [recorded_routing.of(batch) for batch in samples]
+    routings = [recorded_routing.get_routings(batch) for batch in samples]
     return {} if None in routings else {"routing": routings}
 
 
-def routing_replayed(
+def replay_routing(
     actor: nn.Module, sequences: torch.Tensor, routings: Sequence[torch.Tensor] | None
 ) -> AbstractContextManager[routing.Replay | None]:
     """Let the actor's routers take recorded choices within the context, if there are any.
@@ -113,7 +117,7 @@ def routing_replayed(
         routings: of its rows.
     """
     device = get_accelerator().current_device_name()
-    return routing.replayed(actor, routings, sequences.shape[1], device)
+    return routing.replay_choices(actor, routings, sequences.shape[1], device)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,9 @@ class Replayed:
 
     def __iter__(self) -> Iterator[Batch]:
         for micro_batch in self.micro_batches:
-            with routing_replayed(self.actor, micro_batch.sequences, recorded_routing.of(micro_batch)) as replay:
+            with replay_routing(
+                self.actor, micro_batch.sequences, recorded_routing.get_routings(micro_batch)
+            ) as replay:
                 micro_batch.replay = replay
                 yield micro_batch
 

@@ -32,16 +32,16 @@ def keep_start(model: PeftModel) -> None:
 
 def without_adapter(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Make ``model`` answer as the base model within the context."""
-    return _with_only(model, None)
+    return _enable_only(model, None)
 
 
 def as_reference(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Make ``model`` answer as the reference within the context."""
-    return _with_only(model, START)
+    return _enable_only(model, START)
 
 
 @contextlib.contextmanager
-def _with_only(model: nn.Module, name: str | None) -> Iterator[None]:
+def _enable_only(model: nn.Module, name: str | None) -> Iterator[None]:
     """Give other adapters than ``name`` a scale of 0: base + 0 * update equals the base's output bit for bit.
 
     PEFT's ``disable_adapter`` skips the adapter's modules instead. ZeRO-3 prefetches parameters in the order of the
@@ -63,7 +63,7 @@ def _layers(model: nn.Module) -> list[LoraLayer]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
-def kl_of(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> torch.Tensor:
+def estimate_kl(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> torch.Tensor:
     """Return an estimate of the KL of the policy from the reference at each token, ``[B, A]``.
 
     Schulman's three (http://joschu.net/blog/kl-approx.html): k1, the log ratio; k2, half its square; k3, which is

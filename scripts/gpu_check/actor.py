@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from benchmarks.harness import time_in_turn
-from benchmarks.parts.memory import peak_of
+from benchmarks.parts.memory import measure_peak
 from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
 from scripts.gpu_check import full_size
-from scripts.gpu_check.rung import Passed, device_of, note
-from scripts.gpu_check.scoring import scored, with_adapter
+from scripts.gpu_check.rung import Passed, choose_device, note
+from scripts.gpu_check.scoring import add_adapter, score_tokens
 
 LENGTHS = (4096, 16_384, 32_768)
 RANK = 64
@@ -38,7 +38,7 @@ class RandomWeights:
         fill_(name, out, shape[-1])
 
 
-def planned(shape: Architecture, tokens: int) -> int:
+def plan_bytes(shape: Architecture, tokens: int) -> int:
     """Return the bytes that the plan calculates for a sequence, without those of CUDA and fragments."""
     projections = [shape.projection(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     actor = Actor(
@@ -55,20 +55,20 @@ def planned(shape: Architecture, tokens: int) -> int:
     return sum(actor.parts(1, tokens).values())
 
 
-def needed(shape: Architecture) -> float:
+def compute_needed(shape: Architecture) -> float:
     """Return the bytes of a GPU that the shortest sequence needs."""
-    return planned(shape, LENGTHS[0]) + _CUDA
+    return plan_bytes(shape, LENGTHS[0]) + _CUDA
 
 
 def check(gpus: int) -> Passed:
     """Train the largest model that one GPU holds."""
-    name = full_size.fitting(full_size.memory_of_gpu(), needed)
-    return measured(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS)
+    name = full_size.fitting(full_size.memory_of_gpu(), compute_needed)
+    return measure_lengths(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS)
 
 
-def measured(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:
+def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:
     """Time log-probs and a training step at some lengths, as far as they fit."""
-    device = torch.device(device_of(gpus))
+    device = torch.device(choose_device(gpus))
     torch.manual_seed(0)
     begin = time.perf_counter()
     engine = build(shape, device)
@@ -78,13 +78,13 @@ def measured(gpus: int, model: str, shape: Architecture, lengths: Sequence[int])
     numbers |= {name: [] for name in names}
     for tokens in lengths:
         try:
-            values = at_length(engine, shape, tokens, device)
+            values = measure_at_length(engine, shape, tokens, device)
         except torch.OutOfMemoryError:
             if not numbers["tokens"]:
                 raise
             numbers["too_long"] = tokens
             break
-        for name, value in zip(names, (tokens, *values, planned(shape, tokens) / 1e9), strict=True):
+        for name, value in zip(names, (tokens, *values, plan_bytes(shape, tokens) / 1e9), strict=True):
             numbers[name].append(value)
         note(**numbers)
     return Passed(_line(numbers), numbers)
@@ -96,7 +96,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig
 
-    from benchmarks.parts.random_model import write_config_of
+    from benchmarks.parts.random_model import write_model_config
     from grpo.model import deepspeed_start, loading, zero
 
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
@@ -107,7 +107,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
         get_accelerator().communication_backend_name(), auto_mpi_discovery=False,
         init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
     )  # fmt: skip
-    write_config_of(folder / "model", shape)
+    write_model_config(folder / "model", shape)
     config = AutoConfig.from_pretrained(folder / "model")
     ds_config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -121,7 +121,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
     }
     args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(ds_config, args)
-    model = with_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
+    model = add_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config)[0]
@@ -129,7 +129,9 @@ def build(shape: Architecture, device: torch.device) -> Any:
     return engine
 
 
-def at_length(engine: Any, shape: Architecture, tokens: int, device: torch.device) -> tuple[float, float, float, float]:
+def measure_at_length(
+    engine: Any, shape: Architecture, tokens: int, device: torch.device
+) -> tuple[float, float, float, float]:
     """Return the seconds of log-probs and of a training step, and the GB that the step held and reserved at most.
 
     Raises:
@@ -144,15 +146,15 @@ def at_length(engine: Any, shape: Architecture, tokens: int, device: torch.devic
 
     def old() -> torch.Tensor:
         with torch.no_grad():
-            return scored(engine, ids, mask, kept)
+            return score_tokens(engine, ids, mask, kept)
 
     def train() -> None:
-        engine.backward((scored(engine, ids, mask, kept) * upstream).sum())
+        engine.backward((score_tokens(engine, ids, mask, kept) * upstream).sum())
         engine.step()
 
     before = old()
-    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else _bytes_of(engine.module)
-    peak = held + peak_of(train, device)  # two steps
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else _count_bytes(engine.module)
+    peak = held + measure_peak(train, device)  # two steps
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak
     timings = time_in_turn({"old": old, "train": train}, 1, device)
     after, norm = old(), float(engine.get_global_grad_norm())
@@ -163,7 +165,7 @@ def at_length(engine: Any, shape: Architecture, tokens: int, device: torch.devic
     return timings["old"].seconds, timings["train"].seconds, peak / 1e9, reserved / 1e9
 
 
-def _bytes_of(model: torch.nn.Module) -> int:
+def _count_bytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 

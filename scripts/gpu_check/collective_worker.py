@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import time_in_turn
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     device = torch.device(job["device"])
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

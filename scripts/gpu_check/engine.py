@@ -19,8 +19,8 @@ from grpo.rollout.prompts import renderer
 from grpo.stack import rendezvous
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
-from scripts.gpu_check.rung import Passed, device_of
-from scripts.gpu_check.scoring import scored, with_adapter
+from scripts.gpu_check.rung import Passed, choose_device
+from scripts.gpu_check.scoring import add_adapter, score_tokens
 
 if TYPE_CHECKING:
     from grpo.metrics.scored_rollouts import Rollout
@@ -34,25 +34,25 @@ FEWEST = 8  # prompts that say how much chance there is
 
 def check(gpus: int) -> Passed:
     """Send a random adapter to an engine, sample, and score the same tokens with the actor's model."""
-    device, workers = device_of(gpus), min(gpus or 2, 2)
+    device, workers = choose_device(gpus), min(gpus or 2, 2)
     scratch = Path(tempfile.mkdtemp(prefix=""))  # a short name, for sockets lie in it; it goes with the rung's TMPDIR
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     from transformers import AutoTokenizer
 
     from grpo.lora import adapter, sync
     from grpo.model import loading
-    from grpo.model.vocabulary import allocated
+    from grpo.model.vocabulary import find_allocated
 
     folder = tiny_model()
     tokenizer = AutoTokenizer.from_pretrained(folder / "mxfp4")
-    model = with_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, SCALE).to(device).eval()
+    model = add_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, SCALE).to(device).eval()
     flat, specs = adapter.gather(model)
-    prompts = [prompt_of(tokenizer, number) for number in range(32)]
+    prompts = [make_prompt(tokenizer, number) for number in range(32)]
     # vLLM on a CPU has no kernel for MXFP4.
-    with started(folder / ("mxfp4" if gpus else "bf16"), scratch, workers, gpus) as engine:
+    with start_engine(folder / ("mxfp4" if gpus else "bf16"), scratch, workers, gpus) as engine:
         sync.send(flat.cpu(), specs, [engine])
         answers = sample(engine, prompts)
-    found = rollouts(model, prompts, answers, allocated(tokenizer), device)
+    found = rollouts(model, prompts, answers, find_allocated(tokenizer), device)
     # On a CPU, vLLM replaces Ray's executor by processes.
     passed = judge(f"{'MXFP4 over Ray' if gpus else 'bf16'}, TP={workers}", found)
     return Passed(passed.line, {**passed.numbers, "workers": workers})
@@ -94,7 +94,7 @@ def tiny_model() -> Path:
 
 
 @contextmanager
-def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any]:
+def start_engine(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any]:
     """Start Ray and one engine, as OpenRLHF does in a run, and end both."""
     import ray
     from openrlhf.trainer.ray import create_vllm_engines
@@ -103,7 +103,7 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
     from grpo.stack import cluster
     from scripts import local_ray
 
-    with local_ray.started(scratch / "ray", workers + 4, max(gpus, workers), 300_000_000, shows_logs=True):
+    with local_ray.start_ray(scratch / "ray", workers + 4, max(gpus, workers), 300_000_000, shows_logs=True):
         args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False, parity_limit=0)
         (engine,) = create_vllm_engines(
             1, workers, str(model), 1, False, True, True, LONGEST,
@@ -113,7 +113,7 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
         yield engine
 
 
-def prompt_of(tokenizer: Any, number: int) -> list[int]:
+def make_prompt(tokenizer: Any, number: int) -> list[int]:
     """Return the tokens of a prompt that asks for a sum."""
     return renderer(tokenizer, {})(f"What is {number + 3} + {2 * number + 5}?")
 
@@ -146,9 +146,9 @@ def rollouts(
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
     tokens = torch.tensor([[True] * len(text) + [False] * (longest - len(text)) for text in texts], device=device)
-    now = scored(model, ids, tokens, kept).cpu()
+    now = score_tokens(model, ids, tokens, kept).cpu()
     with model.disable_adapter():
-        base = scored(model, ids, tokens, kept).cpu()
+        base = score_tokens(model, ids, tokens, kept).cpu()
     result = []
     for row, (text, prompt, (_, sampled)) in enumerate(zip(texts, prompts, answers, strict=True)):
         positions = torch.arange(len(prompt), len(text))

@@ -41,16 +41,16 @@ def check(gpus: int) -> Passed:
     import torch
 
     del gpus
-    name = full_size.fitting(full_size.memory_of_gpu(), needed)
-    return measured(name.rpartition("/")[2], RELEASED[name], torch.cuda.get_device_name(0))
+    name = full_size.fitting(full_size.memory_of_gpu(), compute_needed)
+    return measure_ways(name.rpartition("/")[2], RELEASED[name], torch.cuda.get_device_name(0))
 
 
-def needed(shape: Architecture) -> float:
+def compute_needed(shape: Architecture) -> float:
     """Return the bytes of a GPU that an engine of this model needs."""
     return (sum(shape.actor_bytes(packed=True).values()) + _BESIDE) / UTILIZATION
 
 
-def measured(
+def measure_ways(
     model: str,
     shape: Architecture,
     gpu: str,
@@ -72,7 +72,7 @@ def measured(
         write_model(Path(folder), shape)
         for way in ways:
             begin = time.perf_counter()
-            with started(Path(folder), way, sequences, lengths) as engine:
+            with start_engine(Path(folder), way, sequences, lengths) as engine:
                 numbers["start_s"][way] = time.perf_counter() - begin
                 for name, value in engine.describe().items():
                     numbers[name][way] = value
@@ -89,12 +89,12 @@ def write_model(folder: Path, shape: Architecture) -> None:
     """Write configuration and tokenizer of a model without weights."""
     from transformers import AutoTokenizer
 
-    from benchmarks.parts.random_model import write_config_of
+    from benchmarks.parts.random_model import write_model_config
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
     write_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    write_config_of(folder, shape, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
+    write_model_config(folder, shape, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
 
 
 class Engine:
@@ -172,7 +172,7 @@ class Engine:
 
 
 @contextmanager
-def started(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) -> Iterator[Engine]:
+def start_engine(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) -> Iterator[Engine]:
     """Start an engine with random weights, without Ray."""
     import torch
 

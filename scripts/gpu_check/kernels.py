@@ -11,14 +11,14 @@ import torch
 
 from benchmarks.parts.random_values import expert_values
 from grpo.stack.problem import UserError
-from scripts.gpu_check.rung import Passed, device_of
+from scripts.gpu_check.rung import Passed, choose_device
 
 ROUNDING = 0.02
 # E2M1's values in the order of their codes: OCP Microscaling Formats (MX) specification 1.0, section 5.3.3.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
-def defined(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def dequantize_by_definition(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return what the specification of MXFP4 says, in float64: `[experts, out, in]`."""
     codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
     values = torch.cat([E2M1, -E2M1])[codes]
@@ -33,11 +33,14 @@ def every_pair() -> tuple[torch.Tensor, torch.Tensor]:
 
 def mxfp4(gpus: int) -> Passed:
     """Unpack every byte with every scale, bit for bit as the specification says."""
-    device = device_of(gpus)
+    device = choose_device(gpus)
     from grpo.model.mxfp4_triton import unpack
 
     blocks, scales = every_pair()
-    result, expected = unpack(blocks.to(device), scales.to(device)).cpu(), defined(blocks, scales).bfloat16()
+    result, expected = (
+        unpack(blocks.to(device), scales.to(device)).cpu(),
+        dequantize_by_definition(blocks, scales).bfloat16(),
+    )
     wrong = result.view(torch.int16) != expected.view(torch.int16)
     if count := int(wrong.sum()):
         raise UserError(f"{count} of {wrong.numel()} values are unpacked wrong")
@@ -49,7 +52,7 @@ def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
     return ((values.detach().cpu().double() - expected).norm() / expected.norm()).item()
 
 
-def judged(what: str, errors: dict[str, float], limit: float = ROUNDING) -> Passed:
+def judge_errors(what: str, errors: dict[str, float], limit: float = ROUNDING) -> Passed:
     name, worst = max(errors.items(), key=lambda pair: pair[1] if pair[1] == pair[1] else float("inf"))
     if not worst < limit:
         raise UserError(f"{what}: {name} differs from float64 by {worst:.2%} of its norm; {limit:.0%} are rounding")
@@ -58,7 +61,7 @@ def judged(what: str, errors: dict[str, float], limit: float = ROUNDING) -> Pass
 
 def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) -> Passed:
     """Grouped products over packed and bf16 experts, forward and backward; both equal each other bit for bit."""
-    device = device_of(gpus)
+    device = choose_device(gpus)
     from grpo.model import routing
     from grpo.model.experts import Experts
 
@@ -68,7 +71,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
     states, upstream = torch.randn(2, 1, tokens, hidden, generator=generator).bfloat16().unbind()
     top, choices = torch.randn(tokens, count, generator=generator).topk(4)
     weights = torch.zeros(tokens, count).scatter(1, choices, top.softmax(-1)).bfloat16()
-    as_given = routing.as_returned(top.softmax(-1), choices, count).bfloat16()
+    as_given = routing.format_router_weights(top.softmax(-1), choices, count).bfloat16()
     exact = states.double().requires_grad_()
     expected = _expert_definition(values, exact, choices, weights.double())
     (wanted,) = torch.autograd.grad(expected, exact, upstream.double())
@@ -87,7 +90,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
         name: relative(*pair)
         for name, *pair in zip(("result", "gradient"), results[True], (expected.detach(), wanted), strict=True)
     }
-    return judged(f"{count} experts, {tokens} tokens; packed equals bf16 bit for bit", errors)
+    return judge_errors(f"{count} experts, {tokens} tokens; packed equals bf16 bit for bit", errors)
 
 
 def _expert_definition(
@@ -108,14 +111,14 @@ def _expert_definition(
 
 def attention(gpus: int, length: int = 300, window: int = 128) -> Passed:
     """Attention with sinks, full and sliding, with padding, forward and backward."""
-    device = device_of(gpus)
+    device = choose_device(gpus)
     names = ("result", "d query", "d key", "d value", "d sinks")
     windows: dict[str, int | None] = {"full": None, "sliding": window}
     errors: dict[str, float] = {}
     for kind, of_kind in windows.items():
         for name, pair in zip(names, attend(device, of_kind, length, 64), strict=True):
             errors[f"{kind} {name}"] = relative(*pair)
-    return judged(f"attention with sinks, {length} tokens", errors)
+    return judge_errors(f"attention with sinks, {length} tokens", errors)
 
 
 def attend(device: str, window: int | None, length: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -147,7 +150,7 @@ def attend(device: str, window: int | None, length: int, size: int) -> list[tupl
 
 def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
     """Log-probs and entropy in chunks, with the gradient, against float64 over the same bf16 inputs."""
-    device = device_of(gpus)
+    device = choose_device(gpus)
     from grpo.model.vocabulary import Allocated
     from grpo.update.log_probs import token_scores
 
@@ -170,12 +173,12 @@ def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
         "entropy": relative(scores.entropy, entropy),
         "gradient": relative(gradient, wanted),
     }
-    return judged(f"log-probs of {tokens} tokens over {rows:,} rows", errors)
+    return judge_errors(f"log-probs of {tokens} tokens over {rows:,} rows", errors)
 
 
 def receipt(gpus: int) -> Passed:
     """The checksums of an adapter's slices on GPUs add up to the receipt that the trainer computes on the CPU."""
-    device = device_of(gpus)
+    device = choose_device(gpus)
     from grpo.lora import adapter
 
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +196,7 @@ def receipt(gpus: int) -> Passed:
         for worker in range(workers):
             sums, rows = [], []
             for number, (name, tensor) in enumerate(adapter.unflatten(flat.to(device), specs).items()):
-                part, first = _slice_of(name, tensor, worker, workers)
+                part, first = _slice_tensor(name, tensor, worker, workers)
                 sums.append(adapter.row_sums(part))
                 rows.append((number, first, len(part)))
             total += int(adapter.checksum(sums, tuple(rows)))
@@ -202,7 +205,7 @@ def receipt(gpus: int) -> Passed:
     return Passed(f"{len(specs)} tensors, whole and in two halves: equal to the CPU's", {"tensors": len(specs)})
 
 
-def _slice_of(name: str, tensor: torch.Tensor, worker: int, workers: int) -> tuple[torch.Tensor, int]:
+def _slice_tensor(name: str, tensor: torch.Tensor, worker: int, workers: int) -> tuple[torch.Tensor, int]:
     """Return what a worker of an engine holds of an adapter's tensor, and its first row."""
     from grpo.lora.adapter import is_split
 

@@ -30,7 +30,7 @@ LADDER = (
     ),
     Rung("host copies", "machine:host_copies", "look at the PCIe slot and at nvidia-smi -q -d PERFORMANCE"),
     Rung("NUMA", "machine:numa", "look at nvidia-smi topo -m"),
-    Rung("pinned memory", "machine:pinned", "free host memory, or raise the container's limit"),
+    Rung("pinned memory", "machine:pin_memory", "free host memory, or raise the container's limit"),
     Rung("MXFP4 kernel", "kernels:mxfp4", _KERNEL, packages=("triton",)),
     Rung("grouped experts", "kernels:experts", _KERNEL, packages=("transformers", "triton")),
     Rung("attention", "kernels:attention", "set ATTN_IMPLEMENTATION=eager, and report it", packages=("triton",)),
@@ -60,7 +60,7 @@ def climb(
     """
     results = []
     for each in rungs:
-        lacking = each.lacks(len(found["gpus"]))
+        lacking = each.find_lack(len(found["gpus"]))
         result = Result(each.name, rung.SKIPPED, lacking) if lacking else rung.run_apart(each, len(found["gpus"]))
         say(result)
         results.append(result)

@@ -9,16 +9,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssRotaryEmbedding
 
-from benchmarks.experts import launches_and_waits
+from benchmarks.experts import count_launches_and_waits
 from benchmarks.harness import time_in_turn
-from benchmarks.parts.memory import peak_of
+from benchmarks.parts.memory import measure_peak
 from benchmarks.parts.random_values import fill_
 from grpo.model import attention, experts, mxfp4, routing
 from grpo.model.released import RELEASED
 from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
-from scripts.gpu_check.rung import Passed, device_of
+from scripts.gpu_check.rung import Passed, choose_device
 
 _120B = RELEASED["openai/gpt-oss-120b"]
 LENGTHS = (4096, 16_384)
@@ -36,11 +36,11 @@ class Routed(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.router(states.flatten(0, -2))
         top, choices = logits.topk(self.chosen)
-        weights = routing.as_returned(top.softmax(-1), choices, logits.shape[1])
+        weights = routing.format_router_weights(top.softmax(-1), choices, logits.shape[1])
         return self.experts(states, router_indices=choices, routing_weights=weights), weights
 
 
-def config_of(**changes: int) -> GptOssConfig:
+def make_config(**changes: int) -> GptOssConfig:
     """Return the configuration of gpt-oss-120b with the second of its layers, which has full attention."""
     shape: dict[str, Any] = {
         "hidden_size": _120B.hidden,
@@ -119,8 +119,8 @@ def check(
     shape: dict[str, int] | None = None,
 ) -> Passed:
     """Time a layer at two lengths. From these, :mod:`grpo.launch.phases` predicts the seconds of a step."""
-    device = device_of(gpus)
-    config = config_of(**shape or {})
+    device = choose_device(gpus)
+    config = make_config(**shape or {})
     layer = build(config, device)
     on = torch.device(device)
     numbers: dict[str, Any] = {"tokens": list(lengths)}
@@ -135,11 +135,11 @@ def check(
                 raise UserError(f"the {name} pass of {tokens:,} tokens has values that are not finite")
             if not torch.equal(first, again):
                 raise UserError(f"the {name} pass of {tokens:,} tokens differs when it is repeated")
-        numbers["peak_gb"].append(peak_of(ways["train"], on) / 1e9)
+        numbers["peak_gb"].append(measure_peak(ways["train"], on) / 1e9)
         timings = time_in_turn(ways | {"scores": scoring(tokens, vocabulary, config.hidden_size, device)}, 3, on)
         for name, timing in timings.items():
             numbers[f"{name}_s"].append(timing.seconds)
-    numbers["launches"], _ = launches_and_waits(passes(layer, config, lengths[0], device)["train"], on)
+    numbers["launches"], _ = count_launches_and_waits(passes(layer, config, lengths[0], device)["train"], on)
     numbers["weights_gb"] = sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9
     numbers["unpacking_gb_per_s"] = unpacking(layer, on)
     numbers["whole_check_s"] = time.perf_counter() - begin
@@ -156,7 +156,7 @@ def unpacking(layer: GptOssDecoderLayer, device: torch.device) -> float:
     """Return the GB/s of bf16 that unpacking the layer's experts writes."""
     parts = dict(layer.mlp.experts.named_parameters())
     pair = parts["down_proj_blocks"], parts["down_proj_scales"]
-    timing = time_in_turn({"unpack": lambda: mxfp4.unpacked(*pair)}, 3, device)["unpack"]
+    timing = time_in_turn({"unpack": lambda: mxfp4.unpack_weights(*pair)}, 3, device)["unpack"]
     return 4 * pair[0].numel() / timing.seconds / 1e9
 
 
@@ -164,6 +164,6 @@ def _step(numbers: dict[str, Any]) -> str:
     """Say what the numbers mean for a step of the shipped recipe, as the plan would."""
     from grpo.launch.phases import Rates
 
-    rates, tokens = Rates.of_layer(numbers), numbers["tokens"][0]
+    rates, tokens = Rates.from_layer(numbers), numbers["tokens"][0]
     train = 16 * (rates.train.of_rollout + rates.train.of_token * tokens)
     return f"; predicted: {train * rates.low:.0f} to {train * rates.high:.0f} s to train on 16 rollouts of {tokens:,}"

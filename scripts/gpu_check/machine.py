@@ -13,7 +13,7 @@ from grpo.stack import machine
 from grpo.stack import numa as numa_nodes
 from grpo.stack.problem import UserError
 from scripts.gpu_check import seen
-from scripts.gpu_check.rung import Passed, Skipped, device_of
+from scripts.gpu_check.rung import Passed, Skipped, choose_device
 
 _OFFLOADED_120B = 66  # GB that OFFLOAD=1 pins for gpt-oss-120b with packed experts
 _SLOW = 5.0  # GB/s: below it a link is broken, or is PCIe with a few lanes
@@ -66,7 +66,7 @@ def all_reduce(gpus: int, megabytes: int = 1024) -> Passed:
     """Sum and gather over all GPUs at once, and say how they are connected."""
     from benchmarks.parts.ranks import run_ranks
 
-    device, ranks = device_of(gpus), gpus or 2
+    device, ranks = choose_device(gpus), gpus or 2
     job = {"device": device, "megabytes": megabytes}
     reports = run_ranks("scripts.gpu_check.collective_worker", ranks, job, own_gpu=gpus > 0)
     if wrong := [rank for rank, report in enumerate(reports) if not report["right"]]:
@@ -139,7 +139,7 @@ def numa(gpus: int) -> Passed:
         raise Skipped("nvidia-smi, which tells where GPUs are, lists none")
     groups: dict[int | None, list[str]] = {}
     for gpu in listed:
-        groups.setdefault(numa_nodes.node_of(gpu), []).append(str(gpu.index))
+        groups.setdefault(numa_nodes.find_node(gpu), []).append(str(gpu.index))
     parts = []
     for node, indices in groups.items():
         of_node = (
@@ -151,13 +151,13 @@ def numa(gpus: int) -> Passed:
 
 def _usable(node: int) -> int:
     """Return how many cores of a node this process may use; ranks are bound to them."""
-    cores = len(numa_nodes.cores_of(node) & os.sched_getaffinity(0))
+    cores = len(numa_nodes.list_cores(node) & os.sched_getaffinity(0))
     if not cores:
         raise UserError(f"this process may use no core of NUMA node {node}", "give the container cores of each node")
     return cores
 
 
-def pinned(gpus: int, gigabytes: float = 8.0) -> Passed:
+def pin_memory(gpus: int, gigabytes: float = 8.0) -> Passed:
     """Pin some memory in blocks of 1 GiB, as ZeRO-3's offload does."""
     import torch
 

@@ -53,7 +53,7 @@ class Rung:
     packages: tuple[str, ...] = ()
     seconds: int = 300
 
-    def lacks(self, gpus: int) -> str:
+    def find_lack(self, gpus: int) -> str:
         """Return what this machine lacks for the rung; "" if nothing."""
         if gpus < self.gpus:
             needed = f"needs {self.gpus} GPUs" if self.gpus > 1 else "needs a GPU"
@@ -86,7 +86,7 @@ class Result:
         return {name: value for name, value in asdict(self).items() if value not in ("", {})}
 
 
-def device_of(gpus: int) -> str:
+def choose_device(gpus: int) -> str:
     """Return where a rung computes: on a CPU only in tests, since the ladder skips it without a GPU."""
     return "cuda" if gpus else "cpu"
 

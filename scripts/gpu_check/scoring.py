@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from grpo.model.vocabulary import Allocated
 
 
-def with_adapter(model: Any, rank: int, scale: float) -> Any:
+def add_adapter(model: Any, rank: int, scale: float) -> Any:
     """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device."""
     from peft import LoraConfig, get_peft_model
 
@@ -26,7 +26,7 @@ def with_adapter(model: Any, rank: int, scale: float) -> Any:
     return model.train()
 
 
-def scored(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
+def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
     """Return the log-probs of all tokens but the first, `[B, S - 1]`; zeros for padding.
 
     Args:

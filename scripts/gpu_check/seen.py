@@ -37,7 +37,7 @@ def driver() -> str | None:
     return done.stdout.split()[0] if done.returncode == 0 and done.stdout.strip() else None
 
 
-def of_torch() -> dict[str, Any]:
+def describe_torch() -> dict[str, Any]:
     """Return what PyTorch was built for, and the GPUs that it can use."""
     import torch
 
@@ -71,4 +71,4 @@ def look() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(of_torch()))
+    print(json.dumps(describe_torch()))

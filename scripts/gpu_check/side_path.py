@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from scripts.gpu_check.kernels import judged, relative
-from scripts.gpu_check.rung import Passed, device_of
+from scripts.gpu_check.kernels import judge_errors, relative
+from scripts.gpu_check.rung import Passed, choose_device
 
 
 class Frozen:
@@ -17,15 +17,15 @@ class Frozen:
 
 def check(gpus: int, hidden: int = 2880, rank: int = 64, tokens: int = 64) -> Passed:
     """Compare gpt-oss-120b's two layers: that of q, k and v, cut by output, and o, whose parts are added."""
-    scale, device = 2, device_of(gpus)
+    scale, device = 2, choose_device(gpus)
     errors: dict[str, float] = {}
     layers = {"qkv": (hidden, {"q_proj": 4096, "k_proj": 512, "v_proj": 512}), "o": (4096, {"o_proj": hidden})}
     torch.manual_seed(0)
     for name, (inputs, outputs) in layers.items():
-        projections = list(with_adapters(inputs, outputs, rank, scale).to(device, torch.bfloat16).values())
+        projections = list(make_layers(inputs, outputs, rank, scale).to(device, torch.bfloat16).values())
         x = torch.randn(tokens, inputs, device=device, dtype=torch.bfloat16)
         with torch.no_grad():
-            exact = [defined(projection, x, scale) for projection in projections]
+            exact = [compute_by_definition(projection, x, scale) for projection in projections]
             errors[f"{name} in PEFT"] = relative(torch.cat([each(x) for each in projections], -1), torch.cat(exact, -1))
             for parts in (1, 2):
                 results = [worker_output(projections, x, part, parts, scale) for part in range(parts)]
@@ -35,10 +35,10 @@ def check(gpus: int, hidden: int = 2880, rank: int = 64, tokens: int = 64) -> Pa
                 else:
                     whole, expected = torch.stack(results).sum(0), exact[0]
                 errors[f"{name} in {parts} part{'s' * (parts > 1)}"] = relative(whole, expected)
-    return judged("side path, and PEFT", errors)
+    return judge_errors("side path, and PEFT", errors)
 
 
-def with_adapters(inputs: int, outputs: dict[str, int], rank: int, scale: int) -> torch.nn.ModuleDict:
+def make_layers(inputs: int, outputs: dict[str, int], rank: int, scale: int) -> torch.nn.ModuleDict:
     """Return PEFT's layers of these sizes, with random weights and adapters."""
     from peft import LoraConfig, get_peft_model
 
@@ -56,7 +56,7 @@ def matrices(projection: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return projection.base_layer.weight, projection.lora_A["default"].weight, projection.lora_B["default"].weight
 
 
-def defined(projection: Any, x: torch.Tensor, scale: int) -> torch.Tensor:
+def compute_by_definition(projection: Any, x: torch.Tensor, scale: int) -> torch.Tensor:
     """Return what a projection is defined to return: float64, on the CPU."""
     weight, a, b = (matrix.double().cpu() for matrix in matrices(projection))
     return x.double().cpu() @ (weight + scale * b @ a).T

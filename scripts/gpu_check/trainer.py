@@ -29,7 +29,7 @@ def check(gpus: int, experts: int = 32, intermediate: int = 2880) -> Passed:
         job: dict[str, Any] = {"model": str(model), "scratch": scratch, "resume": False, "offload": "cpu"}
         first = run_ranks(WORKER, ranks, job, own_gpu=gpus > 0)
         again = run_ranks(WORKER, ranks, job | {"resume": True, "offload": "none"}, own_gpu=gpus > 0)
-    counts = gathered(first + again)
+    counts = count_gathered(first + again)
     compare(first, again)
     losses, resumed = ([loss for report in reports for loss in report["losses"]] for reports in (first, again))
     apart = max(abs(a - b) / abs(a) for a, b in zip(losses, resumed, strict=True))
@@ -53,7 +53,7 @@ def check(gpus: int, experts: int = 32, intermediate: int = 2880) -> Passed:
     )
 
 
-def gathered(reports: Sequence[dict[str, Any]]) -> dict[str, int]:
+def count_gathered(reports: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Return how many parameters of each dtype the ranks' modules got with the values of the files.
 
     Raises:

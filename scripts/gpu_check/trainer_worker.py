@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from benchmarks.parts.ranks import job_of_this_rank, report
+from benchmarks.parts.ranks import read_job, report
 from benchmarks.parts.resume_worker import load_ours
 from benchmarks.parts.save_worker import fingerprint, fresh_engine, save_ours
 from grpo.model import deepspeed_start, model_files
@@ -78,7 +78,7 @@ class Gathered:
 
 
 def main() -> None:
-    job = job_of_this_rank()
+    job = read_job()
     deepspeed_start.shorten()
     accelerator = get_accelerator()
     deepspeed.init_distributed("gloo" if accelerator.device_name() == "cpu" else "nccl")

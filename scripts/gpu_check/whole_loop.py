@@ -79,7 +79,7 @@ def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
         raise UserError(f"engines and actor are not the same policy: {problems[0]['what']}", remedy)
     if code:
         raise UserError(f"the run ended with {code}", f"python -m scripts.bundle {run_dir} packs it for a report")
-    evaluations, saved = held_out(files.evals), saved_steps(files.folder_of("ckpt_path", files.read_config()))
+    evaluations, saved = held_out(files.evals), saved_steps(files.find_folder("ckpt_path", files.read_config()))
     missing = {
         f"the steps 1 to {steps}": [row["step"] for row in metrics] != list(range(1, steps + 1)),
         "a comparison with an adapter of zero": not any(not row["has_adapter"] for row in rows),

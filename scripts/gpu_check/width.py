@@ -16,9 +16,9 @@ import torch
 
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
-from scripts.gpu_check.engine import RANK, judge, prompt_of, rollouts
-from scripts.gpu_check.rung import Passed, device_of, note
-from scripts.gpu_check.scoring import with_adapter
+from scripts.gpu_check.engine import RANK, judge, make_prompt, rollouts
+from scripts.gpu_check.rung import Passed, choose_device, note
+from scripts.gpu_check.scoring import add_adapter
 
 LAYERS = 2  # one sliding, one full
 PROMPTS, TOKENS = 32, 96
@@ -28,10 +28,10 @@ _UTILIZATION = 0.4  # two layers and their actor fit into 24 GB
 
 def check(gpus: int) -> Passed:
     """Compare at the width of gpt-oss-120b."""
-    return measured(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS))
+    return measure_width(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS))
 
 
-def measured(gpus: int, shape: Architecture) -> Passed:
+def measure_width(gpus: int, shape: Architecture) -> Passed:
     """Write a checkpoint of this shape, sample from it, and score the same tokens with the actor's model.
 
     Args:
@@ -42,25 +42,25 @@ def measured(gpus: int, shape: Architecture) -> Passed:
     from grpo.lora import adapter
     from grpo.metrics.scored_rollouts import compare
     from grpo.model import loading, routing
-    from grpo.model.vocabulary import allocated
+    from grpo.model.vocabulary import find_allocated
 
-    device = device_of(gpus)
+    device = choose_device(gpus)
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder, "mxfp4")
         write_model(packed, shape)
         tokenizer = AutoTokenizer.from_pretrained(packed)
-        model = with_adapter(loading.load_gpt_oss(packed), RANK, scale_of(shape))  # on the host, for now
+        model = add_adapter(loading.load_gpt_oss(packed), RANK, compute_scale(shape))  # on the host, for now
         flat, specs = adapter.gather(model)
-        prompts = [prompt_of(tokenizer, number) for number in range(PROMPTS)]
-        responses = sample(gpus, _for_engine(packed, gpus), flat, specs, prompts)
+        prompts = [make_prompt(tokenizer, number) for number in range(PROMPTS)]
+        responses = sample(gpus, _write_for_engine(packed, gpus), flat, specs, prompts)
         model = model.to(device).eval()
     answers = [response["answer"] for response in responses]
-    of_actor = model, prompts, answers, allocated(tokenizer), device
+    of_actor = model, prompts, answers, find_allocated(tokenizer), device
     free = compare(rollouts(*of_actor)).rows[0].mean.value
     note(without_replay_nat=free)
     longest = max(len(response["observation_tokens"]) for response in responses)
     recorded = [torch.from_numpy(response["routing"]) for response in responses]
-    with routing.replayed(model, recorded, longest, device) as replay:
+    with routing.replay_choices(model, recorded, longest, device) as replay:
         found = rollouts(*of_actor)
     assert replay is not None
     differing, choices = replay.counts()
@@ -70,7 +70,7 @@ def measured(gpus: int, shape: Architecture) -> Passed:
     return Passed(f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ", numbers)
 
 
-def scale_of(shape: Architecture) -> float:
+def compute_scale(shape: Architecture) -> float:
     """Return the scale of an adapter whose projections change about as much as they compute."""
     return SCALE * (shape.hidden * RANK) ** -0.25
 
@@ -79,18 +79,18 @@ def write_model(folder: Path, shape: Architecture) -> None:
     """Write a checkpoint with the tiny model's tokenizer."""
     from transformers import AutoTokenizer
 
-    from benchmarks.parts.random_model import write_config_of, write_random_weights
+    from benchmarks.parts.random_model import write_model_config, write_random_weights
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
     folder.mkdir()
     write_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     shape = replace(shape, vocabulary=(len(tokenizer) // 64 + 1) * 64)
-    write_config_of(folder, shape, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
+    write_model_config(folder, shape, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
     write_random_weights(folder, shape)
 
 
-def _for_engine(packed: Path, gpus: int) -> Path:
+def _write_for_engine(packed: Path, gpus: int) -> Path:
     """Return what the engine loads: vLLM on a CPU has no kernel for MXFP4."""
     if gpus:
         return packed
@@ -136,7 +136,9 @@ def sample(
         receipts = await load_into_engine(actor.llm, flat.cpu().view(torch.uint8).numpy(), fields)
         check_receipts([receipts], adapter.Receipt.of(flat.cpu(), list(specs)))
         params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
-        calls = [actor.generate_responses(prompt, "", routing.recorded(params), length, None, 1) for prompt in prompts]
+        calls = [
+            actor.generate_responses(prompt, "", routing.mark_recorded(params), length, None, 1) for prompt in prompts
+        ]
         return [response for [response] in await asyncio.gather(*calls)]
 
     try:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import of_run
+from grpo.diagnosis.history import read_history
 from grpo.stack import command, json_files
 from grpo.stack.problem import UserError
 from scripts.report.page import render
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     out = options.out or options.folders[0] / NAME
     try:
         runs = read(options.folders)
-        diagnoses = {run.name: diagnose(of_run(run)) for run in runs}
+        diagnoses = {run.name: diagnose(read_history(run)) for run in runs}
         page = render(runs, diagnoses)
     except (UserError, OSError) as error:
         print(f"scripts.report: {error}", file=sys.stderr)

@@ -81,8 +81,8 @@ def draw(panel: Panel, steps: tuple[int, int]) -> Chart:
             {
                 "run": curve.run,
                 "steps": [step for step, _ in points],
-                "values": [_short(value) for _, value in points],
-                "held": [[p.step, *map(_short, (p.value, p.low, p.high))] for p in held],
+                "values": [_round_value(value) for _, value in points],
+                "held": [[p.step, *map(_round_value, (p.value, p.low, p.high))] for p in held],
             }
         )
     return Chart(
@@ -141,5 +141,5 @@ def _band(healthy: tuple[float | None, float | None] | None, low: float, high: f
     return (top, bottom - top) if bottom > top else None
 
 
-def _short(value: float | None) -> float | None:
+def _round_value(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")

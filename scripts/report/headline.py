@@ -10,7 +10,7 @@ from typing import Any
 from eval.compare import compare_evaluations, read_grades
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run.estimators import score_interval
-from grpo.run.measure import is_whole, name_of, value_of
+from grpo.run.measure import get_name, get_value, is_whole
 from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 from scripts.report import scales
@@ -47,7 +47,7 @@ def tiles(run: Run, first: Run) -> list[Tile]:
     if first is not run:
         shown += _gain("held-out, against " + first.name, first, run, -1)
     points = series(run.metrics)
-    shown += [_trained(label, points[name]) for name, label in TRAINED if name in points]
+    shown += [_average_trained(label, points[name]) for name, label in TRAINED if name in points]
     return shown + _time(run, points)
 
 
@@ -69,9 +69,9 @@ def _held_out(run: Run) -> list[Tile]:
     last = run.graded[-1]
     shown = [
         Tile(
-            f"held-out {name_of(last)}",
-            f"{value_of(last):.3f}",
-            _between(last.get("ci_low"), last.get("ci_high"), ".3f"),
+            f"held-out {get_name(last)}",
+            f"{get_value(last):.3f}",
+            _format_range(last.get("ci_low"), last.get("ci_high"), ".3f"),
             f"step {last['step']}" + _problems(last),
         )
     ]
@@ -99,19 +99,19 @@ def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
         Tile(
             label,
             f"{result['difference']:+.3f}",
-            _between(result["ci_low"], result["ci_high"], "+.3f"),
+            _format_range(result["ci_low"], result["ci_high"], "+.3f"),
             f"p = {result['p_value']:.2g}; {better} better, {worse} worse of {result['n']}{common}; "
             f"step {old[which][0]} to step {new[-1][0]}",
         )
     ]
 
 
-def _between(low: Any, high: Any, form: str) -> str:
+def _format_range(low: Any, high: Any, form: str) -> str:
     numbers = isinstance(low, int | float) and isinstance(high, int | float)
     return f"{low:{form}} to {high:{form}}" if numbers else ""
 
 
-def _trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
+def _average_trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
     """Return the mean of the last steps. The interval treats steps as independent: each draws other prompts."""
     size = min(WINDOW, max(2, len(points) // 3))
     last = [value for _, value in points[-size:]]
@@ -167,7 +167,7 @@ def phases(run: Run) -> list[Phase]:
     return [Phase(name, value / steps, value / sums[TOTAL]) for name, value in parts.items()]
 
 
-def when(run: Run) -> str:
+def describe_times(run: Run) -> str:
     """Return when the run wrote its first and its last line."""
     stamps = [row["time"] for row in (*run.metrics, *run.evals) if isinstance(row.get("time"), int | float)]
     if not stamps:

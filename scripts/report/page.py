@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from grpo.diagnosis.finding import Diagnosis, Finding
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run import run_settings as settings
-from grpo.run.measure import of_row
+from grpo.run.measure import read_measure
 from grpo.run.run_state import Run
 from grpo.stack.secrets import secrets
 from scripts.report import chart, headline, panels, problems, samples, scales
@@ -64,7 +64,7 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
     entries = [_entry(run, runs, marks.get(run.name)) for run in runs]
     for entry in entries:
         diagnosis = diagnoses.get(entry["run"].name)
-        entry["nothing_found"] = diagnosis.nothing_found() if diagnosis else ""
+        entry["nothing_found"] = diagnosis.describe_no_findings() if diagnosis else ""
         entry["watched"] = diagnosis.watched if diagnosis else []
     text = page.render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
@@ -147,13 +147,13 @@ def _marks(
 def _entry(run: Run, runs: Sequence[Run], marks: list[Mark] | None) -> dict[str, Any]:
     return {
         "run": run,
-        "when": headline.when(run),
+        "when": headline.describe_times(run),
         "tiles": headline.tiles(run, runs[0]),
         "findings": marks,
         "phases": headline.phases(run),
         "changes": settings.changes(run),
         "set_by_user": settings.set_by_user(run),
-        "given": settings.given(run),
+        "given": settings.read_given(run),
         "settings": settings.settings(run),
         "groups": samples.groups(run, len(runs)),
         "problems": problems.tables(run),
@@ -213,14 +213,14 @@ def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _cells(result: dict[str, Any]) -> dict[str, str]:
-    cells = {of_row(result): _rate(result, of_row(result))}
+    cells = {read_measure(result): _rate(result, read_measure(result))}
     pass_at_k = result.get("pass_at_k")
     if isinstance(pass_at_k, dict):
         cells |= {
             f"pass@{k}": _rate(part, "value") for k, part in pass_at_k.items() if k != "1" and isinstance(part, dict)
         }
     if isinstance(greedy := result.get("greedy"), dict):
-        cells["greedy"] = _rate(greedy, of_row(greedy))
+        cells["greedy"] = _rate(greedy, read_measure(greedy))
     for name, value in result.items():
         if name not in _LEFT_OUT and isinstance(value, int | float):
             cells[name] = scales.text(value)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
-from grpo.run.measure import EXACT_MATCH, SCORE, of_row
+from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
 from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
@@ -78,7 +78,7 @@ class Panel:
         ]
 
 
-def metric_of(name: str) -> Metric | None:
+def find_metric(name: str) -> Metric | None:
     """Return the schema's entry for a column, including one number per model; None if there is none."""
     return BY_NAME.get(name) or BY_NAME.get(f"{name.partition('.')[0]}.*")
 
@@ -88,14 +88,14 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
     What the evaluations measure belongs to the first tier, also if it is the score of the user's own reward.
     """
-    measured = {of_row(row) for run in runs for row in run.graded}
+    measured = {read_measure(row) for run in runs for row in run.graded}
     train = [series(run.metrics) for run in runs]
     held_out = [evaluations(run.evals) for run in runs]
     written = list(dict.fromkeys(name for columns in train for name in columns))
     ranks = {metric.name: rank for rank, metric in enumerate(SCHEMA)}
     made = []
     for name in dict.fromkeys([*written, *(name for columns in held_out for name in columns if name in BY_NAME)]):
-        known = metric_of(name)
+        known = find_metric(name)
         tier = 1 if name in measured else known.tier if known else OTHER
         metric = Metric(name, known.unit, tier, known.meaning, known.source, known.healthy) if known else None
         curves = [
@@ -128,7 +128,7 @@ def _number(value: object) -> float | None:
 def missing(run: Run) -> list[str]:
     """Return the numbers that every run has but this one lacks."""
     have = {*series(run.metrics), *evaluations(run.evals)}
-    if any(of_row(row) == SCORE for row in run.graded):
+    if any(read_measure(row) == SCORE for row in run.graded):
         have.add(EXACT_MATCH)  # the score is there instead
     models = {name.partition(".")[0] + ".*" for name in have}
     return [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]

@@ -10,7 +10,7 @@ from grpo.run.run_files import read_samples
 from grpo.run.run_state import Run
 from scripts.report import scales
 from scripts.report.runs import LARGEST, Row
-from scripts.report.samples import about, spread
+from scripts.report.samples import quote_problem, spread
 
 FILES = 300  # sample files that a table is made from
 SHOWN = 500  # problems in a table
@@ -53,16 +53,16 @@ def _histories(files: Sequence[tuple[int, Path]]) -> list[History]:
     last: dict[str, float] = {}
     prompts: dict[str, str] = {}
     for step, file in files:
-        for problem, rows in _by_problem(read_samples(file)).items():
+        for problem, rows in _group_by_problem(read_samples(file)).items():
             prompts[problem] = str(rows[0].get("prompt") or "")
             if known := _result(rows):
                 text, last[problem] = known
                 drawn[problem].append((step, text))
-    histories = [History(id, about(prompts[id]), drawn[id], last[id]) for id in drawn]
+    histories = [History(id, quote_problem(prompts[id]), drawn[id], last[id]) for id in drawn]
     return sorted(histories, key=lambda one: (one.last, one.id))
 
 
-def _by_problem(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+def _group_by_problem(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
     groups = defaultdict(list)
     for row in rows:
         if isinstance(row.get("id"), str):

@@ -89,14 +89,14 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     """Return the rollouts worth reading, each once, with the reason."""
     right = [row for row in rows if _number(row, "correct") == 1]
     wrong = [row for row in rows if _number(row, "correct") == 0]
-    by_reward, by_length = _by("reward"), _by("response_length")
+    by_reward, by_length = _make_key("reward"), _make_key("response_length")
     candidates = [
         ("highest reward of the wrong ones", max(wrong, key=by_reward, default=None)),
         ("lowest reward of the right ones", min(right, key=by_reward, default=None)),
         ("longest", max(rows, key=by_length, default=None)),
         ("of middle length", sorted(rows, key=by_length)[len(rows) // 2] if rows else None),
         ("no answer", next((row for row in rows if _number(row, "answered") == 0), None)),
-        *((why, _marked(rows, why)) for why in ("most surprising", "largest loss", "least likely token")),
+        *((why, _find_marked(rows, why)) for why in ("most surprising", "largest loss", "least likely token")),
     ]
     chosen: dict[int, tuple[Row, str]] = {}
     for why, row in candidates:
@@ -106,12 +106,12 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     return list(chosen.values())
 
 
-def _marked(rows: Sequence[Row], why: str) -> Row | None:
+def _find_marked(rows: Sequence[Row], why: str) -> Row | None:
     """Return the rollout that the run itself marks so: the report does not know its tokens."""
     return next((row for row in rows if why in (row.get("extremes") or ())), None)
 
 
-def _by(name: str) -> Callable[[Row], float]:
+def _make_key(name: str) -> Callable[[Row], float]:
     return lambda row: _number(row, name) or 0.0
 
 
@@ -129,7 +129,7 @@ def describe(row: Row, why: str) -> ReadRollout:
     return ReadRollout(
         why,
         {1.0: True, 0.0: False}.get(_number(row, "correct")),  # type: ignore[arg-type]
-        about(prompt),
+        quote_problem(prompt),
         gold(row.get("label")),
         [*extra, *((name, value) for name, value in numbers if name not in ("seed", "correct"))],
         pieces(prompt),
@@ -138,7 +138,7 @@ def describe(row: Row, why: str) -> ReadRollout:
     )
 
 
-def about(prompt: str) -> str:
+def quote_problem(prompt: str) -> str:
     """Return the first words of the problem in a prompt."""
     words = [piece.text.strip() for piece in pieces(prompt) if not piece.is_header and piece.text.strip()]
     return words[-1][:ABOUT] if words else ""

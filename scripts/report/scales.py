@@ -15,13 +15,13 @@ def text(value: float) -> str:
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= factor:
             divisor = 1e3 if letter == "k" else factor
-            return _plain(f"{value / divisor:.3g}") + letter
+            return _format_digits(f"{value / divisor:.3g}") + letter
     if size >= 1000:
         return f"{value:.0f}"
-    return _plain(f"{value:.3g}")
+    return _format_digits(f"{value:.3g}")
 
 
-def _plain(digits: str) -> str:
+def _format_digits(digits: str) -> str:
     return str(int(float(digits))) if "e" in digits else digits
 
 

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import of_run
+from grpo.diagnosis.history import read_history
 from grpo.run.progress import Progress
 from grpo.run.run_state import FINISHED, RUNNING, Run
 from grpo.stack import command
@@ -43,7 +43,7 @@ def watch(run: Run, console: Console, every: float) -> None:
             while run.state == RUNNING:
                 samples.refresh()
                 width, height = console.size
-                diagnosis = diagnose(of_run(run))
+                diagnosis = diagnose(read_history(run))
                 live.update(Group(*frame(run, samples, time.time(), width, height, diagnosis)), refresh=True)
                 time.sleep(every)
                 run.refresh()
@@ -71,7 +71,7 @@ def print_frame(run: Run, console: Console) -> None:
     """Print the whole view once."""
     samples = NewestSamples(run.files)
     samples.refresh()
-    for line in frame(run, samples, time.time(), console.width, diagnosis=diagnose(of_run(run))):
+    for line in frame(run, samples, time.time(), console.width, diagnosis=diagnose(read_history(run))):
         console.print(line, no_wrap=True, crop=False)
 
 

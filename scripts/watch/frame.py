@@ -10,12 +10,12 @@ from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run.measure import EXACT_MATCH, SCORE, of_row
-from grpo.run.progress import interval, is_number, way_on
+from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
+from grpo.run.progress import describe_continuation, interval, is_number
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
 from scripts.watch.samples import NewestSamples, SampleLine
-from scripts.watch.text import duration, end_of, number, on_one_line, sparkline
+from scripts.watch.text import cut_to_end, duration, flatten_text, number, sparkline
 
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
 _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
@@ -66,12 +66,12 @@ def header(run: Run, now: float, width: int) -> list[Text]:
     step, planned = run.step, run.planned
     share = min(step / planned, 1.0) if planned else 0.0
     done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "
-    first = Text.assemble((on_one_line(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
+    first = Text.assemble((flatten_text(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
     bar = min(40, width - first.cell_len) if planned else 0
     if bar > 5:
         full = int(share * bar)
         first.append("━" * full, "green").append("─" * (bar - full), "dim")
-    return [first, *_wrapped(_clock(run, now), width), *_wrapped(_notes(run, now), width, "yellow")]
+    return [first, *_wrap_parts(_clock(run, now), width), *_wrap_parts(_notes(run, now), width, "yellow")]
 
 
 def _clock(run: Run, now: float) -> list[str]:
@@ -100,7 +100,7 @@ def _notes(run: Run, now: float) -> list[str]:
     notes = []
     part_started = run.resumes[-1]["time"] if run.resumes else run.started
     log = run.files.logs / "driver.log"
-    pace, checkpoints = run.seconds_a_step(), run.files.folder_of("ckpt_path", run.config)
+    pace, checkpoints = run.seconds_a_step(), run.files.find_folder("ckpt_path", run.config)
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
         notes.append("engines and actor are starting" if run.last_line is None else "the resumed run is starting")
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
@@ -111,9 +111,9 @@ def _notes(run: Run, now: float) -> list[str]:
             if run.code is None
             else f"the run failed: {run.cause or f'exit code {run.code}'}"
         )
-        notes.append(f"{how}; see {log}; {way_on(run.folder, checkpoints, run.config)}")
+        notes.append(f"{how}; see {log}; {describe_continuation(run.folder, checkpoints, run.config)}")
     elif run.state == STOPPED and run.code is not None:
-        notes.append(f"the run was stopped; {way_on(run.folder, checkpoints, run.config)}")
+        notes.append(f"the run was stopped; {describe_continuation(run.folder, checkpoints, run.config)}")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
@@ -130,15 +130,15 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
     lines = [_title("Findings", width)]
     for finding in diagnosis.findings:
         style = "bold red" if finding.severity == CRITICAL else "bold yellow"
-        lines += _wrapped([on_one_line(finding.headline())], width, style)
+        lines += _wrap_parts([flatten_text(finding.headline())], width, style)
     if not diagnosis.findings:
-        return [*lines, Text(diagnosis.nothing_found())]
+        return [*lines, Text(diagnosis.describe_no_findings())]
     watched = [finding.title for finding in diagnosis.watched]
-    return lines + (_wrapped([f"to watch: {', '.join(watched)}"], width, "yellow") if watched else [])
+    return lines + (_wrap_parts([f"to watch: {', '.join(watched)}"], width, "yellow") if watched else [])
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
-    cells = _cells(list(dict.fromkeys(map(of_row, run.graded))) or [EXACT_MATCH], _numbers(run.graded), width)
+    cells = _cells(list(dict.fromkeys(map(read_measure, run.graded))) or [EXACT_MATCH], _numbers(run.graded), width)
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
     if run.graded:
@@ -146,7 +146,7 @@ def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
         text = f"held out: {interval(first)} at step {first['step']}"
         if last is not first:
             text += f" -> {interval(last)} at step {last['step']}"
-        lines += _wrapped([text], width)
+        lines += _wrap_parts([text], width)
     return lines
 
 
@@ -186,7 +186,7 @@ def _cells(
 
 def _label(name: str) -> str:
     """Return a column's name without what its section already says."""
-    return on_one_line(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))
+    return flatten_text(name.removeprefix("seconds.").removeprefix("judge_").removeprefix("reward_correct_"))
 
 
 def _combine(name: str) -> Callable:
@@ -252,7 +252,7 @@ def _out_of_range(rows: Numbers, width: int) -> list[Text]:
     ]
     last = rows[-1] if rows else {}
     out = [f"{name} {number(last[name])}" for name in names if name in last and not _is_healthy(name, last[name])]
-    return _wrapped(["out of range: " + ", ".join(out)], width, "bold red") if out else []
+    return _wrap_parts(["out of range: " + ", ".join(out)], width, "bold red") if out else []
 
 
 def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
@@ -260,16 +260,16 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     if not rows:
         return []
     written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
-    if any(of_row(row) == SCORE for row in run.graded):
+    if any(read_measure(row) == SCORE for row in run.graded):
         written.add(EXACT_MATCH)  # the score is there instead
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
-    lines = _wrapped(["missing metrics: " + ", ".join(missing)], width, "dim") if missing else []
+    lines = _wrap_parts(["missing metrics: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [
-        f"{on_one_line(name)} {number(value)}"
+        f"{flatten_text(name)} {number(value)}"
         for name, value in rows[-1].items()
         if name not in BY_NAME and not name.startswith(("judge_", "seconds."))
     ]
-    return lines + (_wrapped(["unknown metrics: " + ", ".join(unknown)], width, "dim") if unknown else [])
+    return lines + (_wrap_parts(["unknown metrics: " + ", ".join(unknown)], width, "dim") if unknown else [])
 
 
 def _samples(samples: NewestSamples, width: int) -> list[Text]:
@@ -283,10 +283,10 @@ def _sample(sample: SampleLine, width: int) -> list[Text]:
     return [
         Text.assemble((sample.why, "bold"), "  ", sample.numbers),
         Text.assemble(("  prompt    ", "dim"), sample.question),
-        Text.assemble(("  response  ", "dim"), end_of(sample.response, width - 12)),
+        Text.assemble(("  response  ", "dim"), cut_to_end(sample.response, width - 12)),
     ]
 
 
-def _wrapped(parts: Sequence[str], width: int, style: str = "") -> list[Text]:
+def _wrap_parts(parts: Sequence[str], width: int, style: str = "") -> list[Text]:
     lines: list[Any] = textwrap.wrap("  ".join(parts), width, subsequent_indent="  ") if parts else []
     return [Text(line, style) for line in lines]

@@ -9,7 +9,7 @@ from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles, read_samples
 from reward.answers import MARKER
 from scripts.report.samples import gold
-from scripts.watch.text import number, on_one_line
+from scripts.watch.text import flatten_text, number
 
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 # Characters, enough for any terminal: a response may have a hundred thousand.
@@ -81,7 +81,7 @@ def _describe(why: str, row: Mapping[str, Any]) -> SampleLine:
     if "response_length" in known:
         words.append(f"{known['response_length']:.0f} tokens" + (", cut" if row.get("truncated") == 1 else ""))
     if row.get("label") is not None:
-        words.append(f"gold {on_one_line(gold(row['label'])[:_SHOWN])}")
+        words.append(f"gold {flatten_text(gold(row['label'])[:_SHOWN])}")
     return SampleLine(why, "  ".join(words), question(str(row.get("prompt", ""))), end(str(row.get("response", ""))))
 
 
@@ -91,9 +91,9 @@ _LABELS = {"reward": "reward", "judge_quality": "quality"}
 def question(prompt: str) -> str:
     """Return the beginning of the user's last message, or of a prompt without one."""
     messages = _USER.findall(prompt)
-    return on_one_line(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
+    return flatten_text(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
 
 
 def end(response: str) -> str:
     """Return the end of a response, where its answer is."""
-    return on_one_line(MARKER.sub(" ", response[-_SHOWN:]))
+    return flatten_text(MARKER.sub(" ", response[-_SHOWN:]))

@@ -58,12 +58,12 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def on_one_line(text: object) -> str:
+def flatten_text(text: object) -> str:
     """Return a file's text on one line, without what a terminal would obey."""
     return printable(" ".join(str(text).split()))
 
 
-def end_of(text: str, width: int) -> str:
+def cut_to_end(text: str, width: int) -> str:
     """Return the last `width` columns of a text, with a sign if something is left out."""
     if len(text) <= width and cell_len(text) <= width:
         return text

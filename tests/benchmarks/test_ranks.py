@@ -108,7 +108,7 @@ def test_offload(capsys, forked_ranks):
 
 def test_offload_predicts_only_the_memory_of_the_ranks(tmp_path):
     random_model.write_random_model(tmp_path / "model", layers=1, experts=2, intermediate=32)
-    one, two = (offload.predicted(tmp_path / "model", ranks, 8) for ranks in (1, 2))
+    one, two = (offload.plan_bytes(tmp_path / "model", ranks, 8) for ranks in (1, 2))
     assert two.pop("2 processes") == 2 * one.pop("1 processes")
     model = model_files.read_whole(tmp_path / "model")
     held = sum(Architecture.from_config(model.config).actor_bytes(packed=True).values())
@@ -136,10 +136,12 @@ def test_a_rank_that_fails_ends_the_benchmark(forked_ranks):
 def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 40_000_000)
     with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        before = memory.mapped_bytes(tmp_path)
+        before = memory.count_mapped_bytes(tmp_path)
         assert sum(mapped[: 20_000_000 : mmap.PAGESIZE]) > 0
-        assert 20_000_000 <= memory.mapped_bytes(tmp_path) - before < 25_000_000  # the kernel maps neighbours, too
-    assert memory.mapped_bytes(tmp_path) == 0
+        assert (
+            20_000_000 <= memory.count_mapped_bytes(tmp_path) - before < 25_000_000
+        )  # the kernel maps neighbours, too
+    assert memory.count_mapped_bytes(tmp_path) == 0
 
 
 def test_the_peak_of_memory_is_noticed():
@@ -158,4 +160,4 @@ def test_the_peak_of_tensors_is_exact_and_leaves_out_what_was_freed_before_it():
         del first
         return torch.zeros(1_000_000) + second[0]
 
-    assert memory.peak_of(run, torch.device("cpu")) == 60_000_000
+    assert memory.measure_peak(run, torch.device("cpu")) == 60_000_000

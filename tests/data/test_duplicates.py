@@ -130,4 +130,4 @@ def test_the_prefix_filter_loses_no_pair(seed: int, vocabulary: int, size: int) 
         shorter = max(SHORT, min(len(sets[a]), len(sets[b])))
         if max(shared / shorter, shared / union) >= SIMILARITY:
             expected[a, b] = max(shared / shorter, shared / union), shared / union
-    assert {(a, b): (similarity, whole) for a, b, similarity, whole in duplicates.alike(sets)} == expected
+    assert {(a, b): (similarity, whole) for a, b, similarity, whole in duplicates.find_alike(sets)} == expected

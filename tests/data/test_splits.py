@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.problems import Problem
-from data.splits import balanced, choose_math, describe, in_aime_eval, split
+from data.splits import choose_balanced, choose_math, describe, is_in_aime_eval, split
 from grpo.stack.problem import UserError
 from tests.data.conftest import PAPERS
 
@@ -31,7 +31,7 @@ def aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Problem]:
 
 
 def test_the_aime_rule_is_balanced() -> None:
-    held_out = [(y, c, n) for y, c in PAPERS for n in range(1, 16) if in_aime_eval(y, c, n)]
+    held_out = [(y, c, n) for y, c in PAPERS for n in range(1, 16) if is_in_aime_eval(y, c, n)]
     assert set(Counter((year, contest) for year, contest, _ in held_out).values()) == {3}
     thirds = Counter((year, contest, (number - 1) // 5) for year, contest, number in held_out)
     assert set(thirds.values()) == {1} and len(thirds) == 18
@@ -54,26 +54,26 @@ def test_an_aime_problem_stays_in_its_split_when_others_are_added() -> None:
 @given(st.integers(0, 14 * 6), st.randoms())
 def test_a_choice_is_balanced_in_levels_and_subjects(count: int, rng: random.Random) -> None:
     problems = math_problems(6)
-    chosen = balanced(problems, count)
+    chosen = choose_balanced(problems, count)
     assert len(chosen) == count
     cells = Counter({(level, subject): 0 for level in (4, 5) for subject in SUBJECTS})
     cells.update((one.level, one.subject) for one in chosen)
     levels = Counter({4: 0, 5: 0}) + Counter(one.level for one in chosen)
     assert max(cells.values()) - min(cells.values()) <= 1
     assert abs(levels[4] - levels[5]) <= 1
-    assert {one.id for one in balanced(rng.sample(problems, len(problems)), count)} == {one.id for one in chosen}
+    assert {one.id for one in choose_balanced(rng.sample(problems, len(problems)), count)} == {one.id for one in chosen}
 
 
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_a_larger_choice_contains_the_smaller(a: int, b: int) -> None:
-    small, large = ({one.id for one in balanced(math_problems(2), count)} for count in sorted((a, b)))
+    small, large = ({one.id for one in choose_balanced(math_problems(2), count)} for count in sorted((a, b)))
     assert small <= large
 
 
 def test_where_a_subject_runs_out_the_others_fill_up() -> None:
     problems = math_problems(10)
     scarce = [one for one in problems if one.subject != SUBJECTS[0] or one.text.endswith("0")]
-    chosen = balanced(scarce, 45)
+    chosen = choose_balanced(scarce, 45)
     assert len(chosen) == 45 and Counter(one.subject for one in chosen)[SUBJECTS[0]] == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import Outcome, converse, scored
+from grpo.rollout.multi_turn.conversation import Outcome, hold_conversation, score_conversation
 from grpo.rollout.multi_turn.environment import Score
 from grpo.rollout.multi_turn.environment_loading import load
 from tests.docs.pages import page
@@ -27,8 +27,8 @@ def play(folder: Path, *turns: dict) -> tuple[Outcome, Score]:
     file = folder / "guess.py"
     file.write_text(environment_code())
     environment = load(str(file))("Find a number from 1 to 9.", "7")
-    outcome = asyncio.run(converse(environment, Spoken(*turns), LIMITS))
-    return outcome, asyncio.run(scored(environment, outcome, 60))
+    outcome = asyncio.run(hold_conversation(environment, Spoken(*turns), LIMITS))
+    return outcome, asyncio.run(score_conversation(environment, outcome, 60))
 
 
 def guess(number: object) -> dict:

@@ -208,7 +208,7 @@ def test_secrets_do_not_reach_the_config(good, model, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
     given = parsed(*good, "--date", "2030-01-01")
     files = model_files.read(model)
-    assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.about(given, files)])
+    assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.collect_facts(given, files)])
 
 
 def test_the_adapter_is_flattened_as_in_training(trained):

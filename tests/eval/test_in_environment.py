@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from eval.in_environment import Setting, converse
-from eval.problems import EvalProblem, seed_of
+from eval.in_environment import Setting, hold_conversation
+from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.single import Environment as Single
@@ -30,20 +30,20 @@ def setting(kind=Library, name="library", **changes) -> Setting:
 
 def held(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, ScriptedEngine]:
     engine = ScriptedEngine(setting.template.codec, list(turns))
-    return asyncio.run(converse(engine, setting, PROBLEM, number)), engine
+    return asyncio.run(hold_conversation(engine, setting, PROBLEM, number)), engine
 
 
 def test_tokens_and_numbers_are_those_of_a_training_rollout():
     given = setting()
     record, engine = held(given, SEARCH, "42<|im_end|>")
     again = ScriptedEngine(given.template.codec, [SEARCH, "42<|im_end|>"])
-    policy = EnginePolicy(given.template, again, params(seed=seed_of(5, "p", 0)), 4000)
+    policy = EnginePolicy(given.template, again, params(seed=derive_seed(5, "p", 0)), 4000)
     outcome, response = asyncio.run(roll_out(lambda: Library("where?", "42"), policy, LIMITS, 4))
     assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
     assert record["messages"] == outcome.messages and record["reward"] == response["reward"] == 1.0
     assert record["ending"] == "done" and record["tool_calls"] == 1 and record["token_mismatch"] == 0
     assert record["response_length"] == sum(len(tokens) for _, tokens in engine.calls)
-    assert record["seed"] == seed_of(5, "p", 0) and json.dumps(record)
+    assert record["seed"] == derive_seed(5, "p", 0) and json.dumps(record)
 
 
 def test_each_sample_has_a_seed_of_its_own():

@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from eval import evaluate
 from eval.looped import LoopedEngine, LoopedLLM
 from eval.output import Output
-from eval.problems import EvalProblem, seed_of
+from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking import Budget
@@ -114,7 +114,7 @@ def test_concurrent_samples_equal_training_rollouts(pairs, thinking, answer, see
 
 
 TEXTS = [ANALYSIS + "77" + FINAL + "8<|return|>", "8<|call|>", ANALYSIS + "7" * 50, *["5<|return|>"] * 4]
-SEEDS = [seed_of(0, "p", number) for number in range(len(TEXTS))]
+SEEDS = [derive_seed(0, "p", number) for number in range(len(TEXTS))]
 
 
 def drawn(folder, texts, thinking=None) -> tuple[LLMEngine, list[SimpleNamespace]]:

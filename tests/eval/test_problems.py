@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.prepare import Options, Source, prepare
-from eval.problems import read_problems, seed_of
+from eval.problems import derive_seed, read_problems
 from grpo.stack.problem import UserError
 
 
@@ -55,7 +55,7 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
     st.lists(st.tuples(st.integers(), st.text(max_size=9), st.integers(0, 99)), min_size=2, max_size=30, unique=True)
 )
 def test_every_sample_has_a_seed_of_its_own(keys):
-    seeds = [seed_of(*key) for key in keys]
+    seeds = [derive_seed(*key) for key in keys]
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 2**56 for seed in seeds)
-    assert seeds == [seed_of(*key) for key in keys]
+    assert seeds == [derive_seed(*key) for key in keys]

@@ -17,25 +17,25 @@ def raw(problem: str, number: int, response: str, **changes) -> dict:
 
 
 def test_record_has_the_verdict_of_the_grader():
-    right = records.graded(raw("a", 0, FINAL + "\\boxed{010}"))
+    right = records.grade_sample(raw("a", 0, FINAL + "\\boxed{010}"))
     assert (right["correct"], right["answered"], right["has_final"], right["answer"]) == (1.0, 1.0, 1.0, "10")
     assert "response" not in right
-    wrong = records.graded(raw("a", 0, FINAL + "\\boxed{11}"))
+    wrong = records.grade_sample(raw("a", 0, FINAL + "\\boxed{11}"))
     assert (wrong["correct"], wrong["answer"]) == (0.0, "11")
-    thinking = records.graded(raw("a", 0, "<|channel|>analysis<|message|>\\boxed{10}"))
+    thinking = records.grade_sample(raw("a", 0, "<|channel|>analysis<|message|>\\boxed{10}"))
     assert (thinking["correct"], thinking["answered"], thinking["has_final"]) == (0.0, 0.0, 0.0)
     assert thinking["reason"]
 
 
 @pytest.mark.parametrize("prompt", ["What is 4 + 6?", "<|start|>user<|message|>What is 4 + 6?<|end|>"])
 def test_a_formula_of_the_problem_is_no_answer_as_in_training(prompt):
-    assert records.graded(raw("a", 0, "\\boxed{4+6}", prompt=prompt))["correct"] == 0.0
-    assert records.graded(raw("a", 0, "\\boxed{4+6}"))["correct"] == 1.0
-    assert "prompt" not in records.graded(raw("a", 0, "\\boxed{10}", prompt=prompt))
+    assert records.grade_sample(raw("a", 0, "\\boxed{4+6}", prompt=prompt))["correct"] == 0.0
+    assert records.grade_sample(raw("a", 0, "\\boxed{4+6}"))["correct"] == 1.0
+    assert "prompt" not in records.grade_sample(raw("a", 0, "\\boxed{10}", prompt=prompt))
 
 
 def test_a_sample_that_the_grader_fails_on_is_not_graded(caplog):
-    broken = records.graded(raw("a", 3, None))
+    broken = records.grade_sample(raw("a", 3, None))
     assert broken["correct"] is None
     assert "sample 3 of a" in caplog.text
 

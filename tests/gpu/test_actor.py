@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.model.vocabulary import Allocated
-from scripts.gpu_check.scoring import scored, with_adapter
+from scripts.gpu_check.scoring import add_adapter, score_tokens
 
 ROWS = 90
 KEPT = Allocated(ROWS)
@@ -36,8 +36,8 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
     ids = torch.randint(2, ROWS, (2, 40), generator=torch.Generator().manual_seed(1))
     tokens = torch.ones_like(ids, dtype=torch.bool)
     tokens[0, :7] = False
-    cpu = with_adapter(loading.load_gpt_oss(checkpoint, "eager", packed=False), 4, 0.1)
-    expected = scored(cpu, ids, tokens, KEPT)
+    cpu = add_adapter(loading.load_gpt_oss(checkpoint, "eager", packed=False), 4, 0.1)
+    expected = score_tokens(cpu, ids, tokens, KEPT)
     expected.sum().backward()
     wanted = {name: p.grad.float() for name, p in cpu.named_parameters() if p.requires_grad}
 
@@ -46,7 +46,7 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_param": {"device": "none"}, "stage3_param_persistence_threshold": 0},
     }
-    model = with_adapter(loading.load_gpt_oss(checkpoint, ds_config=zero.tune(config, None)), 4, 0.1)
+    model = add_adapter(loading.load_gpt_oss(checkpoint, ds_config=zero.tune(config, None)), 4, 0.1)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert len(trained) == len(wanted)
     assert all(p.ds_tensor.device.type == device.type for p in model.parameters() if hasattr(p, "ds_tensor"))
@@ -54,7 +54,7 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
         model=model, optimizer=torch.optim.AdamW(trained, lr=1e-2, weight_decay=0), config=config
     )
     loading.restore_rope(engine)
-    before = scored(engine, ids.to(device), tokens.to(device), KEPT)
+    before = score_tokens(engine, ids.to(device), tokens.to(device), KEPT)
     assert (before.detach().cpu() - expected.detach()).abs().mean() < 0.02
     engine.backward(before.sum())
     for name, parameter in engine.module.named_parameters():
@@ -63,6 +63,6 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
             assert (gradient - wanted[name]).norm() < 0.05 * wanted[name].norm() + 1e-3, name
     engine.step()
     with torch.no_grad():
-        after = scored(engine, ids.to(device), tokens.to(device), KEPT)
+        after = score_tokens(engine, ids.to(device), tokens.to(device), KEPT)
     assert after.isfinite().all()
     assert (after - before).abs().max() > 1e-3

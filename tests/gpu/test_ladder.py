@@ -18,7 +18,7 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("step", LADDER, ids=lambda step: step.name)
 def test_rung(found: dict[str, Any], step: Rung) -> None:
     gpus = len(found["gpus"])
-    if lacking := step.lacks(gpus):
+    if lacking := step.find_lack(gpus):
         pytest.skip(f"{step.name}: {lacking}")
     result = rung.run_apart(step, gpus)
     if result.verdict == rung.SKIPPED:

@@ -20,9 +20,11 @@ def test_every_byte_with_every_scale(device):
 
 
 def test_one_wrong_value_is_noticed(device, monkeypatch):
-    right = kernels.defined
+    right = kernels.dequantize_by_definition
     monkeypatch.setattr(
-        kernels, "defined", lambda blocks, scales: right(blocks, scales).index_fill(0, torch.tensor(0), 1)
+        kernels,
+        "dequantize_by_definition",
+        lambda blocks, scales: right(blocks, scales).index_fill(0, torch.tensor(0), 1),
     )
     with pytest.raises(UserError, match="values are unpacked wrong"):
         kernels.mxfp4(int(device == "cuda"))
@@ -41,4 +43,4 @@ def test_parts_of_a_tensor(unpack, part):
     blocks = torch.randint(0, 256, (5, 24, 6, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(0, 255, (5, 24, 6), dtype=torch.uint8, generator=generator)
     blocks, scales = blocks.narrow(*part), scales.narrow(*part)
-    assert torch.equal(unpack(blocks, scales), kernels.defined(blocks, scales).bfloat16())
+    assert torch.equal(unpack(blocks, scales), kernels.dequantize_by_definition(blocks, scales).bfloat16())

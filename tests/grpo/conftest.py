@@ -55,7 +55,7 @@ def pristine(tmp_path_factory) -> Path:
     """The installed OpenRLHF with all patches reverted, in another place."""
     from benchmarks.parts import stock
 
-    return stock.pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
+    return stock.copy_pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
 
 
 @pytest.fixture(params=["stock", "patched"])

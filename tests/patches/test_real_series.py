@@ -45,7 +45,7 @@ def test_every_anchor_of_a_patch_is_in_the_pristine_files(target):
     texts = pristine_texts(target, series, list(series.pristine), None)
     count = 0
     for patch in series.files():
-        for path, name in anchors.named_in(patch):
+        for path, name in anchors.find_anchors(patch):
             assert anchors.source(texts.get(path), name), f"{patch.name}: {path}: {name}"
             count += 1
     assert count > 2 * len(series.patches)
@@ -61,7 +61,7 @@ def test_the_functions_that_our_classes_replace_are_those_that_were_reviewed(tar
     texts = pristine_texts(target, series, list(series.pristine), None)
     found = {}
     for patch in series.files():
-        for path, name in anchors.named_in(patch) if patch.stem in ("ppo_actor", "metrics_trainer") else ():
+        for path, name in anchors.find_anchors(patch) if patch.stem in ("ppo_actor", "metrics_trainer") else ():
             if not name.startswith("--"):
                 code = ast.unparse(ast.parse(textwrap.dedent(anchors.source(texts.get(path), name))))
                 where = f"{path.removeprefix('openrlhf/')}: {name}"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.answers import TOO_LONG, grade
-from reward.extraction import CUT_IN_BOX, NO_ANSWER, boxed
+from reward.extraction import CUT_IN_BOX, NO_ANSWER, extract_boxed
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,5 @@ def test_a_unit_directly_beside_the_box_is_read(response: str, gold: str, correc
 @pytest.mark.parametrize("before", ["$x=1/5$, or ", "The answer is 3. ", "205 or ", ""])
 @pytest.mark.parametrize("after", ["", " percent.", ", since there are 5.", ". Or $x=3$.", ", $n=7$"])
 def test_gold_of_a_reference_solution_is_the_content_of_its_boxes(before: str, after: str) -> None:
-    assert boxed(f"{before}$\\boxed{{20}}${after}") == (("20",), None)
-    assert boxed(f"{before}$\\boxed{{20}}$ and $\\boxed{{30}}${after}") == (("20", "30"), None)
+    assert extract_boxed(f"{before}$\\boxed{{20}}${after}") == (("20",), None)
+    assert extract_boxed(f"{before}$\\boxed{{20}}$ and $\\boxed{{30}}${after}") == (("20", "30"), None)

@@ -11,7 +11,7 @@ import pytest
 from reward import chain as module
 from reward.chain import Chain
 from reward.gemini import CallError, Client, Kind
-from reward.stand_in import text_of
+from reward.stand_in import read_text
 
 from .chains import KEY, Form, asked, of_first
 from .faulty import Fault, Quota
@@ -27,7 +27,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     plain = chain.ask("How many?")
     assert plain.reply.parsed is None and not plain.reply.is_cut and "stand-in" in plain.reply.text
     body = server.requests[0].body
-    assert text_of(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
+    assert read_text(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
     assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3
     assert body["store"] is False, "Google keeps no log of it"
 

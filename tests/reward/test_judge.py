@@ -20,10 +20,10 @@ from reward.judge import (
     Scores,
     Verdict,
     clean,
-    problem_of,
+    extract_problem,
     request,
 )
-from reward.stand_in import text_of
+from reward.stand_in import read_text
 
 from .faulty import Fault
 
@@ -58,7 +58,7 @@ def sent(server) -> tuple[str, str]:
     """The user message and the system instruction of the only request, as they came over the wire."""
     [call] = server.requests
     assert len(call.body["contents"]) == 1 and call.body["contents"][0]["role"] == "user"
-    return text_of(call.body), call.body["systemInstruction"]["parts"][0]["text"]
+    return read_text(call.body), call.body["systemInstruction"]["parts"][0]["text"]
 
 
 @pytest.mark.parametrize("channel", ["final", "analysis"])
@@ -140,8 +140,8 @@ def test_no_combination_leaves_a_marker(text):
 
 def test_the_problem_is_the_users_message():
     prompt = "<|start|>system<|message|>Think.<|end|><|start|>user<|message|>3 + 4?<|end|><|start|>assistant"
-    assert problem_of(prompt) == "3 + 4?"
-    assert problem_of("plain text") == "plain text"
+    assert extract_problem(prompt) == "3 + 4?"
+    assert extract_problem("plain text") == "plain text"
 
 
 def test_the_judge_is_told_neither_verdict_nor_weights(serve, make_judge):

@@ -37,11 +37,11 @@ class Ray:
         self._pool = ThreadPoolExecutor(1)
         self._pool.submit(self._loop.run_forever)
         self._actor = actor
-        self.rewarded = SimpleNamespace(remote=self._call)
+        self.reward_response = SimpleNamespace(remote=self._call)
 
     def _call(self, *arguments: Any) -> Any:
         self.calls += 1
-        return asyncio.run_coroutine_threadsafe(self._actor.rewarded(*arguments), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._actor.reward_response(*arguments), self._loop)
 
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -50,7 +50,7 @@ class Ray:
 def test_a_process_outside_of_a_run_has_its_own(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(judge_place.VARIABLE)
     monkeypatch.setenv(settings.STAND_IN_VARIABLE, "http://127.0.0.1:1")
-    assert isinstance(judge_place.of_process(), Judge)
+    assert isinstance(judge_place.get_judge(), Judge)
 
 
 def test_all_engines_ask_one_judge(run, serve: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_all_engines_ask_one_judge(run, serve: Callable, tmp_path: Path, monkeyp
     handle = Ray(actor)
     monkeypatch.setattr(ray, "get_actor", lambda name: {judge_place.NAME: handle}[name])
     monkeypatch.setattr(ray, "get", lambda call, timeout: call.result(timeout))
-    engines = [judge_place.of_process() for _ in range(2)]
+    engines = [judge_place.get_judge() for _ in range(2)]
     assert all(isinstance(engine, DistantJudge) for engine in engines)
     with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda engine: engine.rewarded(1.0, *SAMPLE), engines * 4))
+        results = list(threads.map(lambda engine: engine.reward_response(1.0, *SAMPLE), engines * 4))
     handle.end()
     assert handle.calls == 8 and len(server.requests) == 1
     assert sorted(verdict.cached for _, verdict in results) == [0.0] + [1.0] * 7

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.labels import LabelError, parse_label
-from reward.reward_func import LOG_KEYS, response_of, reward_func
+from reward.reward_func import LOG_KEYS, extract_response, reward_func
 
 from .harmony import PROMPT, RIGHT, UNFINISHED, WRONG
 
@@ -58,7 +58,7 @@ def test_several_samples_give_lists() -> None:
 
 @pytest.mark.parametrize("cut", [1, 20, 60, 90])
 def test_a_prompt_cut_at_its_start(cut: int) -> None:
-    assert response_of(PROMPT[cut:] + RIGHT, PROMPT) == RIGHT
+    assert extract_response(PROMPT[cut:] + RIGHT, PROMPT) == RIGHT
 
 
 def test_a_long_prompt_cut_or_changed_by_decoding() -> None:
@@ -69,29 +69,29 @@ def test_a_long_prompt_cut_or_changed_by_decoding() -> None:
         "  " + prompt,
         prompt[:-400].upper() + prompt[-400:],
     ):
-        assert response_of(changed + RIGHT, prompt) == RIGHT
+        assert extract_response(changed + RIGHT, prompt) == RIGHT
 
 
 def test_a_prompt_whose_end_was_changed_is_found_by_its_roles() -> None:
     prompt = PROMPT.replace("What is", "What  is")
-    assert response_of(PROMPT + RIGHT, prompt) == RIGHT
+    assert extract_response(PROMPT + RIGHT, prompt) == RIGHT
     assert one(PROMPT + RIGHT, prompt)["correct"] == 1.0
     two_finals = RIGHT + "<|start|>assistant<|channel|>analysis<|message|>hm"
-    assert response_of(PROMPT + two_finals, prompt) == two_finals
+    assert extract_response(PROMPT + two_finals, prompt) == two_finals
 
 
 def test_an_answer_in_the_prompt_is_not_the_models() -> None:
     shots = PROMPT + RIGHT.replace("<|return|>", "<|end|>") + PROMPT
-    assert response_of(shots + UNFINISHED, shots) == UNFINISHED
-    assert response_of(shots[10:] + UNFINISHED, shots) == UNFINISHED
+    assert extract_response(shots + UNFINISHED, shots) == UNFINISHED
+    assert extract_response(shots[10:] + UNFINISHED, shots) == UNFINISHED
     assert one(shots[10:] + UNFINISHED, shots)["correct"] == 0.0
     assert one(shots.replace("Box", "box") + UNFINISHED, shots)["correct"] == 0.0
 
 
 def test_a_response_that_quotes_the_prompt_is_kept_whole() -> None:
     quoting = "<|channel|>final<|message|>You asked: " + PROMPT + " \\boxed{7}<|return|>"
-    assert response_of(PROMPT + quoting, PROMPT) == quoting
-    assert response_of(PROMPT[5:] + quoting, PROMPT) == quoting
+    assert extract_response(PROMPT + quoting, PROMPT) == quoting
+    assert extract_response(PROMPT[5:] + quoting, PROMPT) == quoting
 
 
 def test_a_prompt_that_opens_the_message_further() -> None:

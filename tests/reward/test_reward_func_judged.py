@@ -10,7 +10,7 @@ import pytest
 from reward import settings
 from reward.judge import Verdict
 from reward.reward_func import LOG_KEYS
-from reward.stand_in import text_of
+from reward.stand_in import read_text
 
 from .faulty import Fault
 from .harmony import PROMPT, RIGHT, WRONG
@@ -75,7 +75,7 @@ def test_the_reasoning_of_a_response_without_an_answer_is_judged(serve, load, re
     assert result["rewards"] == pytest.approx(0.4 * 0.5) and result["scores"] == 0.0
     assert (result["extra_logs"]["answered"], result["extra_logs"]["judge_quality"]) == (0.0, 0.5)
     [request] = server.requests
-    assert "3+4=7" in text_of(request.body)
+    assert "3+4=7" in read_text(request.body)
 
 
 def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quality_at_most(serve, load) -> None:

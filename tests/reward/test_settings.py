@@ -45,7 +45,9 @@ def test_models_are_separated_by_blanks_or_commas(models):
 def test_judge_is_not_called_if_quality_has_no_weight():
     weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
     assert settings.from_environment(GOOD | weights) is None
-    assert settings.why_off(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.why_off(GOOD) is None
+    assert (
+        settings.find_off_setting(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.find_off_setting(GOOD) is None
+    )
     with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they must add up to 1"):
         settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
 
@@ -53,7 +55,7 @@ def test_judge_is_not_called_if_quality_has_no_weight():
 def test_the_stand_in_has_its_own_limits_and_the_other_settings():
     judge = settings.from_environment(GOOD)
     assert judge
-    stand_in = settings.for_stand_in(judge)
+    stand_in = settings.adapt_to_stand_in(judge)
     assert stand_in.chain.requests_per_window == settings.STAND_IN_RPM > judge.chain.requests_per_window
     assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM > judge.chain.tokens_per_window
     limits = {"requests_per_window": 1, "tokens_per_window": 1}

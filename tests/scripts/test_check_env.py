@@ -47,7 +47,7 @@ def test_builds_of_one_version_are_the_same_unless_the_lock_names_one(
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {installed}\n")
     for name in ("RECORD", "INSTALLER"):
         (folder / name).write_text("x")
-    assert (check_env.differences({"torch": locked}, check_env.installed_in(tmp_path)) == []) == same
+    assert (check_env.differences({"torch": locked}, check_env.list_installed(tmp_path)) == []) == same
 
 
 def test_a_lock_with_another_kind_of_line_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from scripts.watch.text import duration, end_of, number, on_one_line, sparkline
+from scripts.watch.text import cut_to_end, duration, flatten_text, number, sparkline
 
 
 def test_curves() -> None:
@@ -26,6 +26,6 @@ def test_lengths_of_time() -> None:
 
 
 def test_text_of_files() -> None:
-    assert on_one_line("a\n\x1b[1mb\u202ec\ud800") == "a ?[1mb?c?"
-    assert end_of("abcdef", 6) == "abcdef" and end_of("abcdefg", 6) == "…cdefg"
-    assert cell_len(end_of("名" * 50, 11)) == 11
+    assert flatten_text("a\n\x1b[1mb\u202ec\ud800") == "a ?[1mb?c?"
+    assert cut_to_end("abcdef", 6) == "abcdef" and cut_to_end("abcdefg", 6) == "…cdefg"
+    assert cell_len(cut_to_end("名" * 50, 11)) == 11

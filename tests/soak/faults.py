@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from grpo.launch.supervise.witness import role_of
+from grpo.launch.supervise.witness import find_role
 from tests.soak.disk import SmallDisk
 from tests.soak.tiny_run import TinyRun
 
@@ -45,7 +45,7 @@ def find(role: str, processes: Sequence[psutil.Process]) -> psutil.Process | Non
     """Return the process with a role; None if there is none."""
     for process in processes:
         try:
-            if role_of(process) == role or (role in PARTS and PARTS[role] in process.cmdline()):
+            if find_role(process) == role or (role in PARTS and PARTS[role] in process.cmdline()):
                 return process
         except psutil.Error:
             continue

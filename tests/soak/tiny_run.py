@@ -115,7 +115,7 @@ class TinyRun:
         """
         alive = [f"process {process.pid}" for process in self.seen if processes.is_alive(process)]
         new = {path for path in SHM.iterdir() if not path.name.startswith("sem.mp-")}
-        shared = new - self._foreign - processes.shared_memory_of(psutil.pids())
+        shared = new - self._foreign - processes.find_shared_memory(psutil.pids())
         return [*alive, *(str(path) for path in sorted(shared | self.temporary) if path.exists())]
 
     def phase(self) -> tuple[str, int]:

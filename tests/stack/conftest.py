@@ -53,6 +53,6 @@ def finished(tiny_model, tmp_path_factory) -> Path:
 def ray_cluster():
     """The test's own Ray cluster, ended only through the handles of its processes."""
     temporary = tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")
-    with local_ray.started(Path(temporary), cpus=16, gpus=8, store=300_000_000, shows_logs=True):
+    with local_ray.start_ray(Path(temporary), cpus=16, gpus=8, store=300_000_000, shows_logs=True):
         yield
     shutil.rmtree(temporary, ignore_errors=True)

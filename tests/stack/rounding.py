@@ -69,7 +69,7 @@ def reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Modul
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False)
     loading.restore_rope(model.eval().float())
-    model.kept = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
+    model.kept = vocabulary.find_allocated(AutoTokenizer.from_pretrained(folder))
     return model
 
 

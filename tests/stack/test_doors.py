@@ -107,7 +107,7 @@ def test_only_the_token_joins(run: doors.Run) -> None:
 @as_somebody_else
 def test_other_users_cannot_read_files_or_environment(run: doors.Run) -> None:
     base = Path(run.driver()["TMPDIR"]).parent
-    memory = processes.shared_memory_of(run.processes())
+    memory = processes.find_shared_memory(run.processes())
     places = [str(path) for path in (run.folder, *run.checkpoints.glob("step_*"), base, *memory)]
     readable = doors.as_nobody(["find", *places, "-readable"]).stdout.splitlines()
     assert readable == []

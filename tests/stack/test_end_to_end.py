@@ -51,7 +51,7 @@ def test_the_learning_rate_is_that_of_the_plan(finished):
     updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_step"))
     rate = LearningRate.of_run(Namespace(**config["flags"]), *updates)
     steps = lines(finished / "metrics.jsonl")
-    assert [step["actor_lr"] for step in steps] == pytest.approx([rate.of_step(step["step"]) for step in steps])
+    assert [step["actor_lr"] for step in steps] == pytest.approx([rate.compute_at_step(step["step"]) for step in steps])
     assert steps[0]["actor_lr"] == rate.peak / 2
 
 

@@ -195,7 +195,7 @@ def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_
     assert result["thinking_truncated"] == pytest.approx(len(equal[1.0]) / len(rows))
     assert result["truncated"] == pytest.approx(sum(sample["finish_reason"] == "length" for sample in rows) / len(rows))
     assert "thinking cut" in printed
-    assert compare.differing_settings(whole, tmp_path / "cut") == [
+    assert compare.find_differences(whole, tmp_path / "cut") == [
         "thinking_budget", "answer_budget", "thinking_delimiter",
     ]  # fmt: skip
 

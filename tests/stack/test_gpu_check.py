@@ -22,7 +22,7 @@ SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
 
 def of_ladder(name: str) -> Rung:
     found = next(each for each in LADDER if each.name == name)
-    assert found.lacks(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
+    assert found.find_lack(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
     return found
 
 
@@ -36,7 +36,7 @@ def test_an_engine_agrees_with_the_actor(tiny_model):
 
 @pytest.mark.timeout(900)
 def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
-    numbers = width.measured(0, replace(TINY, mxfp4=True)).numbers
+    numbers = width.measure_width(0, replace(TINY, mxfp4=True)).numbers
     assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
     # On a CPU both round alike; on a GPU choices differ.
     assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3
@@ -45,7 +45,7 @@ def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
 
 @pytest.mark.timeout(900)
 def test_the_passes_of_an_engine_are_timed():
-    passed = engine_speed.measured("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
+    passed = engine_speed.measure_ways("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
     times = passed.numbers["decode_s"]["eager"]
     assert list(times) == ["1", "4"] and all(map(math.isfinite, times.values()))
     # Four tokens with two experts each.
@@ -67,7 +67,7 @@ os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezv
 import psutil, ray
 from vllm import SamplingParams
 
-with engine.started(engine.tiny_model() / "bf16", scratch, 2, 0) as actor:
+with engine.start_engine(engine.tiny_model() / "bf16", scratch, 2, 0) as actor:
     ray.get(actor.generate.remote([1, 2, 3], SamplingParams(max_tokens=2)))
     of_actor = [one for one in psutil.Process().children(recursive=True) if "LLMRayActor" in " ".join(one.cmdline())]
     cores = [core.pid for one in of_actor for core in one.children(recursive=True)]

@@ -47,7 +47,7 @@ def assert_nothing_left(driver: dict) -> None:
     base = Path(driver["temporary"]).parent
     wait_until(lambda: not base.exists(), f"{base} is left", 60)
     assert not [pid for pid in driver["pids"] if is_alive(pid)]
-    assert not processes.marked(driver["run"])
+    assert not processes.find_marked(driver["run"])
     # Ray's daemons name the folder on their command lines.
     assert not naming(str(base))
     assert not [name for name in driver["segments"] if Path("/dev/shm", name).exists()]
@@ -205,7 +205,7 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
     keeper = run.keeper()
 
     def watched() -> list[int]:
-        return [pid for pid in watched_by(keeper) if pid > 0 and witness.role_of(psutil.Process(pid)) == which]
+        return [pid for pid in watched_by(keeper) if pid > 0 and witness.find_role(psutil.Process(pid)) == which]
 
     wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
     victim = watched()[0]
@@ -240,6 +240,6 @@ def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign: 
     assert run.launcher.returncode == 130
     assert "starting Ray" not in output
     # Detached processes with an empty environment belong to the other cluster's tree: only these are out of reach.
-    assert not processes.marked(driver["run"])
+    assert not processes.find_marked(driver["run"])
     for pid in filter(is_alive, driver["pids"]):
         os.kill(pid, signal.SIGKILL)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data.instructions import instructed
+from data.instructions import add_instruction
 from grpo.checkpoint import trainer_state
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from tests.upstream import masked_correction
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
@@ -52,7 +52,10 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     (folder / "reward.py").write_text(REWARD)
     # The launcher tries the reward on the first line before each part.
     rows = [
-        {"prompt": instructed(f"What is 960 plus {n}?", "synthetic"), "label": json.dumps({"answer": str(960 + n)})}
+        {
+            "prompt": add_instruction(f"What is 960 plus {n}?", "synthetic"),
+            "label": json.dumps({"answer": str(960 + n)}),
+        }
         for n in (4, 1, 2, 3)
     ]
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -206,6 +209,6 @@ def test_the_batch_that_was_sampled_ahead_survives_the_kill(parts, tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     for saved, sample in zip(batch, samples, strict=True):
         sampled = saved["sequences"][0, 1:][saved["action_mask"][0].bool()].tolist()
-        assert [sample["prompt"]] == saved["prompts"] and sample["response"] == text_of(tokenizer, sampled)
+        assert [sample["prompt"]] == saved["prompts"] and sample["response"] == decode_tokens(tokenizer, sampled)
         assert [sample["reward"]] == pytest.approx(saved["rewards"].tolist())
     assert [row["staleness"] for row, _ in steps_of(run_dir, 1, 8)] == [0, *[len(samples) / TRAIN_BATCH] * 7]

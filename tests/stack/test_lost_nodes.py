@@ -21,14 +21,14 @@ import ray, subprocess, sys, time
 from grpo.launch.supervise import nodes
 from grpo.stack import cluster, seats
 ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
-nodes.settle()
+nodes.start_helpers()
 
 @ray.remote
 class Engine:
     def start(self):  # as vLLM does: a process of its own, which outlives this one
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
 
-engine = Engine.options(**cluster.at(seats.read().others[0])).remote()
+engine = Engine.options(**cluster.make_node_options(seats.read().others[0])).remote()
 ray.get(engine.start.remote())
 print("up", flush=True)
 time.sleep(900)

@@ -27,7 +27,7 @@ from .rounding import Rounding, log_probs, reference_model
 
 LENGTH, SAMPLES, SEED = 480, 4, 11
 QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 20}]
-NAMES = [continued.rollout_of(SEED, number) for number in range(SAMPLES)]
+NAMES = [continued.name_rollout(SEED, number) for number in range(SAMPLES)]
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -72,7 +72,7 @@ class Engine:
 
     def draw(self, **params) -> asyncio.Task:
         asked = {"max_tokens": 60, "min_tokens": 50, "seed": SEED, "logprobs": 0, **params}
-        named = continued.continuable(SamplingParams(**asked))
+        named = continued.make_continuable(SamplingParams(**asked))
         call = self.actor.generate_responses(self.prompt, "", named, LENGTH, self.tokenizer, SAMPLES)
         return self.loop.get_loop().create_task(call)
 

@@ -37,7 +37,7 @@ def engine(tiny_model, ray_cluster):
 
 
 def core_of(engine) -> psutil.Process:
-    [pid] = on_engine(engine, lambda actor: [core.pid for core in cores.own()])
+    [pid] = on_engine(engine, lambda actor: [core.pid for core in cores.find_own_cores()])
     return psutil.Process(pid)
 
 

@@ -72,7 +72,7 @@ class Engine:
         async def draw():
             made = []
             for _ in range(prompts):
-                named = rollout_routing.recorded(SamplingParams(**asked))
+                named = rollout_routing.mark_recorded(SamplingParams(**asked))
                 made += await self.actor.generate_responses(prompt, "", named, LENGTH, self.tokenizer, SAMPLES)
             return made
 
@@ -113,7 +113,7 @@ def choices(model, sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             router.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
             for router in routers
         ]
-        with routing.replayed(model, [recorded], len(tokens), "cpu"):
+        with routing.replay_choices(model, [recorded], len(tokens), "cpu"):
             model(torch.tensor([tokens]))
         for hook in hooks:
             hook.remove()

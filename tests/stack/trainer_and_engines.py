@@ -116,7 +116,7 @@ def choose_other_experts(actor) -> None:
     def forward(router, hidden):
         logits = linear(hidden.reshape(-1, router.hidden_dim), router.weight, router.bias)
         values, indices = logits.topk(router.top_k, largest=False)
-        weights = routing.as_returned(values.softmax(1), indices, router.num_experts)
+        weights = routing.format_router_weights(values.softmax(1), indices, router.num_experts)
         return (logits, weights, indices) if routing.WEIGHS_CHOSEN else (weights, indices)
 
     GptOssTopKRouter.right, GptOssTopKRouter.forward = GptOssTopKRouter.forward, forward
@@ -230,7 +230,7 @@ class Stack:
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, logprobs=0)
-        asked = [(prompt, "", routing.recorded(params), LONGEST, tokenizer) for prompt in prompts]
+        asked = [(prompt, "", routing.mark_recorded(params), LONGEST, tokenizer) for prompt in prompts]
         responses = ray.get([self.engines[0].generate_responses.remote(*each) for each in asked])
         samples, made = [], []
         for [response] in responses:

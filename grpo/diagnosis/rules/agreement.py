@@ -27,7 +27,7 @@ def mismatch(run: RunHistory) -> list[Finding] | str:
     """The log-probs of sampled tokens differ between trainer and engine by more than two kernels' noise."""
     if run.setting("PIPELINE"):
         raise NotJudged("with PIPELINE=1 the trainer is a step ahead of the engines' policy; see ppo_kl")
-    column = run.need("logprob_diff_mean", 4)
+    column = run.require_column("logprob_diff_mean", 4)
     values, limit = column.values, edge("logprob_diff_mean")
     if len(values) >= 2 * START:
         # Well below the limit, a lasting fivefold rise over its own start means that a sync no longer arrives.
@@ -41,14 +41,14 @@ def mismatch(run: RunHistory) -> list[Finding] | str:
         within = values[begin : end + 1]
         evidence = [
             Evidence("logprob_diff_mean", first, last, {"median": float(np.median(within)), "limit": limit}),
-            *_more_of_mismatch(run, first, last),
+            *_collect_evidence(run, first, last),
         ]
         severity = CRITICAL if np.median(within) > 2 * edge("logprob_diff_mean") else WARNING
         findings.append(finding(run, "mismatch", severity, first, last, *evidence))
     return findings
 
 
-def _more_of_mismatch(run: RunHistory, first: int, last: int) -> list[Evidence]:
+def _collect_evidence(run: RunHistory, first: int, last: int) -> list[Evidence]:
     evidence = []
     for name in ("logprob_diff_max", "improbable_tokens", "logprob_diff_first", "logprob_diff_last"):
         values = run.column(name).window(first, last).values
@@ -61,8 +61,8 @@ def passes_differ(run: RunHistory) -> list[Finding] | str:
     """The ratio is far from 1 while the learning rate is almost zero: two passes of one policy differ."""
     if run.setting("OLD_LOG_PROBS") == "engine":
         raise NotJudged("with OLD_LOG_PROBS=engine the trainer makes one pass; see mismatch")
-    rates = run.need("actor_lr", 3)
-    resting, why = _at_rest(run, rates)
+    rates = run.require_column("actor_lr", 3)
+    resting, why = _find_resting_steps(run, rates)
     evidence = []
     for name, limit in (("ppo_clip_ratio", CLIPPED_AT_REST), ("ppo_kl", KL_AT_REST)):
         column = run.column(name)
@@ -77,7 +77,7 @@ def passes_differ(run: RunHistory) -> list[Finding] | str:
                 numbers["in other steps"] = float(np.median(others))
             evidence.append(Evidence(name, int(column.steps[at_rest][0]), int(column.steps[at_rest][-1]), numbers))
     if not len(resting):
-        if lowest := _at_lowest_rate(run, rates):
+        if lowest := _compare_lowest_rate(run, rates):
             return [finding(run, "passes_differ", CRITICAL, lowest[0].first, int(run.steps[-1]), *lowest)]
         raise NotJudged("no step has an update that is close to zero")
     if not evidence:
@@ -89,7 +89,7 @@ def passes_differ(run: RunHistory) -> list[Finding] | str:
     return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]
 
 
-def _at_lowest_rate(run: RunHistory, rates: Series) -> list[Evidence]:
+def _compare_lowest_rate(run: RunHistory, rates: Series) -> list[Evidence]:
     """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
 
     An update at a fraction of the rate clips at most that fraction of the tokens, and its KL scales with the square.
@@ -113,7 +113,7 @@ def _at_lowest_rate(run: RunHistory, rates: Series) -> list[Evidence]:
     return [*evidence, Evidence("actor_lr", first, first, {"value": float(rates.values[0]), "highest": peak})]
 
 
-def _at_rest(run: RunHistory, rates: Series) -> tuple[np.ndarray, str]:
+def _find_resting_steps(run: RunHistory, rates: Series) -> tuple[np.ndarray, str]:
     """Return the steps whose ratios no update explains, and a description of them."""
     updates = run.column("optimizer_steps")
     single = updates.steps[updates.values == 1]

@@ -61,7 +61,7 @@ def correctness_fall(run: RunHistory) -> list[Finding] | str:
     noise may explain is watched.
     """
     if not len(run.held_out):
-        run.need(run.training_name, 5)
+        run.require_column(run.training_name, 5)
     falls, texts = falls_of_correctness(run)
     if not falls:
         return "; ".join(texts)

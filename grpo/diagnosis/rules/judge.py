@@ -36,9 +36,9 @@ def _need_judge(run: RunHistory) -> None:
 def judge_outage(run: RunHistory) -> list[Finding] | str:
     """No model judges a fifth of the rollouts or more for at least three steps, or nearly all of them for two."""
     _need_judge(run)
-    failed = run.need("judge_failed", 3)
+    failed = run.require_column("judge_failed", 3)
     outages = spells(failed.values > OUTAGE, least=3, gap=1)
-    outages += [spell for spell in spells(failed.values > 0.8, least=2, gap=0) if not _inside(spell, outages)]
+    outages += [spell for spell in spells(failed.values > 0.8, least=2, gap=0) if not _is_inside(spell, outages)]
     if not outages:
         return f"judge_failed at most {number(float(failed.values.max()))}"
     findings = []
@@ -50,7 +50,7 @@ def judge_outage(run: RunHistory) -> list[Finding] | str:
     return findings
 
 
-def _inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+def _is_inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
     return any(begin <= spell[0] and spell[1] <= end for begin, end in others)
 
 
@@ -60,12 +60,12 @@ def judge_drift(run: RunHistory) -> list[Finding] | str:
     A policy that writes better moves both slowly. A policy that flatters the judge moves the wrong ones. Neither jumps.
     """
     _need_judge(run)
-    right, wrong = run.together("judge_quality_right", "judge_quality_wrong", least=2 * NEAR + LASTING)
+    right, wrong = run.align_columns("judge_quality_right", "judge_quality_wrong", least=2 * NEAR + LASTING)
     least = DRIFT if len(right) >= 20 + LASTING else 3 * DRIFT  # few steps say little about what is usual
     both = (right.values + wrong.values) / 2
     jumps = [_jump(both, sign) for sign in (1, -1)]
     index, jump, z = max(jumps, key=lambda jump: abs(jump[2]))
-    levels = [_around(column.values, index) for column in (right, wrong)]
+    levels = [_measure_sides(column.values, index) for column in (right, wrong)]
     changes = [after - before for before, after in levels]
     text = f"largest jump of the quality was {number(jump)} at step {right.steps[index]}"
     same_way = all(change * jump > 0 for change in changes)
@@ -107,7 +107,7 @@ def _jump(values: np.ndarray, sign: int) -> tuple[int, float, float]:
     return int(splits[best]), float(steps[best]), float(steps[best] - slope) / error
 
 
-def _around(values: np.ndarray, index: int) -> tuple[float, float]:
+def _measure_sides(values: np.ndarray, index: int) -> tuple[float, float]:
     return float(np.median(values[max(index - 10, 0) : index])), float(np.median(values[index : index + 10]))
 
 
@@ -125,7 +125,7 @@ def judge_dependent(run: RunHistory) -> list[Finding] | str:
     Steps in which nearly all rollouts are right, or wrong, have nothing to correlate and do not count.
     """
     _need_judge(run)
-    correlation, correct = run.together("reward_correct_correlation", "correct", least=20)
+    correlation, correct = run.align_columns("reward_correct_correlation", "correct", least=20)
     mixed = (correct.values > 0.05) & (correct.values < 0.95)
     values, steps = correlation.values[mixed], correlation.steps[mixed]
     if len(values) < 20:

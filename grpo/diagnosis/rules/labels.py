@@ -25,7 +25,7 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     The cost of the length limit is removed: only uncut training rollouts count. The training steps both before and
     after an evaluation must be low, so neither fast learning nor a collapse counts.
     """
-    whole = _whole(run)
+    whole = _compute_uncut(run)
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
     evaluations = judged[-RECENT:]
     if not evaluations:
@@ -46,7 +46,7 @@ def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     return [finding(run, "doubtful_labels", WARNING, onset, last, *evidence)]
 
 
-def _whole(run: RunHistory) -> Series:
+def _compute_uncut(run: RunHistory) -> Series:
     """Return the share of right rollouts among those that were not cut: no cut rollout counts as right.
 
     Of a score, return the most that their mean can be if no score is negative.
@@ -59,22 +59,22 @@ def _whole(run: RunHistory) -> Series:
     if run.training_name != SCORE and len(whole := run.column("correct_whole")):
         return whole
     if not len(run.column("truncated")):
-        return run.need(run.training_name, 1)
-    training, cut = run.together(run.training_name, "truncated", least=1)
+        return run.require_column(run.training_name, 1)
+    training, cut = run.align_columns(run.training_name, "truncated", least=1)
     some = cut.values < 1
     name = SCORE if run.training_name == SCORE else "correct_whole"
     return Series(name, training.steps[some], np.minimum(training.values[some] / (1 - cut.values[some]), run.scale[1]))
 
 
-def _before(column: Series, step: int) -> np.ndarray:
+def _select_before(column: Series, step: int) -> np.ndarray:
     return column.window(step - NEAR + 1, step).values
 
 
-def _after(column: Series, step: int) -> np.ndarray:
+def _select_after(column: Series, step: int) -> np.ndarray:
     return column.window(step + 1, step + NEAR).values
 
 
-SIDES = (_before, _after)
+SIDES = (_select_before, _select_after)
 
 
 def _levels(run: RunHistory, whole: Series, evaluations: list[int]) -> tuple[float, float, np.ndarray]:

@@ -31,9 +31,9 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     Neither alone is a finding: noise hides a slow rise, and a policy may move while nothing rises for some time.
     """
     run = run.after_warm_up
-    correct = run.need(run.training_name, 40)
+    correct = run.require_column(run.training_name, 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
-    if rise.z > 2 or level > run.scale[0] + MASTERED * run.width or _held_out_rises(run, 0):
+    if rise.z > 2 or level > run.scale[0] + MASTERED * run.width or _has_held_out_gain(run, 0):
         change = f"changed by {number(rise.change)} (z {number(rise.z)})"
         return f"{correct.name} is {number(level)} in the last steps, {change}"
     if rise.z < -3:
@@ -43,14 +43,14 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
         evidence.append(_level(dead))
     else:
-        still = _still(run)
+        still = _find_stillness(run)
         if still is None:
             return f"{correct.name} is flat (z {number(rise.z)}), but the policy moves"
         evidence += still
     return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
 
 
-def _still(run: RunHistory) -> list[Evidence] | None:
+def _find_stillness(run: RunHistory) -> list[Evidence] | None:
     """Return the evidence that the policy does not move; None if something shows that it does.
 
     Raises:
@@ -93,12 +93,12 @@ def _change(column: Series, change: float, z: float) -> Evidence:
     return column.evidence({"median": np.median(column.values), "change": change, "z": z})
 
 
-def _held_out_rises(run: RunHistory, from_step: int) -> bool:
-    gain = held_out_gain(run, from_step)
+def _has_held_out_gain(run: RunHistory, from_step: int) -> bool:
+    gain = measure_held_out_gain(run, from_step)
     return gain is not None and gain.change > 0.03 * run.width and gain.z > 2.5
 
 
-def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
+def measure_held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
     """Return how exact match or score changed from the first to the last evaluations at `from_step` or later.
 
     The problems are the same each time, so the error comes from sampling and from the evaluations' own scatter. None
@@ -119,8 +119,8 @@ def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
 def over_fitting(run: RunHistory) -> list[Finding] | str:
     """Correctness, or the score, rises clearly on the training set, but not on the held-out set."""
     run = run.after_warm_up
-    correct, held_out = run.need(run.training_name, 40), run.held_out
-    gain = held_out_gain(run, 0)
+    correct, held_out = run.require_column(run.training_name, 40), run.held_out
+    gain = measure_held_out_gain(run, 0)
     if gain is None:
         raise NotJudged(f"only {len(held_out)} evaluations; 4 are needed")
     train = _train_gain(correct, held_out)
@@ -140,7 +140,7 @@ def over_fitting(run: RunHistory) -> list[Finding] | str:
         Evidence(correct.name, int(correct.steps[0]), last, {"first": train.before, "last": train.after}),
         Evidence(held_out.name, first, last, {"first": gain.before, "last": gain.after, "z of the gap": z}),
     )
-    onset = _half_way(correct, train.before, train.after)
+    onset = _find_half_way(correct, train.before, train.after)
     return [finding(run, "over_fitting", CRITICAL if worse else WARNING, onset, max(onset, last), *evidence)]
 
 
@@ -158,7 +158,7 @@ def _train_gain(correct: Series, held_out: Series) -> Shift:
     return Shift(len(correct) - len(late), float(early.mean()), float(late.mean()), change / max(noise, 1e-6))
 
 
-def _half_way(series: Series, start: float, end: float) -> int:
+def _find_half_way(series: Series, start: float, end: float) -> int:
     """Return the first step at which a mean over 10 values has gone half way from `start` to `end`."""
     means = np.convolve(series.values, np.ones(10) / 10, mode="valid")
     passed = np.flatnonzero((means - start) * np.sign(end - start) >= abs(end - start) / 2)
@@ -167,7 +167,7 @@ def _half_way(series: Series, start: float, end: float) -> int:
 
 def reward_hacking(run: RunHistory) -> list[Finding] | str:
     """The reward's other terms raise it, while correctness stays or falls."""
-    reward, correct = run.together("reward", "correct", least=20)
+    reward, correct = run.align_columns("reward", "correct", least=20)
     # Without a judge, the default reward function pays for correctness alone.
     weight = run.setting_number("CORRECTNESS_WEIGHT") if run.has_judge else None
     beside = Series("reward", reward.steps, reward.values - (weight or 1.0) * correct.values)
@@ -184,7 +184,7 @@ def reward_hacking(run: RunHistory) -> list[Finding] | str:
     if not apart or is_unclear or min(right.after - near, right.change) > rise.change:
         return f"the reward does not rise without correctness: {text}"
     # A score is the reward itself, so it says nothing about being right.
-    if run.measure == EXACT_MATCH and _held_out_rises(run, int(beside.steps[rise.index]) - 10):
+    if run.measure == EXACT_MATCH and _has_held_out_gain(run, int(beside.steps[rise.index]) - 10):
         return f"{run.held_out_name} rises with the reward: {text}"
     onset, last = int(beside.steps[rise.index]), int(beside.steps[-1])
     first = int(beside.steps[max(rise.index - 30, 0)])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged
-from grpo.diagnosis.history import RunHistory, number_of
+from grpo.diagnosis.history import RunHistory, parse_number
 from grpo.diagnosis.remedies import OUT_OF_RANGE, finding
 from grpo.diagnosis.series import Series, spells
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA
@@ -56,7 +56,7 @@ def _judge_at_once(run: RunHistory, series: Series) -> Finding | None:
 
 def _checkpoint_bytes(run: RunHistory) -> float | None:
     plan = run.config.get("plan")
-    return number_of(plan.get("checkpoint_bytes")) if isinstance(plan, Mapping) else None
+    return parse_number(plan.get("checkpoint_bytes")) if isinstance(plan, Mapping) else None
 
 
 def _judge(run: RunHistory, series: Series) -> Finding | None:

@@ -32,7 +32,7 @@ def lr_shock(run: RunHistory) -> list[Finding] | str:
     if collapse := _collapse_at_peak(run):
         return [collapse]
     has_warm_up, run = run.warm_up > 0, run.after_warm_up
-    rates = run.need("actor_lr", 15)
+    rates = run.require_column("actor_lr", 15)
     jumps = [
         index
         for index in range(1, len(rates))
@@ -131,13 +131,13 @@ def off_policy(run: RunHistory) -> list[Finding] | str:
     here, and not a finding.
     """
     run = run.after_warm_up
-    updates = run.need("optimizer_steps", EARLY)
+    updates = run.require_column("optimizer_steps", EARLY)
     count = float(np.median(updates.values))
     if count <= 1:
         return "one optimizer step per global step"
     evidence, seen = _early_drift(run), []
     if not evidence:
-        run.need("optimizer_steps", 15)
+        run.require_column("optimizer_steps", 15)
     for name in ("ppo_clip_ratio", "ppo_kl"):
         column = magnitude(run, name)
         if len(column) < 15:

@@ -34,7 +34,7 @@ PRICE = 0.1  # of correctness, lost to truncation
 MORE = 0.2  # rise of that share
 
 
-def _lasts(beyond: np.ndarray) -> bool:
+def _is_lasting(beyond: np.ndarray) -> bool:
     """Say whether the last values are beyond a limit."""
     return len(beyond) >= LASTING and bool(beyond[-LASTING:].all())
 
@@ -48,11 +48,11 @@ def _gain(correct: Series, step: int) -> tuple[float, float]:
 
 def length_collapse(run: RunHistory) -> list[Finding] | str:
     """Responses fall to at most 60% of their length, without a gain in correctness."""
-    length, correct = run.need("response_length", 20), run.need("correct", 20)
+    length, correct = run.require_column("response_length", 20), run.require_column("correct", 20)
     smooth = rolling_median(length.values)
     peak = int(np.argmax(smooth[4:])) + 4
     text = f"response_length peaks at {number(smooth[peak])} and ends at {number(smooth[-1])} (medians of 5 steps)"
-    if not _lasts(smooth < SHORT * smooth[peak]):
+    if not _is_lasting(smooth < SHORT * smooth[peak]):
         return text
     onset = int(length.steps[int(np.flatnonzero(smooth >= 0.85 * smooth[peak])[-1])])
     gain, error = _gain(correct, onset)
@@ -71,9 +71,9 @@ def entropy_collapse(run: RunHistory) -> list[Finding] | str:
     A policy that learns the answers also becomes sure of them: that is learning. Half of the start is watched.
     """
     entropy, start, smooth = _entropy(run)
-    correct = run.need("correct", 15)
+    correct = run.require_column("correct", 15)
     text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
-    if not _lasts(smooth < HALF_ENTROPY * start):
+    if not _is_lasting(smooth < HALF_ENTROPY * start):
         return text
     onset = int(entropy.steps[int(np.flatnonzero(smooth >= HALF_ENTROPY * start)[-1])])
     begin = int(entropy.steps[int(np.flatnonzero(smooth >= FALLING * start)[-1])])
@@ -90,7 +90,7 @@ def entropy_collapse(run: RunHistory) -> list[Finding] | str:
         numbers = {"before": float(before.mean()), "after": float(after.mean())}
         evidence.append(Evidence("zero_spread_groups", int(groups.steps[0]), last, numbers))
     severity = CRITICAL if smooth[-1] < 0.15 * start else WARNING
-    if not _lasts(smooth < LOW_ENTROPY * start):
+    if not _is_lasting(smooth < LOW_ENTROPY * start):
         severity = WATCH
     return [finding(run, "entropy_collapse", severity, onset, last, *evidence)]
 
@@ -100,7 +100,7 @@ def entropy_rise(run: RunHistory) -> list[Finding] | str:
     entropy, start, smooth = _entropy(run)
     text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
     fall = fall_of_correctness(run)
-    if not _lasts(smooth > HIGH_ENTROPY * start) or fall is None:
+    if not _is_lasting(smooth > HIGH_ENTROPY * start) or fall is None:
         return text
     begin = int(entropy.steps[int(np.flatnonzero(smooth <= HIGH_ENTROPY**0.5 * start)[-1])])
     onset = fall.onset if 0 <= begin - fall.onset <= NEAR else begin  # both are the same damage
@@ -112,7 +112,7 @@ def entropy_rise(run: RunHistory) -> list[Finding] | str:
 
 def _entropy(run: RunHistory) -> tuple[Series, float, np.ndarray]:
     """Return the entropy, its level at the start, and its rolling median."""
-    entropy = run.need("entropy", 15)
+    entropy = run.require_column("entropy", 15)
     return entropy, float(np.median(entropy.values[:10])), rolling_median(entropy.values)
 
 
@@ -133,7 +133,7 @@ def _has_learned(correct: Series, begin: int, onset: int) -> bool:
 
 def truncation(run: RunHistory) -> list[Finding] | str:
     """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
-    cut = _at_full_length(run, run.need("truncated", 5))
+    cut = _select_full_length(run, run.require_column("truncated", 5))
     if not len(cut):
         return "no step has had the full length limit"
     if bottleneck := _bottleneck(run, cut):
@@ -178,7 +178,7 @@ def _bottleneck(run: RunHistory, cut: Series) -> Finding | None:
     return finding(run, "truncation", severity, first, last, *evidence)
 
 
-def _at_full_length(run: RunHistory, cut: Series) -> Series:
+def _select_full_length(run: RunHistory, cut: Series) -> Series:
     """Return the steps with the largest allowed response length: a schedule of lengths cuts on purpose."""
     limits, most = run.column("length_limit"), run.setting_number("GENERATE_MAX_LEN")
     if most is None or not len(limits):

@@ -39,7 +39,7 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
 
     It takes 60 groups: if 1 in 20 groups has a spread, the chance of 60 without one is 5%.
     """
-    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
+    norm, alike = run.align_columns("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = norm.values != 0
     if gradients.any():
         return f"the first gradient came in step {norm.steps[np.argmax(gradients)]}"
@@ -48,7 +48,7 @@ def no_gradient(run: RunHistory) -> list[Finding] | str:
     groups = len(norm) * (run.setting_number("ROLLOUT_BATCH_SIZE") or 8)
     if groups < ENOUGH_GROUPS:
         raise NotJudged(f"only {groups:.0f} groups so far; {ENOUGH_GROUPS} are needed")
-    return [_without_gradient(run, "no_gradient", int(norm.steps[0]))]
+    return [_report_no_gradient(run, "no_gradient", int(norm.steps[0]))]
 
 
 def lost_gradient(run: RunHistory) -> list[Finding] | str:
@@ -58,7 +58,7 @@ def lost_gradient(run: RunHistory) -> list[Finding] | str:
         return "no gradient is lost"
     if _is_masked(run, first):
         raise NotJudged("grad_norm is 0 because MASK_TRUNCATED leaves no rollout; see masked gradient")
-    return [_without_gradient(run, "lost_gradient", first)]
+    return [_report_no_gradient(run, "lost_gradient", first)]
 
 
 def masked_gradient(run: RunHistory) -> list[Finding] | str:
@@ -66,12 +66,12 @@ def masked_gradient(run: RunHistory) -> list[Finding] | str:
     first = _first_without_gradient(run)
     if first is None or not _is_masked(run, first):
         return "MASK_TRUNCATED leaves rollouts in the loss" if _masks(run) else "MASK_TRUNCATED is off"
-    return [_without_gradient(run, "masked_gradient", first)]
+    return [_report_no_gradient(run, "masked_gradient", first)]
 
 
 def _first_without_gradient(run: RunHistory) -> int | None:
     """Return the first step after the last gradient if enough steps since have had groups with a spread."""
-    norm, alike = run.together("grad_norm", "zero_spread_groups", least=LOST_STEPS)
+    norm, alike = run.align_columns("grad_norm", "zero_spread_groups", least=LOST_STEPS)
     gradients = np.flatnonzero(norm.values)
     since = int(gradients[-1]) + 1 if len(gradients) else 0
     return int(norm.steps[since]) if (alike.values[since:] < 1).sum() >= LOST_STEPS else None
@@ -85,11 +85,13 @@ def _is_masked(run: RunHistory, first: int) -> bool:
     """Say whether the rollouts that were not truncated fit into the groups without a spread, in all steps since."""
     if not _masks(run):
         return False
-    cut, alike = (column.window(first).values for column in run.together("truncated", "zero_spread_groups", least=1))
+    cut, alike = (
+        column.window(first).values for column in run.align_columns("truncated", "zero_spread_groups", least=1)
+    )
     return len(cut) > 0 and bool((1 - cut <= alike + 1e-6).all())
 
 
-def _without_gradient(run: RunHistory, name: str, first: int) -> Finding:
+def _report_no_gradient(run: RunHistory, name: str, first: int) -> Finding:
     last = int(run.steps[-1])
     names = ("grad_norm", "zero_spread_groups", *(("truncated",) if _masks(run) else ()), run.training_name)
     means = {one: run.column(one).window(first).values for one in names}
@@ -168,7 +170,7 @@ def spikes(run: RunHistory) -> list[Finding] | str:
             f"usually {number(float(np.median(np.abs(one.values))))}"
             for one in seen
         )
-    evidence = [_spikes_of(column, at) for column, at in found]
+    evidence = [_describe_spikes(column, at) for column, at in found]
     many = any(at.sum() >= max(3, 0.05 * len(column)) for column, at in found)
     is_single = len(found) == 1 and found[0][0].name.startswith("grad") and found[0][1].sum() == 1
     fall = fall_of_correctness(run)
@@ -209,7 +211,7 @@ def _limit(run: RunHistory, column: Series) -> np.ndarray:
     return limits
 
 
-def _spikes_of(column: Series, at: np.ndarray) -> Evidence:
+def _describe_spikes(column: Series, at: np.ndarray) -> Evidence:
     size, places = np.abs(column.values), np.flatnonzero(at)
     numbers = {"spikes": at.sum(), "largest": size[at].max(), "usual": np.median(size[~at])}
     return column.evidence(numbers, places[0], places[-1])

@@ -79,11 +79,11 @@ def _check_settings(config: Config, adapter: Adapter, base: Architecture) -> Ite
         of_run["EXPERT_RANK"] = f"{base.find_expert_rank(args)}"
     if differing := [name for name, value in of_run.items() if value != of_adapter[name]]:
         listed = ", ".join(f"{name} {of_adapter[name]} and not {of_run[name]}" for name in differing)
-        remedy = " ".join(f"{name}={_quoted(of_adapter[name])}" for name in differing)
+        remedy = " ".join(f"{name}={_quote(of_adapter[name])}" for name in differing)
         yield Problem(f"ADAPTER {adapter.folder} has {listed}", f"set {remedy}")
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return f'"{value}"' if " " in value else value
 
 
@@ -96,8 +96,8 @@ def describe(config: Config) -> list[str]:
     digest = data_digest(folder / adapter_files.WEIGHTS)
     lines = [f"adapter      the run starts from {config.args.adapter}, sha256 {digest[:12]}"]
     if not digests.is_sealed(folder):
-        lines.append(digests.unverified(folder))
+        lines.append(digests.describe_unverified(folder))
     base, model = adapter.config.get("base_model_name_or_path"), config.args.pretrain
-    if adapter.base is None and base not in (None, "", model, hub.id_of(model)):
+    if adapter.base is None and base not in (None, "", model, hub.find_id(model)):
         lines.append(f"the adapter names {base} as its base, and MODEL is {model}: only the shapes were compared")
     return lines

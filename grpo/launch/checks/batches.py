@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from grpo.launch import rollout_flags
 from grpo.launch.config import Config
 from grpo.settings.table import BY_FLAG
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 
 
@@ -31,7 +31,7 @@ def _reasons(config: Config, prompts: int | None) -> Iterator[str]:
     args, rollouts, ranks = config.args, config.rollouts_per_step, config.actor_ranks
     per_step = args.micro_train_batch_size * ranks
     if prompts is not None and prompts < args.rollout_batch_size:
-        have = f"{args.prompt_data} has {counted(prompts, 'prompt')}"
+        have = f"{args.prompt_data} has {format_count(prompts, 'prompt')}"
         yield f"{have}, but a global step needs {args.rollout_batch_size}: no step would run"
     if args.train_batch_size % per_step:
         yield (
@@ -46,7 +46,7 @@ def _reasons(config: Config, prompts: int | None) -> Iterator[str]:
     if rollouts % (args.micro_rollout_batch_size * ranks):
         yield (
             f"{rollouts} rollouts cannot be split evenly into micro-batches of {args.micro_rollout_batch_size} "
-            f"on {counted(ranks, 'rank')}: ranks with less work would wait forever"
+            f"on {format_count(ranks, 'rank')}: ranks with less work would wait forever"
         )
     if args.n_samples_per_prompt < _fewest(config):
         yield f"{args.advantage_estimator} compares the rollouts of a prompt, but there is only one"

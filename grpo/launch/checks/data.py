@@ -16,7 +16,7 @@ from grpo.launch.rendering import Rendered
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import OUR_REWARD
-from grpo.stack.counted import counted
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 
 _BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")
@@ -31,7 +31,7 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
     """
     args = config.args
     files = {"train": args.prompt_data, "eval": args.eval_dataset}
-    apart = _apart(config)
+    apart = _suggest_hold_out(config)
     if args.prompt_data and args.eval_dataset and Path(args.prompt_data).resolve() == Path(args.eval_dataset).resolve():
         yield Problem(f"TRAIN_DATA and EVAL_DATA are both {args.prompt_data}: nothing would be held out", apart)
         del files["eval"]
@@ -63,7 +63,7 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
         yield from check_leaks(files, read, rendered, apart)
 
 
-def _apart(config: Config) -> str:
+def _suggest_hold_out(config: Config) -> str:
     """Return how to hold out problems of TRAIN_DATA. `data.prepare` reads what our grader reads."""
     if not is_graded_by_us(config):
         return "move some lines of TRAIN_DATA to a new file, and set EVAL_DATA to it"
@@ -90,11 +90,11 @@ def render(config: Config, read: Mapping[str, Sequence[Record]]) -> dict[str, li
     if prompts and args.apply_chat_template and can_format_chats(Path(args.pretrain)):
         rendered = iter(rendering.render(args.pretrain, prompts, given))
     else:
-        rendered = (Rendered(0, _plain(prompt)) for prompt in prompts)
+        rendered = (Rendered(0, _flatten_prompt(prompt)) for prompt in prompts)
     return {split: list(islice(rendered, len(records))) for split, records in read.items()}
 
 
-def _plain(prompt: Any) -> str:
+def _flatten_prompt(prompt: Any) -> str:
     """Return the roles and texts of a prompt's messages."""
     if not isinstance(prompt, list):
         return f"user {prompt}"
@@ -147,14 +147,14 @@ def check_leaks(
         apart: the remedy if all of them are.
     """
     train, held_out = (
-        [(_without_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
+        [(_normalise_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
         for split in ("train", "eval")
     )
     lines = dict(held_out)
     leaked = [(line, lines[text]) for text, line in train if text in lines]
     if leaked:
         (line, other), *more = leaked
-        others = f"; so are those of {counted(len(more), 'other line')}" if more else ""
+        others = f"; so are those of {format_count(len(more), 'other line')}" if more else ""
         yield Problem(
             f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}{others}",
             apart
@@ -163,7 +163,7 @@ def check_leaks(
         )
 
 
-def _without_blanks(text: str) -> str:
+def _normalise_blanks(text: str) -> str:
     """Return a rendered prompt with one blank for each white space, and none at the ends of messages."""
     return " ".join(_BOUND.sub(r"\1", text).split())
 

@@ -18,7 +18,7 @@ from grpo.launch.checks.own_code import DEADLINE, NoAnswerError, call_apart
 from grpo.launch.config import Config
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.conversation import Outcome, play
-from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, SetupError, functions_of
+from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, SetupError, list_functions
 from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits, has_environment
@@ -43,12 +43,12 @@ def check_environment(config: Config) -> Iterator[Problem]:
         settings = EnvironmentSettings.from_variables(os.environ)
         mixture = settings.mixture
         for member in mixture.members:
-            for what, remedy in _looked_at(member.source, Path(args.pretrain)):
+            for what, remedy in _inspect(member.source, Path(args.pretrain)):
                 yield Problem(what, remedy)
         for file in (args.prompt_data, args.eval_dataset):
             if file and Path(file).is_file():
-                check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
-        for source, played in _played(settings, args):
+                check_labels(Path(file), mixture.assign_file(Path(file), args.input_key), args)
+        for source, played in _play_files(settings, args):
             if played.fault:
                 what = f"ENVIRONMENT {source} fails on the first line of TRAIN_DATA that is for it: {played.fault}"
                 yield Problem(what, played.remedy)
@@ -56,7 +56,7 @@ def check_environment(config: Config) -> Iterator[Problem]:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
 
 
-def _looked_at(source: str, folder: Path) -> list[tuple[str, str]]:
+def _inspect(source: str, folder: Path) -> list[tuple[str, str]]:
     """Load an environment and run its own check, apart; return what is wrong with its tools, and each remedy."""
 
     def look() -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ def check_tools(environment: type[Environment], folder: Path, source: str) -> It
     if not has_chat_template(folder):
         return  # another check reports it
     names = {"builtin_tools" if isinstance(tool, BuiltInTool) else "tools" for tool in tools}
-    for name in chat_template.unread(folder, sorted(names)):
+    for name in chat_template.find_unread(folder, sorted(names)):
         yield Problem(
             f"the chat template of {folder} does not read {name}, so the model would not know the tools of {source}",
             "use the chat_template.jinja that comes with gpt-oss, or an environment without these tools",
@@ -98,7 +98,7 @@ def describe(config: Config) -> list[str]:
     if not has_environment(config.args):
         return []
     lines = []
-    for source, played in _played(EnvironmentSettings.from_variables(os.environ), config.args):
+    for source, played in _play_files(EnvironmentSettings.from_variables(os.environ), config.args):
         lines.append(f"played      {Path(source).name}: {played.line}")
         if played.error:
             lines.append(
@@ -118,18 +118,18 @@ class _Played:
     remedy: str = "correct the file"
 
 
-def _played(settings: EnvironmentSettings, args: Namespace) -> Iterator[tuple[str, _Played]]:
+def _play_files(settings: EnvironmentSettings, args: Namespace) -> Iterator[tuple[str, _Played]]:
     """Play a conversation in each .py file, on the first problem that is for it."""
     train = Path(args.prompt_data or "")
     if not train.is_file():
         return  # another check reports it
-    assigned = settings.mixture.of_file(train, args.input_key)
+    assigned = settings.mixture.assign_file(train, args.input_key)
     rows = [row for _, row in numbered_rows(train) if isinstance(row, dict)]
     for member in settings.mixture.members:
         own = (row for row in rows if assigned.get(str(row.get(args.input_key))) == member.name)
         if member.source.endswith(".py") and (row := next(own, None)):
             prompt, label = (json.dumps(row.get(key)) for key in (args.input_key, args.label_key))
-            yield member.source, _play(member.source, prompt, label, settings.limits)
+            yield member.source, _play_conversation(member.source, prompt, label, settings.limits)
 
 
 class _Trial:
@@ -147,7 +147,7 @@ class _Trial:
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         said: Message = {"role": "assistant", "content": "1"}
         if tools and not self.tokens:
-            self.called = functions_of(tools)[0]["function"]
+            self.called = list_functions(tools)[0]["function"]
             call = {"name": self.called["name"], "arguments": json.dumps(self.arguments())}
             said |= {"content": "", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
         elif self.called and self.tokens == 1:
@@ -171,7 +171,7 @@ def _value(schema: Any) -> Any:
 
 
 @functools.cache  # a restart repeats the checks
-def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
+def _play_conversation(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
     """Play a conversation on a line of TRAIN_DATA, apart."""
     deadline = DEADLINE + limits.tool_seconds + limits.score_seconds
     try:

@@ -16,8 +16,8 @@ from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack import machine
-from grpo.stack.checkout import on_cpu_stack
-from grpo.stack.counted import counted
+from grpo.stack.checkout import is_cpu_stack
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 
 LEAST_OPEN_FILES = 1024  # the usual soft limit
@@ -42,7 +42,7 @@ def check_nodes(config: Config) -> Iterator[Problem]:
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     """Check the GPUs that Ray needs, unless it simulates them or they are on several nodes or in another cluster."""
-    if on_cpu_stack():
+    if is_cpu_stack():
         if config.args.vllm_enable_sleep:
             yield Problem("--vllm_enable_sleep needs GPUs: vLLM cannot sleep on CPUs", "remove it")
         yield from check_cpu_stack(config, plan)
@@ -80,7 +80,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
         )
     else:
         yield Problem(
-            f"{large} needs {counted(config.gpus, 'GPU')}, but this machine has none",
+            f"{large} needs {format_count(config.gpus, 'GPU')}, but this machine has none",
             "use a machine with GPUs (scripts/setup.sh then installs the GPU stack), or run ./train_grpo.sh --tiny",
         )
 
@@ -184,7 +184,7 @@ def check_ray() -> Iterator[Problem]:
     address = os.environ.get("RAY_ADDRESS")
     if address == "auto":
         yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
-    elif address and (why := ray_head.silence(address)):
+    elif address and (why := ray_head.explain_silence(address)):
         yield Problem(f"no Ray cluster answers at RAY_ADDRESS {address} ({why})", "start it, or unset RAY_ADDRESS")
     if address:
         return

@@ -10,7 +10,7 @@ from grpo.model.model_files import CheckpointError, Model
 from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template, stop_tokens
 from grpo.rollout.multi_turn.settings import has_environment
-from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.hub import is_id
 from grpo.stack.problem import Problem, UserError
 
@@ -78,7 +78,7 @@ def _check_variables(config: Config, folder: Path) -> Iterator[Problem]:
     except UserError:
         return  # check_flags explains it
     settings = {"reasoning_effort": "REASONING_EFFORT", chat_template.DATE: "TEMPLATE_DATE"}
-    for name in chat_template.unread(folder, names):
+    for name in chat_template.find_unread(folder, names):
         what = "the date" if name == chat_template.DATE else name
         yield Problem(
             f"the chat template of {folder} does not read {what}",
@@ -109,7 +109,7 @@ def has_chat_template(folder: Path) -> bool:
 
 def check_engine_model(config: Config, model: Model, actor: Model | None) -> Iterator[Problem]:
     """Refuse formats and shapes that the engines cannot load, or that do not match the actor's model."""
-    if on_cpu_stack() and model.is_mxfp4:
+    if is_cpu_stack() and model.is_mxfp4:
         yield Problem(
             "vLLM on CPU cannot load an MXFP4 checkpoint",
             "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",

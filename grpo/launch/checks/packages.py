@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 
-from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.problem import Problem
 
 _SHOWN = {
@@ -26,17 +26,17 @@ def check_packages() -> Iterator[Problem]:
             f"this is Python {version}, but the stack needs 3.11 or 3.12", "run scripts/setup.sh, which makes .venv"
         )
     for name, wanted in pins().items():
-        if (found := installed(name)) != wanted:
+        if (found := find_version(name)) != wanted:
             yield Problem(f"{name} is {found}, but the pinned version is {wanted}", "run scripts/setup.sh")
 
 
 def describe() -> str:
     """Return the line that names OpenRLHF and what it runs on."""
-    found = {name.removesuffix("-cpu"): installed(name) for name in pins()}
+    found = {name.removesuffix("-cpu"): find_version(name) for name in pins()}
     return "software    " + ", ".join(f"{shown} {found[name]}" for name, shown in _SHOWN.items())
 
 
-def installed(name: str) -> str:
+def find_version(name: str) -> str:
     """Return the version of a package, or "missing"."""
     try:
         # A local part ("+cpu") names the build, not the version.
@@ -51,9 +51,9 @@ def pins() -> dict[str, str]:
     They stand in pyproject.toml. Another supported OpenRLHF has those that differ in its folder of requirements/.
     """
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    stack = "cpu" if on_cpu_stack() else "gpu"
+    stack = "cpu" if is_cpu_stack() else "gpu"
     pinned = _exact(project["dependencies"] + project["optional-dependencies"][stack])
-    others = CHECKOUT / "requirements" / installed("openrlhf") / "pins.txt"
+    others = CHECKOUT / "requirements" / find_version("openrlhf") / "pins.txt"
     if others.is_file():
         own = _exact(others.read_text(encoding="utf-8").splitlines())
         pinned |= {name: version for name, version in own.items() if name in pinned}

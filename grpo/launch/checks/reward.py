@@ -34,7 +34,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
     Without that line, the files are only loaded.
 
     Raises:
-        SettingsError: for invalid settings, which :func:`grpo.launch.judge.of_run` refuses before.
+        SettingsError: for invalid settings, which :func:`grpo.launch.judge.choose_judge` refuses before.
     """
     if has_environment(config.args):
         if not has_own_reward(config):
@@ -45,7 +45,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
     files = user_files.from_environment()
     if not files:
         yield Problem("REWARD names no file", "set REWARD to a .py file with reward_func")
-    sample = first_sample(config)
+    sample = read_first_sample(config)
     for file in files:
         yield from check_file(file, sample, "REWARD")
 
@@ -59,7 +59,7 @@ def describe(config: Config) -> list[str]:
     """Describe the user's own rewards in lines for people: what they pay for a right and for a wrong answer."""
     if has_environment(config.args) or not is_users(config):
         return []
-    files, sample = user_files.from_environment(), first_sample(config)
+    files, sample = user_files.from_environment(), read_first_sample(config)
     lines = [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
     if sample is None or "wrong" not in sample:
         return lines
@@ -82,8 +82,8 @@ def describe(config: Config) -> list[str]:
     return lines
 
 
-def first_sample(config: Config) -> dict[str, Any] | None:
-    """Return :func:`sample_of` of the first line of TRAIN_DATA; None if it cannot be read."""
+def read_first_sample(config: Config) -> dict[str, Any] | None:
+    """Return :func:`make_sample` of the first line of TRAIN_DATA; None if it cannot be read."""
     args = config.args
     try:
         row = next((row for _, row in numbered_rows(Path(args.prompt_data or "")) if isinstance(row, dict)), {})
@@ -91,10 +91,10 @@ def first_sample(config: Config) -> dict[str, Any] | None:
         return None
     if not row.get(args.input_key):
         return None
-    return sample_of(row[args.input_key], row.get(args.label_key))
+    return make_sample(row[args.input_key], row.get(args.label_key))
 
 
-def sample_of(chat: Any, label: Any) -> dict[str, Any]:
+def make_sample(chat: Any, label: Any) -> dict[str, Any]:
     """Return a problem with a right answer and a wrong one, as a reward function sees them.
 
     The prompt is in harmony's markup without the template's system message.
@@ -119,7 +119,7 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
     """Call a function once, in a process of its own.
 
     Args:
-        sample: of :func:`sample_of`; None to load the file and no more.
+        sample: of :func:`make_sample`; None to load the file and no more.
         setting: what names the file.
     """
     if not file.path.is_file() or file.path.suffix != ".py":
@@ -139,11 +139,11 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
 
 def try_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     """Return :func:`try_file`'s result; the same file is tried once, for its problems and for its description."""
-    return _tried(path, path.read_bytes(), json.dumps(sample))
+    return _try_cached(path, path.read_bytes(), json.dumps(sample))
 
 
 @functools.cache
-def _tried(path: Path, content: bytes, sample: str) -> dict[str, Any]:
+def _try_cached(path: Path, content: bytes, sample: str) -> dict[str, Any]:
     return try_file(path, json.loads(sample))
 
 

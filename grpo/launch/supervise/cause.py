@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo.launch.supervise import last_words
 from grpo.launch.supervise.last_words import LastWords, tail
-from grpo.launch.supervise.witness import Death, how
+from grpo.launch.supervise.witness import Death, describe_end
 from grpo.stack import machine
 from grpo.stack.problem import Problem
 
@@ -60,7 +60,7 @@ def find(evidence: Evidence) -> Problem | None:
         remedy = "raise it (ulimit -Hn), and see that no other user holds connections to the run's ports"
         return Problem(f"a process had too many open files; the limit is {soft:,}", remedy)
     is_killed = evidence.code is not None and evidence.code < 0
-    driver = Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
+    driver = Problem(f"the driver {describe_end(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
     if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
         return driver
     if words and words.lost:
@@ -70,8 +70,8 @@ def find(evidence: Evidence) -> Problem | None:
     if evidence.silent_head:
         return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
-        return _of_death(death, evidence)
-    if words and words.what.startswith(last_words.NO_ENGINE) and (why := last_words.why_no_engine(evidence.log)):
+        return _explain_death(death, evidence)
+    if words and words.what.startswith(last_words.NO_ENGINE) and (why := last_words.find_engine_failure(evidence.log)):
         return Problem(f"an engine did not start: {why}", _memory_remedy(evidence))
     if words:
         return Problem(f"{words.kind}: {words.what}", words.remedy or _rays_memory_remedy(words))
@@ -110,8 +110,8 @@ def _first_death(evidence: Evidence) -> Death | None:
     return next(iter(by_signal or (before if saw_only_a_death else [])), None)
 
 
-def _of_death(death: Death, evidence: Evidence) -> Problem:
-    own = last_words.words_of(death.pid, evidence.log) if death.code is None or death.code >= 0 else None
+def _explain_death(death: Death, evidence: Evidence) -> Problem:
+    own = last_words.find_words(death.pid, evidence.log) if death.code is None or death.code >= 0 else None
     remedy = _rays_memory_remedy(evidence.words) if death.code in (None, -signal.SIGKILL) else ""
     return Problem(f"{death}: {own}" if own else str(death), remedy or _memory_remedy(evidence))
 
@@ -135,7 +135,7 @@ def _rays_memory_remedy(words: LastWords | None) -> str:
     return f"Ray killed a worker for lack of memory ({used} of {total} GB were in use on {address}): {_FREE_MEMORY}"
 
 
-def out_of_memory_kills() -> int:
+def count_out_of_memory_kills() -> int:
     """Return how many processes the kernel has ended for lack of memory since the machine started."""
     try:
         fields = dict(line.split() for line in OOM_COUNTER.read_text().splitlines())

@@ -22,8 +22,8 @@ def main() -> None:
         print("actor", actor["ActorClassName"], actor["State"], "pid", actor["Pid"], flush=True)
     places = seats.read()
     others = places.others if places else ()
-    look, run_id = ray.remote(examination.of_node), os.environ[processes.RUN_ID_VARIABLE]
-    calls = {address: look.options(**cluster.at(address)).remote(run_id) for address in others}
+    look, run_id = ray.remote(examination.examine_node), os.environ[processes.RUN_ID_VARIABLE]
+    calls = {address: look.options(**cluster.make_node_options(address)).remote(run_id) for address in others}
     for address, call in calls.items():
         try:
             found = ray.get(call, timeout=examination.LIMIT)

@@ -27,8 +27,8 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT, on_cpu_stack
-from grpo.stack.counted import counted
+from grpo.stack.checkout import CHECKOUT, is_cpu_stack
+from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 
@@ -71,7 +71,7 @@ def supervise(
         saving: a Ctrl-C or SIGTERM to this process, or a rule that ends the run, lets it save first; None ends it at
             once.
     """
-    last_words.file_of(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
+    last_words.locate_file(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
     base, held = base_dir.make()
     written = {"the logs": log_dir, "temporary files": base, "shared memory": machine.SHM, **(folders or {})}
     job = Job(driver, str(log_dir.resolve()), str(base), grace, environment or {}, list(stand_in_models), ray)
@@ -92,7 +92,7 @@ class _Supervisor:
     folders: Mapping[str, Path]
     watch: Watch
     saving: Saving | None
-    out_of_memory: int = field(default_factory=cause.out_of_memory_kills)
+    out_of_memory: int = field(default_factory=cause.count_out_of_memory_kills)
     hang: Problem | None = None
     examined_until: float = 0.0
     stopped: dict[int, str] = field(default_factory=dict)  # roles by pid
@@ -127,7 +127,7 @@ class _Supervisor:
         finally:
             self._end(child)
             signals.restore(handlers)
-        return self._how_it_ended()
+        return self._determine_end()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum in (signal.SIGINT, signal.SIGTERM) and self.saving and not self.told:
@@ -147,7 +147,7 @@ class _Supervisor:
                 if not (line := child.stdout.readline()):
                     return
                 self._on_event(json.loads(line))
-            if survived := self.watch.survived():
+            if survived := self.watch.report_replacements():
                 self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
             self._show(*survived, *self.progress())
             self._show_sign_of_life()
@@ -183,7 +183,7 @@ class _Supervisor:
                 self._show(f"not saved: {error}")
                 return True
             self.save_until = time.monotonic() + self.saving.seconds
-            why = signals.name_of(self.told) if self.told else self.stop.reason.what if self.stop else ""
+            why = signals.get_name(self.told) if self.told else self.stop.reason.what if self.stop else ""
             at_once = "; press Ctrl-C again to stop immediately" if self.told == signal.SIGINT else ""
             self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s{at_once}")
         if self.saving.request.is_open() and time.monotonic() < self.save_until:
@@ -198,7 +198,7 @@ class _Supervisor:
         if self.code != 0:
             self.signalled = self.signalled or self.told
         if self.signalled:
-            self._show(f"{signals.name_of(self.signalled)}: ending the run (at most {self.job.grace:.0f} s)")
+            self._show(f"{signals.get_name(self.signalled)}: ending the run (at most {self.job.grace:.0f} s)")
         child.stdin.close()
         is_examining = self.hang is not None and self.code is None
         if not is_examining:
@@ -218,8 +218,8 @@ class _Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "starting ray":
-            devices = f"{counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')}"
-            self._show(f"starting Ray ({machine.stand_ins(event['gpus']) if on_cpu_stack() else devices})")
+            devices = f"{format_count(event['gpus'], 'GPU')}, {format_count(event['cpus'], 'CPU')}"
+            self._show(f"starting Ray ({machine.stand_ins(event['gpus']) if is_cpu_stack() else devices})")
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":
@@ -255,13 +255,13 @@ class _Supervisor:
         """Look for the cause at once: the clean-up frees disks and ends processes."""
         if code == 0 or self.signalled:
             return
-        killed, log = cause.out_of_memory_kills() - self.out_of_memory, self.log_dir / "driver.log"
+        killed, log = cause.count_out_of_memory_kills() - self.out_of_memory, self.log_dir / "driver.log"
         words = last_words.read(self.log_dir) if code is not None else None
         joined = "" if self.job.ray else os.environ.get("RAY_ADDRESS", "")
-        silent = joined if joined and ray_head.silence(joined) else ""
+        silent = joined if joined and ray_head.explain_silence(joined) else ""
         self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent))
 
-    def _how_it_ended(self) -> End:
+    def _determine_end(self) -> End:
         if self.code == 0:
             return End(0)
         self.signalled = self.signalled or self.told  # a signal may have come during the clean-up
@@ -301,7 +301,7 @@ class _Supervisor:
         """After a quiet minute, say what the run waits for, once for each such thing."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        waits_for = self.watch.waits_for()
+        waits_for = self.watch.describe_wait()
         if waits_for != self.last_waited_for:
             self.last_waited_for = waits_for
             self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {waits_for}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from grpo.launch.supervise import processes
-from grpo.launch.supervise.witness import role_of
+from grpo.launch.supervise.witness import find_role
 from grpo.stack import seats
 
 LIMIT = 90.0  # seconds for all stacks of a node
@@ -24,20 +24,20 @@ def write(file: Path, watched: Mapping[int, str], environment: Mapping[str, str]
             report.flush()
 
 
-def of_node(run_id: str) -> str:
+def examine_node(run_id: str) -> str:
     """Return what the run's processes on this node are doing, without the calling process."""
-    found = processes.of_run(run_id, os.getpid())
-    return "\n\n".join(_stacks({process.pid: role_of(process) or "a process" for process in found}))
+    found = processes.find_run_processes(run_id, os.getpid())
+    return "\n\n".join(_stacks({process.pid: find_role(process) or "a process" for process in found}))
 
 
 def _stacks(watched: Mapping[int, str]) -> Iterator[str]:
     until = time.monotonic() + LIMIT
     for pid, role in watched.items():
-        head = f"== {role} (pid {pid}): {state_of(pid)}"
+        head = f"== {role} (pid {pid}): {describe_state(pid)}"
         yield f"{head}\n{_stack(pid)}" if time.monotonic() < until else f"{head}\nno time left for its stack"
 
 
-def state_of(pid: int) -> str:
+def describe_state(pid: int) -> str:
     """Return a process's state, number of threads, and where it waits in the kernel."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
@@ -50,7 +50,7 @@ def state_of(pid: int) -> str:
 
 def is_stopped(pid: int) -> bool:
     """Tell whether somebody has stopped a process (SIGSTOP)."""
-    return state_of(pid).startswith("T (stopped)")
+    return describe_state(pid).startswith("T (stopped)")
 
 
 def _stack(pid: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from grpo.launch.config import Config
 from grpo.stack import seats
-from grpo.stack.counted import counted, numbered
+from grpo.stack.counted import format_count, format_numbers
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.seats import Node, Seats
 
@@ -87,7 +87,7 @@ def look(config: Config, patience: float = 0.0) -> Admission:
     if not any(member.is_home and member.name == socket.gethostname() for member in members):
         return Admission([Problem(f"{cluster} runs on other machines: {names}", f"start the run there, or {REMEDY}")])
     if is_open and len(members) > 1:
-        what = f"{cluster} has {counted(len(members), 'node')} ({names}) and admits anyone who can reach it"
+        what = f"{cluster} has {format_count(len(members), 'node')} ({names}) and admits anyone who can reach it"
         return Admission([Problem(what, TOKEN_REMEDY)])
     try:
         found = _take_places(config, members, patience)
@@ -121,7 +121,7 @@ def _take_places(config: Config, members: list[Member], patience: float) -> Seat
             if time.monotonic() > until:
                 raise
         have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
-        on = counted(len(nodes), "node")
+        on = format_count(len(nodes), "node")
         print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
         time.sleep(LOOK_AGAIN_SECONDS)
         members = _probe(dict(os.environ))[0] or members
@@ -147,6 +147,6 @@ def describe(found: Seats) -> list[str]:
         parts = ["the launcher, the controller and the judge"] if node == found.home else []
         for noun, places in (("engine", found.engines), ("actor rank", found.ranks)):
             if node in places:
-                parts.append(numbered(noun, [number for number, place in enumerate(places) if place == node]))
+                parts.append(format_numbers(noun, [number for number, place in enumerate(places) if place == node]))
         lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
     return lines

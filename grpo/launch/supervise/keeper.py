@@ -26,7 +26,7 @@ from typing import Any
 
 from grpo.launch.supervise import base_dir, examination, last_words, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.witness import Death, Witness, how
+from grpo.launch.supervise.witness import Death, Witness, describe_end
 from grpo.stack import rendezvous
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.machine import SHM
@@ -193,7 +193,7 @@ class Keeper:
         report(event="ray started", address=self.job.environment["RAY_ADDRESS"], seconds=seconds)
 
     def _run_driver(self) -> int:
-        file = last_words.file_of(Path(self.job.log_dir))
+        file = last_words.locate_file(Path(self.job.log_dir))
         self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
         self.driver = self._spawn(self.job.driver, "driver.log")
         report(event="driver started")
@@ -250,19 +250,19 @@ class Keeper:
         self.exits.update(processes.reap())
         self._report_deaths(self.witness.deaths())
         if self.witness.is_due():
-            self._meet()
+            self._watch_new()
         for pid, (name, log) in self.services.items():
             if pid in self.exits:
-                raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log, self.exits[pid] < 0)
+                raise ServiceFailed(f"{name} {describe_end(self.exits[pid])} (pid {pid})", log, self.exits[pid] < 0)
 
     def _report_deaths(self, deaths: Iterable[Death]) -> None:
         for death in deaths:
             report(event="died", **asdict(death))
 
-    def _meet(self) -> None:
+    def _watch_new(self) -> None:
         """Watch the run's new processes, and report those that somebody has stopped."""
-        self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
-        watched = self.witness.watched()
+        self.witness.watch_new(processes.find_run_processes(self.job.run_id, os.getpid()))
+        watched = self.witness.list_watched()
         stopped = {pid for pid in watched if examination.is_stopped(pid)}
         for pid in stopped - self.stopped:
             report(event="stopped", role=watched[pid], pid=pid)
@@ -273,7 +273,7 @@ class Keeper:
         file = Path(self.job.log_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         try:
             environment = {**os.environ, **self.job.environment, processes.RUN_ID_VARIABLE: self.job.run_id}
-            examination.write(file, {self.driver: "the driver", **self.witness.watched()}, environment)
+            examination.write(file, {self.driver: "the driver", **self.witness.list_watched()}, environment)
         except OSError as error:  # a full disk must not keep a hanging run
             print(f"{file} was not written: {error}", file=sys.stderr)
         report(event="examined", file=str(file))

@@ -54,7 +54,7 @@ class LastWords:
     elsewhere: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-def file_of(log_dir: Path) -> Path:
+def locate_file(log_dir: Path) -> Path:
     """Return where the exception is kept."""
     return log_dir / "failure.json"
 
@@ -67,7 +67,7 @@ def install() -> None:
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            replace(Path(file), json.dumps(asdict(with_nodes(of(error)))) + "\n")
+            replace(Path(file), json.dumps(asdict(add_nodes(find_first_cause(error)))) + "\n")
         except OSError as failure:  # a full disk: the launcher sees it by itself
             print(f"the exception was not kept: {failure}", file=sys.stderr)
         before(kind, error, trace)
@@ -75,45 +75,45 @@ def install() -> None:
     sys.excepthook = keep
 
 
-def of(error: BaseException) -> LastWords:
+def find_first_cause(error: BaseException) -> LastWords:
     """Return the first cause of an exception, through the processes that it passed."""
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause  # of ray.exceptions.RayTaskError
     kind = type(error).__name__
     if isinstance(error, UserError):
-        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), witness.living())
+        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), witness.find_living())
     what = str(error)
     if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
         kind, _, what = messages[-1].partition(": ")
-    return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.living())
+    return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.find_living())
 
 
-def with_nodes(words: LastWords) -> LastWords:
+def add_nodes(words: LastWords) -> LastWords:
     """Add what happened on the other nodes; the driver is still connected to Ray. Nothing without other nodes."""
     if seats.read() is None:
         return words
     from grpo.launch.supervise import nodes  # imports Ray
 
-    lost = nodes.lost(is_death=words.kind in OF_DEATHS)
+    lost = nodes.find_lost(is_death=words.kind in OF_DEATHS)
     return changed(words, lost=lost, elsewhere={} if lost else nodes.deaths())
 
 
 def read(log_dir: Path) -> LastWords | None:
     """Return what :func:`install` kept; None if the driver left nothing."""
     try:
-        return LastWords(**read_json(file_of(log_dir)))
+        return LastWords(**read_json(locate_file(log_dir)))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def words_of(pid: int, log: Path) -> str | None:
+def find_words(pid: int, log: Path) -> str | None:
     """Return the last exception that a process wrote to the driver's log, where Ray names the writer of each line."""
     mark = f"pid={pid})"
     matches = [match for line in _lines(log) if mark in line and (match := _MESSAGE.search(line))]
     return redact(matches[-1][0][:LONGEST]) if matches else None
 
 
-def why_no_engine(log: Path) -> str | None:
+def find_engine_failure(log: Path) -> str | None:
     """Return the first exception in the driver's log with which a process of an engine failed to start."""
     match = next(filter(None, map(_OF_ENGINE.search, _lines(log))), None)
     return redact(match[1][:LONGEST]) if match else None

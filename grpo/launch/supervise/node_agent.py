@@ -52,13 +52,13 @@ class NodeAgent:
             raise RuntimeError(f"the agent of this node ended with exit code {code}")
 
         self._raylet = os.getppid()
-        threading.Thread(target=self._meet, daemon=True).start()
+        threading.Thread(target=self._watch_processes, daemon=True).start()
 
-    def _meet(self) -> None:
+    def _watch_processes(self) -> None:
         # Ray's daemon ends once its head is silent, and its workers may outlive it.
         while os.getppid() == self._raylet:
             with self._lock:
-                self._witness.meet(processes.of_run(self._run_id, os.getpid()))
+                self._witness.watch_new(processes.find_run_processes(self._run_id, os.getpid()))
             time.sleep(SCAN_SECONDS)
         os._exit(1)
 

@@ -28,7 +28,7 @@ _ENGINES, _STORE, _PROCESSES = "engines'", "Ray's", "processes"  # in names of a
 
 def problems(seats: Seats, config: Config, plan: Plan, run_dir: Path) -> list[Problem]:
     """Return what makes a node unfit for its part of the run."""
-    needs = {address: needs_of(address, seats, config, plan, run_dir) for address in seats.nodes}
+    needs = {address: compute_needs(address, seats, config, plan, run_dir) for address in seats.nodes}
     tokens = write_tokens({folder for need in needs.values() for folder in need.shared})
     try:
         models = list(dict.fromkeys((config.args.pretrain, config.args.engine_model)))
@@ -57,7 +57,7 @@ def _compare(
             yield from node.compare(address, home, there, Needs(**{**vars(need), "shared": files}))
 
 
-def needs_of(address: str, seats: Seats, config: Config, plan: Plan, run_dir: Path) -> Needs:
+def compute_needs(address: str, seats: Seats, config: Config, plan: Plan, run_dir: Path) -> Needs:
     """Return what a node must have for its part of the run."""
     args = config.args
     engines, ranks = seats.engines.count(address), seats.ranks.count(address)
@@ -66,7 +66,7 @@ def needs_of(address: str, seats: Seats, config: Config, plan: Plan, run_dir: Pa
     folders = (args.ckpt_path, args.metrics_dir, str(run_dir)) if is_shared else ()
     return Needs(
         gpus=engines * args.vllm_tensor_parallel_size + ranks,
-        memory=memory_of(plan, engines / len(seats.engines), ranks / len(seats.ranks)),
+        memory=compute_memory(plan, engines / len(seats.engines), ranks / len(seats.ranks)),
         store=plan.object_store_bytes,
         models=tuple(dict.fromkeys(models)),
         files=tuple(own_files(config)) if engines else (),
@@ -74,7 +74,7 @@ def needs_of(address: str, seats: Seats, config: Config, plan: Plan, run_dir: Pa
     )
 
 
-def memory_of(plan: Plan, engines: float, ranks: float) -> int:
+def compute_memory(plan: Plan, engines: float, ranks: float) -> int:
     """Return the bytes of host memory that a node with these shares of the engines and of the ranks needs.
 
     Ray's object store has its own check. Processes count as those of engines and of ranks in equal parts.
@@ -141,7 +141,10 @@ def main() -> None:
     ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
     stores = object_stores(ray.nodes())
     task = ray.remote(max_retries=0)(_facts)
-    calls = {address: task.options(**cluster.at(address)).remote(**request["asked"]) for address in request["nodes"]}
+    calls = {
+        address: task.options(**cluster.make_node_options(address)).remote(**request["asked"])
+        for address in request["nodes"]
+    }
     found = {}
     for address, call in calls.items():
         try:

@@ -21,24 +21,24 @@ _agents: dict[str, Any] = {}
 _judge: list[Any] = []
 
 
-def settle() -> None:
+def start_helpers() -> None:
     """Start the judge on this node, and an agent on each other one.
 
     Raises:
         ray.exceptions.RayError: if one does not start.
     """
-    _judge.append(judge_place.start(cluster.at_home()))
+    _judge.append(judge_place.start(cluster.make_home_options()))
     chosen = seats.read()
     if chosen is None:
         return
     run_id, folder = os.environ[processes.RUN_ID_VARIABLE], str(Path(os.environ["TMPDIR"]).parent)
     agent = ray.remote(NodeAgent)
     for address in chosen.others:
-        _agents[address] = agent.options(**cluster.at(address)).remote(run_id, folder)
+        _agents[address] = agent.options(**cluster.make_node_options(address)).remote(run_id, folder)
     ray.get([one.answer.remote() for one in _agents.values()])
 
 
-def lost(is_death: bool) -> list[str]:
+def find_lost(is_death: bool) -> list[str]:
     """Return the nodes of the run that Ray has lost; [] for a run on one node.
 
     Args:

@@ -47,7 +47,7 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def marked(run_id: str) -> set[psutil.Process]:
+def find_marked(run_id: str) -> set[psutil.Process]:
     """Return the processes whose environment names this run. Other users' processes are unreadable and not ours.
 
     Not ``psutil.Process.environ``: it stops at the first empty entry, which a process leaves that rewrites its title.
@@ -69,9 +69,9 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def of_run(run_id: str, root: int) -> list[psutil.Process]:
+def find_run_processes(run_id: str, root: int) -> list[psutil.Process]:
     """Return the living processes of a run, without `root` and without the calling process."""
-    processes = marked(run_id)
+    processes = find_marked(run_id)
     with contextlib.suppress(psutil.NoSuchProcess):
         processes |= set(psutil.Process(root).children(recursive=True))
     others = [process for process in processes if process.pid not in (root, os.getpid())]
@@ -124,9 +124,9 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
     while True:
         reap()
         names = set(os.listdir(SHM))
-        alive = of_run(run_id, root)
+        alive = find_run_processes(run_id, root)
         if names - looked_at:
-            memory |= shared_memory_of(process.pid for process in alive)
+            memory |= find_shared_memory(process.pid for process in alive)
             looked_at = names
         waited = time.monotonic() - started
         if not alive or waited > grace + limit:
@@ -140,7 +140,7 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
         time.sleep(_POLL_SECONDS)
 
 
-def shared_memory_of(pids: Iterable[int]) -> set[Path]:
+def find_shared_memory(pids: Iterable[int]) -> set[Path]:
     """Return the files under /dev/shm that these processes have mapped or open.
 
     Compared by inode, which psutil does not give: glibc creates a semaphore under one name and links it to another.
@@ -174,7 +174,7 @@ def _open_inodes(pid: int) -> set[int]:
 
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
     """Delete those `files` that still exist and that no living process uses; return the deleted ones."""
-    in_use = shared_memory_of(psutil.pids())
+    in_use = find_shared_memory(psutil.pids())
     removed = []
     for file in sorted(set(files) - in_use):
         if file.exists():
@@ -204,6 +204,6 @@ class SharedMemoryWatch:
         before, self._names = self._names, set(os.listdir(SHM))
         if not self._names - before:
             return False
-        self.files |= shared_memory_of(process.pid for process in of_run(self._run_id, os.getpid()))
+        self.files |= find_shared_memory(process.pid for process in find_run_processes(self._run_id, os.getpid()))
         self._next = time.monotonic() + SHM_SCAN_SECONDS
         return True

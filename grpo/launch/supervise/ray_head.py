@@ -46,7 +46,7 @@ def variables() -> dict[str, str]:
     }
 
 
-def silence(address: str) -> str:
+def explain_silence(address: str) -> str:
     """Return why nothing answers at HOST:PORT; "" if something does."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -85,11 +85,11 @@ def main() -> None:
     from ray.scripts import scripts
 
     scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")
-    services.get_node = _patient(services.get_node)
+    services.get_node = _add_retries(services.get_node)
     scripts.main()
 
 
-def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+def _add_retries(get_node: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `get_node` that retries until the node exists."""
 
     def wait(*arguments: Any) -> Any:

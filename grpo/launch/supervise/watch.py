@@ -17,7 +17,7 @@ class Stop:
 class Watch:
     """Looks at a run from outside; this one sees nothing. See :class:`grpo.launch.hang.HangWatch`."""
 
-    def waits_for(self) -> str:
+    def describe_wait(self) -> str:
         """Return what the run waits for, for the line that follows a quiet minute."""
         return "waiting for the driver"
 
@@ -25,7 +25,7 @@ class Watch:
         """Return what hangs; None if nothing does."""
         return None
 
-    def survived(self) -> list[str]:
+    def report_replacements(self) -> list[str]:
         """Return a line for each engine that died and was replaced since the last call."""
         return []
 

@@ -45,27 +45,31 @@ class Death:
     code: int | None
 
     def __str__(self) -> str:
-        return f"{self.role} {how(self.code)} (pid {self.pid})"
+        return f"{self.role} {describe_end(self.code)} (pid {self.pid})"
 
 
-def how(code: int | None) -> str:
+def describe_end(code: int | None) -> str:
     """Return how a process ended, in words."""
     if code is None:
         return "died"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def role_of(process: psutil.Process) -> str | None:
+def find_role(process: psutil.Process) -> str | None:
     """Return what a process is in a run; None if its end would not end the run, or has begun.
 
     A process that ends loses its title before its sockets, so before others learn of its end.
     """
     words = _words(process)
     named = next((role for start, role in ROLES.items() if words[0].startswith(start)), None)
-    return named or DAEMONS.get(os.path.basename(words[0])) or (_untitled(process) if _SPAWNED in words else None)
+    return (
+        named
+        or DAEMONS.get(os.path.basename(words[0]))
+        or (_find_untitled_role(process) if _SPAWNED in words else None)
+    )
 
 
-def _untitled(process: psutil.Process) -> str | None:
+def _find_untitled_role(process: psutil.Process) -> str | None:
     """Return the role of a process of vLLM without a title, by its place below the engine's actor.
 
     setproctitle sets none if the first variable of the environment has been changed since the process began. Ray starts
@@ -73,10 +77,10 @@ def _untitled(process: psutil.Process) -> str | None:
     """
     try:
         parents = process.parents()  # [] if the parent ends meanwhile
-        if parents and role_of(parents[0]) == _ENGINE:
+        if parents and find_role(parents[0]) == _ENGINE:
             has_core = any(_words(child)[0].startswith("VLLM::") for child in parents[0].children())
             return None if has_core else _CORE
-        return _WORKER if len(parents) > 1 and role_of(parents[1]) == _ENGINE else None
+        return _WORKER if len(parents) > 1 and find_role(parents[1]) == _ENGINE else None
     except psutil.Error:
         return None
 
@@ -89,9 +93,9 @@ def _words(process: psutil.Process) -> list[str]:
         return [""]
 
 
-def living() -> list[int]:
+def find_living() -> list[int]:
     """Return the processes of this machine's runs that have a role."""
-    return [process.pid for process in psutil.process_iter() if role_of(process)]
+    return [process.pid for process in psutil.process_iter() if find_role(process)]
 
 
 class Witness:
@@ -103,15 +107,15 @@ class Witness:
         self._next_scan = 0.0
 
     def is_due(self) -> bool:
-        """Tell whether the last :meth:`meet` is long enough ago."""
+        """Tell whether the last :meth:`watch_new` is long enough ago."""
         return time.monotonic() >= self._next_scan
 
-    def meet(self, processes: Iterable[psutil.Process]) -> None:
+    def watch_new(self, processes: Iterable[psutil.Process]) -> None:
         """Watch those of the run's processes that have got a role since the last call."""
         self._next_scan = time.monotonic() + SCAN_SECONDS
         known = {pid for _, pid in self._watched.values()}
         for process in processes:
-            role = None if process.pid in known else role_of(process)
+            role = None if process.pid in known else find_role(process)
             if role:
                 try:
                     handle = os.pidfd_open(process.pid)
@@ -138,12 +142,12 @@ class Witness:
         """Wait for those that have begun to end, and return the deaths since the last call."""
         until = time.monotonic() + ENDING_SECONDS
         died = self.deaths()
-        while set(self.watched()) - set(living()) and time.monotonic() < until:
+        while set(self.list_watched()) - set(find_living()) and time.monotonic() < until:
             time.sleep(0.05)
             died += self.deaths()
         return died
 
-    def watched(self) -> dict[int, str]:
+    def list_watched(self) -> dict[int, str]:
         """Return the roles of the living, by pid."""
         return {pid: role for role, pid in self._watched.values()}
 
@@ -153,12 +157,12 @@ def _exit_code(handle: int, pid: int) -> int | None:
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return _of_reaped(handle)
+        return _read_reaped(handle)
     # Its parent has not asked for the code, or asks just now (proc_pid_stat(5)); else it is another process.
-    return os.waitstatus_to_exitcode(int(fields[-1])) if state in "ZX" else _of_reaped(handle)
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state in "ZX" else _read_reaped(handle)
 
 
-def _of_reaped(handle: int) -> int | None:
+def _read_reaped(handle: int) -> int | None:
     info = bytearray(_INFO.pack(_WITH_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(handle, _GET_INFO, info)

@@ -16,7 +16,7 @@ from grpo.rollout.multi_turn.mixture import KEY, maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
-from grpo.rollout.response_text import text_of
+from grpo.rollout.response_text import decode_tokens
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -33,7 +33,7 @@ class AgentExecutor(AgentExecutorBase):
         self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
         self._max_rows, self._source = settings.max_rows, settings.template
-        self._thinking = thinking_settings.given(os.environ)
+        self._thinking = thinking_settings.read_given(os.environ)
 
     async def execute(
         self,
@@ -55,7 +55,9 @@ class AgentExecutor(AgentExecutorBase):
         thinking = (ours.delimiter(hf_tokenizer), ours.budget) if ours else None
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, thinking)
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
-        make = maker(self._kinds[name], name, prompt, label, lambda: text_of(hf_tokenizer, policy.history.response()))
+        make = maker(
+            self._kinds[name], name, prompt, label, lambda: decode_tokens(hf_tokenizer, policy.history.response())
+        )
         _, response = await roll_out(make, policy, self._limits, self._max_rows)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.environment import Message, functions_of
+from grpo.rollout.multi_turn.environment import Message, list_functions
 from grpo.rollout.multi_turn.parts import Codec, Part
-from grpo.rollout.multi_turn.template import Template, call_of, text_of
+from grpo.rollout.multi_turn.template import Template, get_text, make_call
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -29,7 +29,7 @@ class Qwen3(Template):
         last_question = questions[-1] if questions else len(messages) - 1
         parts: list[Part] = []
         for i, message in enumerate(messages[first:], first):
-            content, role = text_of(message), message["role"]
+            content, role = get_text(message), message["role"]
             if role == "assistant":
                 thinking = message.get("reasoning_content") or ""
                 parts += structure("<|im_start|>assistant\n")
@@ -60,7 +60,7 @@ class Qwen3(Template):
         if is_thought:
             message["reasoning_content"] = before.rpartition("<think>")[2].strip("\n")
             text = after.lstrip("\n")
-        return message | _with_calls(text)
+        return message | _parse_calls(text)
 
 
 class Plain(Template):
@@ -73,7 +73,7 @@ class Plain(Template):
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
         """Return the tools, one per line, and the messages before the first turn."""
-        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in functions_of(tools))
+        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in list_functions(tools))
         begin = self.codec.structure(f"[tools]\n{listed}\n") if tools else []
         return begin + [part for message in messages for part in self._message(message)]
 
@@ -84,7 +84,7 @@ class Plain(Template):
 
     def _message(self, message: Message) -> list[Part]:
         structure, inside = self.codec.structure, self.codec.content
-        content, calls = text_of(message), message.get("tool_calls") or []
+        content, calls = get_text(message), message.get("tool_calls") or []
         if message["role"] != "assistant":
             return structure(f"[{message['role']}]\n") + inside(content) + structure("\n\n")
         parts = structure("[assistant]\n") + inside(content)
@@ -92,11 +92,11 @@ class Plain(Template):
 
     def parse(self, tokens: Sequence[int]) -> Message:
         """See :meth:`Template.parse`."""
-        return {"role": "assistant"} | _with_calls(self.codec.decode(self._body(tokens)))
+        return {"role": "assistant"} | _parse_calls(self.codec.decode(self._body(tokens)))
 
 
 def _is_response(message: Message) -> bool:
-    content = text_of(message)
+    content = get_text(message)
     return content.startswith("<tool_response>") and content.endswith("</tool_response>")
 
 
@@ -110,12 +110,12 @@ def _render_calls(codec: Codec, calls: Sequence[dict[str, Any]], follows_text: b
     return parts
 
 
-def _with_calls(text: str) -> Message:
+def _parse_calls(text: str) -> Message:
     """Return content and tool calls of a text."""
     blocks = _TOOL_CALL.findall(text)
     if not blocks:
         return {"content": text}
-    calls = [call_of(number, _function(block.strip())) for number, block in enumerate(blocks)]
+    calls = [make_call(number, _function(block.strip())) for number, block in enumerate(blocks)]
     return {"content": text[: text.index("<tool_call>")].removesuffix("\n"), "tool_calls": calls}
 
 

@@ -16,7 +16,7 @@ from grpo.rollout.multi_turn.environment import (
     Score,
     ToolError,
 )
-from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated, described, shown
+from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated, describe_error, format_value
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
@@ -92,9 +92,9 @@ async def play(make: Callable[[], Environment], policy: Policy, limits: RolloutL
     """
     own = Isolated(make)
     try:
-        outcome = await converse(own, policy, limits)
+        outcome = await hold_conversation(own, policy, limits)
         await own.is_free()  # what blocks now must not use the time of the score
-        score = await scored(own, outcome, limits.score_seconds)
+        score = await score_conversation(own, outcome, limits.score_seconds)
     except BaseException:
         await own.end()
         raise
@@ -103,7 +103,7 @@ async def play(make: Callable[[], Environment], policy: Policy, limits: RolloutL
     return outcome, score
 
 
-async def converse(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
+async def hold_conversation(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
     """Let the policy and the environment talk until one of them or a limit ends it.
 
     The policy's errors propagate to the caller: a failing engine must end the run.
@@ -111,7 +111,7 @@ async def converse(environment: Environment, policy: Policy, limits: RolloutLimi
     outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
     try:
         async with limit:
-            outcome.messages += await _asked(environment.start) or []
+            outcome.messages += await _ask(environment.start) or []
             if not outcome.messages:
                 raise EnvironmentFault("start returned no message; a conversation must begin with one")
             await _turns(environment, policy, limits, outcome)
@@ -162,7 +162,7 @@ def _is_call(value: object) -> bool:
     return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
 
 
-async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
+async def _ask(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
     """Return what a method of the environment returns.
 
     Raises:
@@ -173,12 +173,12 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
         if not isinstance(said, list | None):
             raise TypeError(f"it returned {type(said).__name__}, not a list of messages")
         if wrong := [message for message in said or [] if not is_message(message)]:
-            raise TypeError(f"it returned {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
+            raise TypeError(f"it returned {format_value(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
         return said
     except EnvironmentFault:
         raise
     except Exception as error:
-        raise EnvironmentFault(f"{method.__name__} failed ({described(error)})") from error
+        raise EnvironmentFault(f"{method.__name__} failed ({describe_error(error)})") from error
 
 
 async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
@@ -186,7 +186,9 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
     messages = outcome.messages
     for _ in range(limits.turns):
         if wrong := [message for message in messages if not is_message(message)]:  # environments may edit in place
-            raise EnvironmentFault(f"its messages contain {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
+            raise EnvironmentFault(
+                f"its messages contain {format_value(wrong[0]):.200}, which is not a message: {A_MESSAGE}"
+            )
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
         outcome.turns += 1
@@ -201,7 +203,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
             outcome.errors += sum(is_error for _, is_error in answers)
             messages += [answer for answer, _ in answers]
             continue
-        said = await _asked(environment.reply, messages)
+        said = await _ask(environment.reply, messages)
         if said is None:
             outcome.ending = "done"
             return
@@ -214,7 +216,7 @@ def _tools(environment: Environment) -> list[dict[str, Any]]:
         json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
         return tools
     except Exception as error:  # from a property, or from an object that is not a Tool
-        raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
+        raise EnvironmentFault(f"its tools cannot be listed ({describe_error(error)})") from error
 
 
 async def _call(
@@ -232,13 +234,13 @@ async def _call(
         _check_text(name, content)
         is_error = False
     except ToolError as error:
-        content = f"error: {shown(error, str)}".encode("utf-8", "backslashreplace").decode()
+        content = f"error: {format_value(error, str)}".encode("utf-8", "backslashreplace").decode()
     except EnvironmentFault:
         raise
     except TimeoutError:
         content = f"error: {name} took more than {seconds:g} seconds"
     except Exception as error:  # the environment's error must not end the run; tool_errors counts it
-        _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], described(error), error=error)
+        _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], describe_error(error), error=error)
         outcome.tool_fault = error
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
@@ -261,7 +263,7 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-async def scored(environment: Environment, outcome: Outcome, seconds: float) -> Score:
+async def score_conversation(environment: Environment, outcome: Outcome, seconds: float) -> Score:
     """Return the environment's score in floats; NaN if it fails or has failed, which counts as a missing reward.
 
     If scoring fails or takes more than `seconds`, the outcome records the fault and its ending becomes "error".
@@ -271,15 +273,15 @@ async def scored(environment: Environment, outcome: Outcome, seconds: float) -> 
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            return _in_floats(await environment.score(outcome.messages, outcome.ending))
+            return _convert_score(await environment.score(outcome.messages, outcome.ending))
     except Exception as error:  # as for a reward function: one missing reward must not end a run
-        why = f"it took more than {seconds:g} seconds" if limit.expired() else described(error)
+        why = f"it took more than {seconds:g} seconds" if limit.expired() else describe_error(error)
         outcome.ending, outcome.fault = "error", f"score failed ({why})"
         _log("a rollout could not be scored and gets no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)
 
 
-def _in_floats(score: object) -> Score:
+def _convert_score(score: object) -> Score:
     """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
     if not isinstance(score, Score):
         raise TypeError(f"it returned {type(score).__name__}, not a Score")

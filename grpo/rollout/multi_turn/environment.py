@@ -53,11 +53,11 @@ class BuiltInTool:
     functions: tuple[Tool, ...]
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the tool with its functions in the form of the OpenAI protocol; see :func:`functions_of`."""
+        """Return the tool with its functions in the form of the OpenAI protocol; see :func:`list_functions`."""
         return {"type": "builtin", "name": self.name, "functions": [each.as_openai() for each in self.functions]}
 
 
-def functions_of(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def list_functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tools for a model that knows none from its training: built-in ones as ordinary functions."""
     return [function for tool in tools for function in tool.get("functions", [tool])]
 

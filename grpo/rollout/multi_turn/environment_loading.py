@@ -19,7 +19,7 @@ def load(name: str) -> type[Environment]:
         SetupError: if it is missing.
     """
     if name.startswith(VERIFIERS):
-        return _of_verifiers(name.removeprefix(VERIFIERS))
+        return _load_verifiers(name.removeprefix(VERIFIERS))
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
@@ -50,7 +50,7 @@ def load(name: str) -> type[Environment]:
     return kind
 
 
-def _of_verifiers(name: str) -> type[Environment]:
+def _load_verifiers(name: str) -> type[Environment]:
     if not importlib.util.find_spec("verifiers"):
         raise SetupError(
             f"ENVIRONMENT {VERIFIERS}{name} needs the verifiers package",

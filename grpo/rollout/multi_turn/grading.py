@@ -7,16 +7,16 @@ from reward.answers import grade
 from reward.labels import parse_label
 
 
-async def graded(messages: list[Message], ending: str, label: str) -> Score:
+async def grade_messages(messages: list[Message], ending: str, label: str) -> Score:
     """Return 1 for the gold answer in the last message, else 0. A label is that of single answers."""
     last = messages[-1]
     text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
     # The grader reads harmony responses: only a final message has an answer.
     final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
-    return await verdict(final, label, messages)
+    return await grade_response(final, label, messages)
 
 
-async def verdict(response: str, label: str, messages: list[Message]) -> Score:
+async def grade_response(response: str, label: str, messages: list[Message]) -> Score:
     """Return 1 for the gold answer in a response with special tokens, else 0."""
     prompt = next((str(message.get("content")) for message in messages if message["role"] == "user"), None)
     result = await asyncio.to_thread(grade, response, parse_label(label).answer, prompt)

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message
 from grpo.rollout.multi_turn.parts import Part
-from grpo.rollout.multi_turn.template import Template, call_of, text_of
+from grpo.rollout.multi_turn.template import Template, get_text, make_call
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -63,7 +63,7 @@ class HarmonyTemplate(Template):
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
         """See :meth:`Template.head`."""
         parts = super().head(messages, tools)
-        instructions = text_of(messages[0]) if messages and messages[0]["role"] in ("system", "developer") else ""
+        instructions = get_text(messages[0]) if messages and messages[0]["role"] in ("system", "developer") else ""
         if self._follows_hub or not instructions:
             return parts
         added = f"# Instructions\n\n{instructions}\n\n"
@@ -90,7 +90,7 @@ class HarmonyTemplate(Template):
             elif role == "tool":
                 history.append(self._result(message, calls.get(message.get("tool_call_id"))))
             elif role in ("user", "developer"):
-                history.append(self._spoken(role, text_of(message)))
+                history.append(self._make_message(role, get_text(message)))
             else:
                 raise UserError(
                     f"message {i}: harmony has no role {role} after the first turn", "use user, developer and tool"
@@ -103,23 +103,23 @@ class HarmonyTemplate(Template):
         """Return the model's messages of a turn: as sampled, or from its fields if they were written or edited."""
         sampled = message.get(SAMPLED)
         if sampled and _fields(_read(sampled)) == _fields(message):
-            return self._as_sampled(sampled)
+            return self._parse_sampled(sampled)
         turn, calls = [], message.get("tool_calls") or []
         if thinking := message.get("reasoning_content"):
-            turn.append(self._spoken("assistant<|channel|>analysis", thinking))
-        content = text_of(message)
+            turn.append(self._make_message("assistant<|channel|>analysis", thinking))
+        content = get_text(message)
         if not calls:
-            return [*turn, self._spoken("assistant<|channel|>final", content)]
+            return [*turn, self._make_message("assistant<|channel|>final", content)]
         if content:
-            turn.append(self._spoken("assistant<|channel|>commentary", content))
+            turn.append(self._make_message("assistant<|channel|>commentary", content))
         return turn + [self._call(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
     def _call(self, name: str, arguments: str) -> Spoken:
         self._check_name(name)
         if not _is_built_in(name):
-            return self._spoken(f"assistant to=functions.{name}<|channel|>commentary json", arguments, "<|call|>")
+            return self._make_message(f"assistant to=functions.{name}<|channel|>commentary json", arguments, "<|call|>")
         body = _code(arguments) if name == "python" else arguments
-        return self._spoken(f"assistant<|channel|>analysis to={name} code", body, "<|call|>")
+        return self._make_message(f"assistant<|channel|>analysis to={name} code", body, "<|call|>")
 
     def _result(self, message: Message, call: Spoken | None) -> Spoken:
         """Return a tool's answer, in the name of the tool that was called."""
@@ -128,23 +128,23 @@ class HarmonyTemplate(Template):
         author, channel = f"functions.{name}", "commentary"
         if _is_built_in(call.recipient if call else name):
             author, channel = name, (call.channel if call else "") or "analysis"
-        said = text_of(message)
+        said = get_text(message)
         said = json.dumps(said, ensure_ascii=False) if self._follows_hub else said
-        return self._spoken(f"{author} to=assistant<|channel|>{channel}", said)
+        return self._make_message(f"{author} to=assistant<|channel|>{channel}", said)
 
     def _check_name(self, name: str) -> None:
         """Refuse a name with a special token, which would end the header. The model cannot write one."""
         if self.codec.pattern.search(name):
             raise UserError(f"the name of a tool is {name!r}", "use a name without special tokens")
 
-    def _spoken(self, header: str, content: str, end: str = "<|end|>") -> Spoken:
+    def _make_message(self, header: str, content: str, end: str = "<|end|>") -> Spoken:
         structure = self.codec.structure
         parts = [*structure(f"<|start|>{header}<|message|>"), *self.codec.content(content), *structure(end)]
-        return _described(parts, header)
+        return _make_spoken(parts, header)
 
-    def _as_sampled(self, sampled: Sequence[str]) -> list[Spoken]:
+    def _parse_sampled(self, sampled: Sequence[str]) -> list[Spoken]:
         """Return a turn's messages as they were sampled. Only what ended the turn may differ in a later prompt."""
-        turn = [_described(self._parts(each), _header_and_body(each)[0]) for each in _messages(sampled)]
+        turn = [_make_spoken(self._parts(each), _header_and_body(each)[0]) for each in _messages(sampled)]
         turn[0].parts[:0] = self.codec.structure("<|start|>assistant")
         last, added = turn[-1].parts, self.codec.added
         if last[-1].token in (added["<|return|>"], added.get("<|endoftext|>", -1)):
@@ -179,7 +179,7 @@ def _read(sampled: Sequence[str]) -> Message:
         if recipient := _recipient(header):
             name = recipient.removeprefix("functions.")
             arguments = json.dumps({"code": body}, ensure_ascii=False) if recipient == "python" else body
-            calls.append(call_of(len(calls), {"name": name, "arguments": arguments}))
+            calls.append(make_call(len(calls), {"name": name, "arguments": arguments}))
         elif header or body:
             said.get(_channel(header), said["commentary"]).append(body)
     message: Message = {"role": "assistant", "content": "".join(said["final"] or said["commentary"])}
@@ -203,7 +203,7 @@ def _header_and_body(message: Sequence[str]) -> tuple[str, str]:
     return "".join(texts[:mark]), "".join(texts[mark + 1 :])
 
 
-def _described(parts: list[Part], header: str) -> Spoken:
+def _make_spoken(parts: list[Part], header: str) -> Spoken:
     channel, recipient = _channel(header), _recipient(header)
     is_thought = channel == "analysis" and (recipient in ("", "assistant") or _is_built_in(recipient))
     return Spoken(parts, channel, recipient, is_thought)

@@ -36,7 +36,7 @@ class RolloutHistory:
         """
         self._why = None
         if not self.rows:
-            self._next = self._begun([], parts)
+            self._next = self._begin_trajectory([], parts)
             return list(self._next.tokens)
         before = self.rows[-1]
         gap = self.codec.continuation(before.tokens, parts)
@@ -45,14 +45,14 @@ class RolloutHistory:
             kept = before.tokens[: gap.shared]  # the identical tokens, which also hit the engine's prefix cache
             rest = self.codec.continuation(kept, parts)
             assert not isinstance(rest, Difference)
-            self._next = self._begun(kept, rest)
+            self._next = self._begin_trajectory(kept, rest)
         else:
             self._next = Trajectory(list(before.tokens), list(before.origins), list(before.log_probs))
             for tokens, origin in self.codec.encode(gap):
                 self._next.append(tokens, origin)
         return list(self._next.tokens)
 
-    def _begun(self, kept: Sequence[int], parts: Sequence[Part]) -> Trajectory:
+    def _begin_trajectory(self, kept: Sequence[int], parts: Sequence[Part]) -> Trajectory:
         begun = Trajectory()
         begun.append(kept, Origin.PROMPT)
         for tokens, _ in self.codec.encode(parts):

@@ -18,7 +18,7 @@ class EnvironmentFault(Exception):
     """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
 
 
-def shown(value: object, form: Callable[[object], str] = repr) -> str:
+def format_value(value: object, form: Callable[[object], str] = repr) -> str:
     """Return the text of an environment's object, whose class may raise instead of giving one."""
     try:
         return form(value)
@@ -26,9 +26,9 @@ def shown(value: object, form: Callable[[object], str] = repr) -> str:
         return f"an object of type {type(value).__name__} that cannot be shown"
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the kind and the text of an environment's error."""
-    return f"{type(error).__name__}: {shown(error, str)}"
+    return f"{type(error).__name__}: {format_value(error, str)}"
 
 
 class _NotMade(Environment):
@@ -106,7 +106,7 @@ class Isolated(Environment):
     async def _ask(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         if not await self.is_free():
             raise EnvironmentFault("it blocked its thread beyond a deadline: await what takes long in it")
-        running = asyncio.run_coroutine_threadsafe(_awaited(method, *arguments), self._loop)
+        running = asyncio.run_coroutine_threadsafe(_await_method(method, *arguments), self._loop)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -120,22 +120,22 @@ class Isolated(Environment):
         try:
             self._inner = self._make()
         except (Exception, SystemExit) as error:
-            raise EnvironmentFault(f"its constructor failed ({described(error)})") from error
+            raise EnvironmentFault(f"its constructor failed ({describe_error(error)})") from error
         self.answers_calls = self._inner.answers_calls
         messages = await self._inner.start()
         try:
             self.tools = list(self._inner.tools)  # a property of some environments
         except Exception as error:
-            raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
+            raise EnvironmentFault(f"its tools cannot be listed ({describe_error(error)})") from error
         return messages
 
     async def _close(self) -> bool:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await _awaited(self._inner.close)
+                await _await_method(self._inner.close)
             return True
         except (Exception, asyncio.CancelledError) as error:
-            logger.error("close of an environment failed: %s", described(error), exc_info=error)
+            logger.error("close of an environment failed: %s", describe_error(error), exc_info=error)
             return False
         finally:
             self._is_over = True
@@ -151,10 +151,10 @@ class Isolated(Environment):
         self._loop.close()
 
 
-async def _awaited(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+async def _await_method(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     try:
         return await method(*arguments)
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:  # such as SystemExit, which would end the thread, and the engine after it
-        raise RuntimeError(f"it raised {described(error)}") from error
+        raise RuntimeError(f"it raised {describe_error(error)}") from error

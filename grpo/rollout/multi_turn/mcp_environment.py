@@ -37,7 +37,7 @@ class McpEnvironment(environment.Environment):
     def check(cls) -> None:
         """Connect once; see :meth:`grpo.rollout.multi_turn.environment.Environment.check`."""
         try:
-            tools = asyncio.run(cls._tried())
+            tools = asyncio.run(cls._try_server())
         except Exception as error:
             raise SetupError(
                 f"the MCP server {cls._name()} cannot be reached ({_reason(error)})", "try its command or its URL"
@@ -46,16 +46,16 @@ class McpEnvironment(environment.Environment):
             raise SetupError(f"the MCP server {cls._name()} has no tools", "name another one")
 
     @classmethod
-    async def _tried(cls) -> list[Tool]:
-        async with cls._connected() as client:
-            return await _tools_of(client)
+    async def _try_server(cls) -> list[Tool]:
+        async with cls._make_client() as client:
+            return await _list_tools(client)
 
     @classmethod
     def _name(cls) -> str:
         return cls.server if isinstance(cls.server, str) else " ".join(cls.server)
 
     @classmethod
-    def _connected(cls) -> Client:
+    def _make_client(cls) -> Client:
         if isinstance(cls.server, str):
             return Client(cls.server)
         command, *arguments = cls.server
@@ -66,13 +66,13 @@ class McpEnvironment(environment.Environment):
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._connection = asyncio.create_task(self._serve(ready))
         self._client = await ready
-        self.tools = await _tools_of(self._client)
+        self.tools = await _list_tools(self._client)
         return await super().start()
 
     async def _serve(self, ready: "asyncio.Future[Client]") -> None:
         """Hold the connection: the task that opens it must close it."""
         try:
-            async with self._connected() as client:
+            async with self._make_client() as client:
                 ready.set_result(client)
                 await self._over.wait()
         except Exception as error:
@@ -102,7 +102,7 @@ class McpEnvironment(environment.Environment):
             await self._connection
 
 
-async def _tools_of(client: Client) -> list[Tool]:
+async def _list_tools(client: Client) -> list[Tool]:
     listed, cursor = [], None
     while True:
         page = await client.list_tools(cursor=cursor)

@@ -65,7 +65,7 @@ class Mixture:
         text = given["ENVIRONMENT"]
         sources = [text] if Path(text).is_file() else text.split()
         weights = _weights(given.get("ENVIRONMENT_WEIGHTS", ""), len(sources))
-        members = [Member(name_of(source), source, weight) for source, weight in zip(sources, weights, strict=True)]
+        members = [Member(get_name(source), source, weight) for source, weight in zip(sources, weights, strict=True)]
         if twice := [each.name for each in members if [one.name for one in members].count(each.name) > 1]:
             raise SetupError(f"ENVIRONMENT has {twice[0]} twice", "rename one of the files, or remove one of them")
         return cls(members)
@@ -78,7 +78,7 @@ class Mixture:
     def is_several(self) -> bool:
         return len(self.members) > 1
 
-    def of_file(self, file: Path, key: str = "prompt") -> dict[str, str]:
+    def assign_file(self, file: Path, key: str = "prompt") -> dict[str, str]:
         """Return the environment of each prompt of a data file.
 
         Args:
@@ -88,9 +88,9 @@ class Mixture:
             SetupError: for a line that names an environment which the run has not.
         """
         rows = [(number, row) for number, row in numbered_rows(file) if isinstance(row, dict)]
-        return self._assigned(file, [(number, str(row.get(key)), row.get(FIELD)) for number, row in rows])
+        return self._assign_prompts(file, [(number, str(row.get(key)), row.get(FIELD)) for number, row in rows])
 
-    def _assigned(self, file: Path, rows: Sequence[tuple[int, str, Any]]) -> dict[str, str]:
+    def _assign_prompts(self, file: Path, rows: Sequence[tuple[int, str, Any]]) -> dict[str, str]:
         for number, _, named in rows:
             if named is not None and named not in self.names:
                 raise SetupError(
@@ -98,10 +98,10 @@ class Mixture:
                     f"{', '.join(self.names)}",
                     f"correct the field {FIELD!r}, or add it to ENVIRONMENT",
                 )
-        shared = self._shared_out(prompt for _, prompt, named in rows if named is None)
+        shared = self._share_out(prompt for _, prompt, named in rows if named is None)
         return {prompt: shared[prompt] if named is None else named for _, prompt, named in rows}
 
-    def _shared_out(self, prompts: Iterable[str]) -> dict[str, str]:
+    def _share_out(self, prompts: Iterable[str]) -> dict[str, str]:
         order = sorted(set(prompts), key=lambda prompt: hashlib.sha256(prompt.encode()).digest())
         assigned: dict[str, str] = {}
         begin, sum_of_weights = 0, 0.0
@@ -131,7 +131,7 @@ class Mixture:
         }
 
 
-def name_of(source: str) -> str:
+def get_name(source: str) -> str:
     """Return the short name of an environment of ENVIRONMENT."""
     if source.startswith(VERIFIERS):
         return source.removeprefix(VERIFIERS).rpartition("/")[2]

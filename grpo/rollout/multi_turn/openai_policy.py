@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout.multi_turn.environment import Message, functions_of
+from grpo.rollout.multi_turn.environment import Message, list_functions
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -30,8 +30,8 @@ class OpenAIPolicy:
         Raises:
             openai.OpenAIError: if the API does not answer.
         """
-        options = self._options | ({"tools": functions_of(tools)} if tools else {})
-        sent: list[Any] = [_sent(message, self._takes_reasoning) for message in messages]
+        options = self._options | ({"tools": list_functions(tools)} if tools else {})
+        sent: list[Any] = [_strip_message(message, self._takes_reasoning) for message in messages]
         reply = await self._client.chat.completions.create(model=self._model, messages=sent, **options)
         self.tokens += reply.usage.completion_tokens if reply.usage else 0
         choice = reply.choices[0]
@@ -53,7 +53,7 @@ class OpenAIPolicy:
         return message, choice.finish_reason == "length"
 
 
-def _sent(message: Message, takes_reasoning: bool) -> Message:
+def _strip_message(message: Message, takes_reasoning: bool) -> Message:
     """Return a message with only the protocol's fields: headers are dropped.
 
     Args:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from grpo.rollout.multi_turn import environment
 from grpo.rollout.multi_turn.environment import PYTHON, Message, Score, SetupError, ToolError
-from grpo.rollout.multi_turn.grading import graded
+from grpo.rollout.multi_turn.grading import grade_messages
 from grpo.rollout.sandbox.confinement import Limits, Unconfined
-from grpo.rollout.sandbox.probe import escapes
+from grpo.rollout.sandbox.probe import find_escapes
 from grpo.rollout.sandbox.sandbox import GuestDied, Sandbox
 
 INSTRUCTIONS = (
@@ -40,7 +40,7 @@ class Environment(environment.Environment):
     def check(cls) -> None:
         """Try to break out of a sandbox; see :meth:`grpo.rollout.multi_turn.environment.Environment.check`."""
         try:
-            escaped = asyncio.run(escapes(cls.limits))
+            escaped = asyncio.run(find_escapes(cls.limits))
         except Unconfined as error:
             what, remedy = error.args
             raise SetupError(f"the python environment cannot confine code: {what}", remedy) from None
@@ -77,7 +77,7 @@ class Environment(environment.Environment):
 
     async def score(self, messages: list[Message], ending: str) -> Score:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
-        score = await graded(messages, ending, self.label)
+        score = await grade_messages(messages, ending, self.label)
         return replace(score, logs=score.logs | {"code_errors": self._errors, "interpreters_lost": self._deaths})
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from grpo.rollout.multi_turn.environment import (
     Tool,
     ToolError,
 )
-from grpo.rollout.multi_turn.grading import graded
+from grpo.rollout.multi_turn.grading import grade_messages
 from grpo.stack.json_files import numbered_rows
 
 VARIABLE = "GRPO_LIBRARY"
@@ -75,7 +75,7 @@ class Library:
             return self._database.execute(sql, values).fetchall()
 
 
-def documents_of(path: Path) -> Iterator[tuple[str, str]]:
+def read_documents(path: Path) -> Iterator[tuple[str, str]]:
     """Yield title and text of each document.
 
     Raises:
@@ -103,12 +103,12 @@ _building = threading.Lock()
 def library(path: str) -> Library:
     """Return the index of a library, built at the process's first call."""
     with _building:
-        return _built(path)
+        return _build(path)
 
 
 @functools.cache
-def _built(path: str) -> Library:
-    return Library(documents_of(Path(path)))
+def _build(path: str) -> Library:
+    return Library(read_documents(Path(path)))
 
 
 class Environment(environment.Environment):
@@ -141,7 +141,7 @@ class Environment(environment.Environment):
         path = os.environ.get(VARIABLE, "")
         if not path:
             raise SetupError("the retrieval environment has no library", "set LIBRARY to a folder or .jsonl file")
-        if next(documents_of(Path(path)), None) is None:
+        if next(read_documents(Path(path)), None) is None:
             raise SetupError(
                 f"LIBRARY {path} contains no documents", "name a folder of .txt and .md files, or a .jsonl file"
             )
@@ -159,7 +159,7 @@ class Environment(environment.Environment):
 
     async def score(self, messages: list[Message], ending: str) -> Score:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
-        return await graded(messages, ending, self.label)
+        return await grade_messages(messages, ending, self.label)
 
 
 def _search(path: str, arguments: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, logs_of_turns
+from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
-from grpo.rollout.invariant import EngineAccount, describe, log_probs_of, sound
+from grpo.rollout.invariant import EngineAccount, describe, read_log_probs, validate_log_probs
 from grpo.rollout.multi_turn.conversation import ContextFull, Outcome, play
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
@@ -70,7 +70,7 @@ class EnginePolicy:
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
         prompt = self.history.prompt(rendered)
         tokens, is_cut = await (
-            self._plain(prompt) if self._thinking is None else self._limited(prompt, *self._thinking)
+            self._sample_plain(prompt) if self._thinking is None else self._sample_limited(prompt, *self._thinking)
         )
         self._turn += 1
         message = self.template.parse(tokens)
@@ -78,16 +78,16 @@ class EnginePolicy:
             call["id"] = f"call_{self._turn}_{number}"
         return message, is_cut
 
-    async def _plain(self, prompt: list[int]) -> tuple[list[int], bool]:
+    async def _sample_plain(self, prompt: list[int]) -> tuple[list[int], bool]:
         """Keep a turn of one call; return its tokens, and whether a length limit cut it."""
         output = await self._engine.generate(prompt, self._params_of_turn(prompt, least=1))
         sampled = output.outputs[0]
         tokens = list(sampled.token_ids)
-        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, log_probs_of(sampled))
+        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, read_log_probs(sampled))
         return tokens, sampled.finish_reason == "length"
 
-    async def _limited(self, prompt: list[int], delimiter: Delimiter, budget: Budget) -> tuple[list[int], bool]:
-        """Keep a turn with a thinking budget, of one or two calls; return as :meth:`_plain`."""
+    async def _sample_limited(self, prompt: list[int], delimiter: Delimiter, budget: Budget) -> tuple[list[int], bool]:
+        """Keep a turn with a thinking budget, of one or two calls; return as :meth:`_sample_plain`."""
         params = self._params_of_turn(prompt, least=len(delimiter.tokens) + 2)
         turn = await budgeted_response(self._engine.llm, prompt, params, delimiter, budget, self._max_length)
         forced = [token for token, origin in zip(turn.trajectory.tokens, turn.trajectory.origins, strict=True)
@@ -97,14 +97,14 @@ class EnginePolicy:
             if forced and number == len(turn.parts) - 1:  # the answer
                 asked = [*asked, *forced]
                 self.history.add_forced(forced)
-            self._keep(asked, part.given, part.tokens, sound(part.log_probs))
+            self._keep(asked, part.given, part.tokens, validate_log_probs(part.log_probs))
             asked = [*asked, *part.tokens]
         self._budgeted.append(turn)
         return turn.response, turn.is_truncated
 
     def logs(self) -> dict[str, float]:
         """Return the numbers of its turns for the metrics."""
-        thinking = {} if self._thinking is None else logs_of_turns(self._budgeted)
+        thinking = {} if self._thinking is None else merge_turn_logs(self._budgeted)
         return {"token_mismatch": float(self.mismatches), "rollout_tokens": float(self.tokens), **thinking}
 
     def _params_of_turn(self, prompt: list[int], least: int) -> "SamplingParams":
@@ -173,12 +173,12 @@ async def roll_out(
         },
     }
     if not used:
-        return outcome, response | _nothing_sampled(policy, score)
+        return outcome, response | _make_empty_response(policy, score)
     *earlier, last = [row.as_response() | {"engine": account.as_dict()} for row, account in used]
     return outcome, response | last | {"branches": earlier}
 
 
-def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
+def _make_empty_response(policy: EnginePolicy, score: Score) -> dict[str, Any]:
     """Return a row without a reward, which :func:`grpo.batch.branches.give_advantages` removes from the update.
 
     Until then, one token under its action mask keeps OpenRLHF's means over a row defined.

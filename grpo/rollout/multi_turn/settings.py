@@ -38,15 +38,15 @@ def environments_by_prompt(args: Arguments) -> dict[str, str]:
     if not given or not has_environment(args):
         return {}
     files = tuple(file for file in (args.prompt_data, args.eval_dataset) if file)
-    return _by_prompt(files, args.input_key, given["ENVIRONMENT"], given.get("ENVIRONMENT_WEIGHTS", ""))
+    return _assign_environments(files, args.input_key, given["ENVIRONMENT"], given.get("ENVIRONMENT_WEIGHTS", ""))
 
 
 @functools.cache
-def _by_prompt(files: Sequence[str], key: str, environment: str, weights: str) -> dict[str, str]:
+def _assign_environments(files: Sequence[str], key: str, environment: str, weights: str) -> dict[str, str]:
     mixture = Mixture.from_variables({"ENVIRONMENT": environment, "ENVIRONMENT_WEIGHTS": weights})
     if not mixture.is_several:
         return {}
-    return {prompt: name for file in files for prompt, name in mixture.of_file(Path(file), key).items()}
+    return {prompt: name for file in files for prompt, name in mixture.assign_file(Path(file), key).items()}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class EnvironmentSettings:
         given = variables(environ)
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
-        values = {one.name: one.checked(given.get(one.name, one.default or "")) for one in table.ENVIRONMENT}
+        values = {one.name: one.parse_checked(given.get(one.name, one.default or "")) for one in table.ENVIRONMENT}
         limits = RolloutLimits(
             turns=values["TURN_LIMIT"],
             seconds=values["ROLLOUT_SECONDS"],

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from grpo.rollout.multi_turn import environment
 from grpo.rollout.multi_turn.environment import Message, Score
-from grpo.rollout.multi_turn.grading import graded, verdict
+from grpo.rollout.multi_turn.grading import grade_messages, grade_response
 
 
 class Environment(environment.Environment):
@@ -19,5 +19,5 @@ class Environment(environment.Environment):
     async def score(self, messages: list[Message], ending: str) -> Score:
         """Return whether the final answer is the gold one."""
         if self.response is None:
-            return await graded(messages, ending, self.label)
-        return await verdict(self.response(), self.label, messages)
+            return await grade_messages(messages, ending, self.label)
+        return await grade_response(self.response(), self.label, messages)

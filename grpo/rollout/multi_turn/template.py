@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo.rollout.chat_template import arguments
-from grpo.rollout.multi_turn.environment import Message, functions_of
+from grpo.rollout.multi_turn.environment import Message, list_functions
 from grpo.rollout.multi_turn.parts import Codec, Part
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -59,13 +59,13 @@ class Template(ABC):
             disguised, tokenize=False, add_generation_prompt=False, **arguments(self._variables) | self.describe(tools)
         )
         return [
-            part if part.token is not None else self.codec.content(_undisguised(part.text, names))[0]
+            part if part.token is not None else self.codec.content(_restore_names(part.text, names))[0]
             for part in self.codec.structure(text)
         ]
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the variables of the chat template that describe tools."""
-        return {"tools": functions_of(tools) or None}
+        return {"tools": list_functions(tools) or None}
 
     @abstractmethod
     def tail(self, messages: Sequence[Message], first: int) -> list[Part]:
@@ -80,7 +80,7 @@ class Template(ABC):
         return list(tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens)
 
 
-def text_of(message: Message) -> str:
+def get_text(message: Message) -> str:
     content = message.get("content")
     if content is None:
         return ""
@@ -89,7 +89,7 @@ def text_of(message: Message) -> str:
     return content
 
 
-def call_of(number: int, function: dict[str, str]) -> dict[str, Any]:
+def make_call(number: int, function: dict[str, str]) -> dict[str, Any]:
     return {"id": f"call_{number}", "type": "function", "function": function}
 
 
@@ -104,5 +104,5 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _undisguised(text: str, names: Sequence[str]) -> str:
+def _restore_names(text: str, names: Sequence[str]) -> str:
     return re.sub("\ue000(\\d+)\ue001", lambda match: names[int(match[1])], text)

@@ -24,7 +24,7 @@ from verifiers.legacy.envs import environment as package
 
 from grpo.rollout.multi_turn import environment
 from grpo.rollout.multi_turn.environment import Message, Score, SetupError, Tool
-from grpo.rollout.multi_turn.verifiers_messages import from_package, response_of
+from grpo.rollout.multi_turn.verifiers_messages import from_package, make_response
 
 Value = TypeVar("Value")
 
@@ -39,17 +39,17 @@ def environment_of(name: str, **arguments: Any) -> type["VerifiersEnvironment"]:
         SetupError: if it is not installed, cannot be loaded, or is of a kind that does not work here.
     """
     try:
-        with _without_signals():
+        with _block_signals():
             loaded: Any = vf.load_environment(name, **arguments)
     except Exception as error:
         raise SetupError(
             f"the verifiers environment {name} cannot be loaded ({error})",
             "install its package, and try it with verifiers.load_environment",
         ) from error
-    return adapted(loaded)
+    return adapt_environment(loaded)
 
 
-def adapted(loaded: Any) -> type["VerifiersEnvironment"]:
+def adapt_environment(loaded: Any) -> type["VerifiersEnvironment"]:
     """Return the class of an environment of the package.
 
     Raises:
@@ -70,7 +70,7 @@ def adapted(loaded: Any) -> type["VerifiersEnvironment"]:
 
 
 @contextlib.contextmanager
-def _without_signals() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """Keep the package from taking over Ctrl-C, which only a main thread may do, and engines load it on another."""
     names: dict[str, Any] = {**vars(signal), "signal": lambda *_: None}
     package.signal = types.SimpleNamespace(**names)
@@ -95,7 +95,7 @@ class VerifiersEnvironment(environment.Environment):
 
     async def start(self) -> list[Message]:
         """Return the messages of the first turn."""
-        request = await _there(self._rollout.begin())
+        request = await _run_on_loop(self._rollout.begin())
         if request is None:
             raise ValueError("it ended before a first turn")
         self.tools = request.tools
@@ -103,7 +103,7 @@ class VerifiersEnvironment(environment.Environment):
 
     async def reply(self, messages: list[Message]) -> list[Message] | None:
         """Return what the next turn is asked for, after editing a history that the environment has rewritten."""
-        request = await _there(self._rollout.answer(messages[-1]))
+        request = await _run_on_loop(self._rollout.answer(messages[-1]))
         if request is None:
             return None
         if request.tools != self.tools:
@@ -119,14 +119,14 @@ class VerifiersEnvironment(environment.Environment):
     async def score(self, messages: list[Message], ending: str) -> Score:
         """Return the reward of its rubric; the rollout is solved from the environment's ``pass_threshold`` on."""
         cut = messages[-1] if ending == "length" and messages[-1]["role"] == "assistant" else None
-        state = await _there(self._rollout.end(cut, is_aborted=ending == "time"))
+        state = await _run_on_loop(self._rollout.end(cut, is_aborted=ending == "time"))
         reward, threshold = float(state["reward"]), self.loaded_environment.pass_threshold
         metrics = {f"rubric.{name}": float(value) for name, value in (state["metrics"] or {}).items()}
         return Score(reward, float(reward >= threshold), metrics)
 
     async def close(self) -> None:
         """End the environment's own task, which releases what it holds."""
-        await _there(self._rollout.stop())
+        await _run_on_loop(self._rollout.stop())
 
 
 def _content(message: Message) -> tuple[Any, ...]:
@@ -176,10 +176,10 @@ class Rollout:
         finally:
             waiting.cancel()
         if self._current is None:
-            self._ended()
+            self._note_end()
         return self._current
 
-    def _ended(self) -> None:
+    def _note_end(self) -> None:
         """Keep the state at the end, or raise what ended the loop."""
         assert self._task is not None
         self._state = self._task.result()
@@ -208,7 +208,7 @@ class Rollout:
         elif self._task is not None and not self._task.done():
             self._refuse(cut)
             await asyncio.wait({self._task})
-            self._ended()
+            self._note_end()
         if self._state is None:
             raise ValueError("it asked for no turn, so that there is nothing to score")
         try:
@@ -264,7 +264,7 @@ class PolicyClient(Client[None, list[Message], tuple[Message, bool], Tool]):
 
     async def from_native_response(self, response: tuple[Message, bool]) -> Any:
         """Return a turn as a response of the package."""
-        return response_of(*response, created=int(time.time()))
+        return make_response(*response, created=int(time.time()))
 
     async def close(self) -> None:
         """There is no connection to close."""
@@ -276,11 +276,11 @@ _starting = threading.Lock()
 def package_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of all environments of the package in this process, started at the first call."""
     with _starting:  # rollouts begin at once, each in its own thread
-        return _started()
+        return _start_loop()
 
 
 @functools.cache
-def _started() -> asyncio.AbstractEventLoop:
+def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True).start()
     return loop
@@ -291,7 +291,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
 
 
-async def _there(coroutine: Coroutine[Any, Any, Value]) -> Value:
+async def _run_on_loop(coroutine: Coroutine[Any, Any, Value]) -> Value:
     """Run a coroutine on the package's loop; a cancelled caller cancels it."""
     return cast(Value, await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, package_loop())))
 

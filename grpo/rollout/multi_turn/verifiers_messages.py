@@ -40,7 +40,7 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-def response_of(message: Message, is_cut: bool, created: int) -> Response:
+def make_response(message: Message, is_cut: bool, created: int) -> Response:
     """Return a turn of the policy as a response of the package.
 
     Args:

@@ -23,7 +23,7 @@ ATTEMPTS = {
 }
 
 
-async def escapes(limits: Limits) -> list[str]:
+async def find_escapes(limits: Limits) -> list[str]:
     """Return what code can do that it must not.
 
     Raises:

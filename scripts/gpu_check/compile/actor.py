@@ -28,8 +28,8 @@ def attention(config: GptOssConfig) -> None:
 
 def experts(config: GptOssConfig) -> None:
     """Compile the unpacking of MXFP4 weights, in the parts in which forward and backward pass need them."""
-    # A tensor without data is not on a GPU, so `unpacked` would not choose the kernel.
-    mxfp4.unpacked = _unpacked
+    # A tensor without data is not on a GPU, so `unpack_weights` would not choose the kernel.
+    mxfp4.unpack_weights = _unpack
     with torch.device("meta"):
         layer = Experts(config, packed=True).bfloat16()
         for length, batch in SIZES:
@@ -39,7 +39,7 @@ def experts(config: GptOssConfig) -> None:
             out.backward(torch.empty_like(out))
 
 
-def _unpacked(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def _unpack(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return mxfp4_triton.unpack(blocks, scales).transpose(-1, -2)
 
 

@@ -19,7 +19,7 @@ SEQUENCES = (4, 256)  # few are decoded in segments, which a second kernel sums
 _BLOCK = 16  # tokens in a block of the cache
 
 
-def see(card: Card) -> None:
+def simulate_card(card: Card) -> None:
     """Let vLLM take the card for this machine's. It can load its compiled operators nowhere but beside a driver."""
     import vllm.platforms
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum

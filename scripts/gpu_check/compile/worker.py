@@ -49,7 +49,7 @@ def parts(experts: Sequence[str]) -> Iterator[Part]:
             yield ENGINE, f"MXFP4 experts of {of}", functools.partial(engine.experts, config, workers)
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error in a line: for a failed assertion, the assertion."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = str(error).strip() or f"{last.line} ({Path(last.filename).name}:{last.lineno})"
@@ -71,7 +71,7 @@ def main() -> None:
     driver.install(card, add)
     from scripts.gpu_check.compile import engine
 
-    engine.see(card)
+    engine.simulate_card(card)
     for owner, name, launch in parts(experts):
         part = f"{owner}: {name}"
         try:
@@ -80,7 +80,7 @@ def main() -> None:
             report.skipped[part] = str(reason)
         except Exception as error:  # each part is its own verdict
             traceback.print_exc()
-            report.failed[part] = described(error)
+            report.failed[part] = describe_error(error)
     Path(out).write_text(json.dumps(asdict(report)))
 
 

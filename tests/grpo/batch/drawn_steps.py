@@ -86,7 +86,7 @@ class Run:
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
         for module in (sampling, unfinished, replacement):
             monkeypatch.setattr(module, "ray", FakeRay(order))
-        monkeypatch.setattr(rollouts, "rollout_of", _sample)
+        monkeypatch.setattr(rollouts, "build_rollout", _sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
@@ -133,7 +133,9 @@ class Run:
             metrics["pass_rate"] = pass_rate
             metrics["staleness"] = self.batches.staleness()
             # Not of a resumed run: these engines do not know what a checkpoint holds of a group.
-            self.oldest.append(unfinished.metrics_of(samples, self.batches.policy, self.args).get("staleness_max", 0.0))
+            self.oldest.append(
+                unfinished.measure_staleness(samples, self.batches.policy, self.args).get("staleness_max", 0.0)
+            )
             self.batches.policy += 1
             self.batches.wait()
             if self.sampler.unfinished:

@@ -50,7 +50,7 @@ def made_experiences(responses, monkeypatch, *estimator, **changes):
     trainer = object.__new__(Trainer)
     trainer.args, trainer.tokenizer, trainer.actors = arguments(*estimator), TOKENIZER, None
     vars(trainer.args).update(changes)
-    made = [rollouts.rollout_of(one, trainer.args, TOKENIZER, 900) for one in responses]
+    made = [rollouts.build_rollout(one, trainer.args, TOKENIZER, 900) for one in responses]
     batches = trainer._make_batches(made)
     for batch in batches:
         batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
@@ -69,4 +69,4 @@ def four(monkeypatch, *estimator, branching=True):
 
 def rows_of(made):
     """The rollouts of micro-batches, as a rank keeps them."""
-    return [row for batch in made for row in branches.rows_of(batch)]
+    return [row for batch in made for row in branches.split_rollouts(batch)]

@@ -36,9 +36,9 @@ def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, 
 def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
     rollouts, made = four(monkeypatch)
-    step_metrics.before_training(made)
+    step_metrics.number_samples(made)
     by_number = {}
-    for batch in DataLoader(rows_of(made), batch_size=2, collate_fn=branches.joined):
+    for batch in DataLoader(rows_of(made), batch_size=2, collate_fn=branches.join_rollouts):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = [int(number) for number in batch.info["sample"]]
         empty = torch.zeros(0)
@@ -64,9 +64,9 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
         for row in (batch, *(row for rows in batch.branches for row in rows)):
             row.action_log_probs = row.rollout_log_probs + 0.01
     made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
-    step_metrics.before_training(made)
+    step_metrics.number_samples(made)
     micro_batches = []
-    for batch in DataLoader(rows_of(deepcopy(made)), batch_size=2, collate_fn=branches.joined):
+    for batch in DataLoader(rows_of(deepcopy(made)), batch_size=2, collate_fn=branches.join_rollouts):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
         numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
@@ -74,7 +74,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
         micro_batches.append(MicroBatch(numbers, lengths, 0.0, noted, empty, noted, empty, empty, empty))
     args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
     status = {"micro_batches": micro_batches, "grad_norms": []}
-    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
+    step_metrics.add_step_metrics(status, made, rollouts, args, TOKENIZER)
     parts = [list(parts_of(rollout)) for rollout in rollouts]
     lengths = torch.tensor([sum(len(tokens) for tokens, _ in part) for part in parts]).double()
     advantages = torch.tensor([0.5, -0.5, 0.0, 0.0]).double()
@@ -94,12 +94,12 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
 
 def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
     rollouts, made = made_experiences([response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], math.nan)], monkeypatch)
-    step_metrics.before_training(made)
+    step_metrics.number_samples(made)
     args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2))
     length = int(rollouts[0].action_mask.sum())
     values = torch.full((length,), -1.0)
     status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 6)], "grad_norms": [1.0]}
-    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
+    step_metrics.add_step_metrics(status, made, rollouts, args, TOKENIZER)
     assert status["sampled_tokens"] == status["response_length_p50"] == status["response_length_max"] == length
     trained, untrained = (rollout.details["least_likely_tokens"] for rollout in rollouts)
     assert [token["trainer"] for token in trained] == [-1] * 3
@@ -110,7 +110,7 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
 def test_branches_do_not_change_micro_batches(monkeypatch, micro):
     rollouts, made = four(monkeypatch)
     assert len(rows_of(made)) == 4
-    batches = list(DataLoader(rows_of(made), batch_size=micro, shuffle=False, collate_fn=branches.joined))
+    batches = list(DataLoader(rows_of(made), batch_size=micro, shuffle=False, collate_fn=branches.join_rollouts))
     assert len(batches) == 4 // micro
     assert sum(len(batch.sequences) for batch in batches) == 8
     # Each sampled token of each rollout is there once, with its log-prob from the engine.
@@ -135,7 +135,7 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
 def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
     """In float64, over the rollouts, for any batching"""
     rollouts, made = four(monkeypatch)
-    step_metrics.before_training(made)
+    step_metrics.number_samples(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
     for rows in made[1].branches:
         for row in rows:
@@ -148,7 +148,7 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    loader = DataLoader(rows_of(made), batch_size=micro, shuffle=True, collate_fn=branches.joined)
+    loader = DataLoader(rows_of(made), batch_size=micro, shuffle=True, collate_fn=branches.join_rollouts)
     for batch in loss.batches(loader, ranks):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
         value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)

@@ -76,7 +76,7 @@ def test_limit_grows_after_lasting_truncation():
     truncated = [9] + [0] * WINDOW + [2] * (3 * WINDOW)
     for step, count in enumerate(truncated, start=1):
         limits.append(one.limit(step))
-        one.after_step(step, samples(count, limits[-1]))
+        one.count_truncated(step, samples(count, limits[-1]))
     grown = limits.index(2048)
     assert limits[:grown] == [1024] * (1 + 2 * WINDOW)  # one bad step is forgotten; then five in a row are 20%
     assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
@@ -91,7 +91,7 @@ def test_cut_thoughts_let_the_limit_grow():
     ]
     for step in range(1, 1 + WINDOW):
         assert one.limit(step) == 1024
-        state = one.after_step(step, cut)
+        state = one.count_truncated(step, cut)
     assert state["truncated"] == [0.5] * WINDOW, "a sample whose thought and answer were cut is one"
     assert one.limit(1 + WINDOW) == 3072
 
@@ -101,7 +101,7 @@ def test_samples_drawn_before_the_limit_grew_do_not_count_for_the_new_one():
     one, limits = schedule("1024,2048@50%,3072@50%"), [1024]
     for step in range(1, 2 * WINDOW + 3):
         limits.append(one.limit(step + 1))
-        one.after_step(step, samples(10, limits[step - 1]))
+        one.count_truncated(step, samples(10, limits[step - 1]))
     assert limits == [1024] * (WINDOW + 1) + [2048] * (WINDOW + 1) + [3072]
 
 
@@ -109,7 +109,7 @@ def test_steps_and_truncation_can_be_mixed():
     one = schedule("1024,2048@3,3072@50%")
     for step in range(1, 3 + WINDOW):
         assert one.limit(step) == (1024 if step < 3 else 2048)
-        one.after_step(
+        one.count_truncated(
             step, samples(10, one.limit(step))
         )  # responses cut at the first limit do not count for the second
     assert one.limit(3 + WINDOW) == 3072
@@ -124,7 +124,7 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
         limits, state = [], {}
         for step in range(first, last + 1):
             limits.append(one.limit(step))
-            state = one.after_step(step, samples(truncated[step - 1], limits[-1]))
+            state = one.count_truncated(step, samples(truncated[step - 1], limits[-1]))
         return limits, state
 
     whole, _ = run(schedule(text), 1, len(truncated))

@@ -13,9 +13,9 @@ from .test_equal_rewards import plain
 
 def hidden(batches) -> list[bool]:
     """Say of each rollout whether a rank sees none of its tokens."""
-    rows = [row for batch in batches for row in branches.rows_of(batch)]
-    masking.hide(rows)
-    return [not any(part.action_mask.any() for part in (row, *branches.of_batch(row)[0])) for row in rows]
+    rows = [row for batch in batches for row in branches.split_rollouts(batch)]
+    masking.mask_rollouts(rows)
+    return [not any(part.action_mask.any() for part in (row, *branches.get_batch_branches(row)[0])) for row in rows]
 
 
 def made(monkeypatch, responses, *estimator, **masks):

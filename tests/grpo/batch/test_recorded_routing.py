@@ -32,7 +32,7 @@ def responses(with_record=True, branching=True):
 
 
 def micro_batches(made):
-    return list(DataLoader(rows_of(made), batch_size=2, collate_fn=branches.joined))
+    return list(DataLoader(rows_of(made), batch_size=2, collate_fn=branches.join_rollouts))
 
 
 @pytest.mark.parametrize("branching", [True, False])
@@ -53,7 +53,7 @@ def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
     rollouts, _ = made_experiences(responses(), monkeypatch, routing_replay=False)
     for rollout in rollouts:
         assert torch.equal(rollout.engine_routing, torch.tensor(routing_of(rollout.sequences[0].tolist())))
-    assert all(recorded_routing.of(batch) is None for batch in branches.micro_batches(rollouts, 4, 0))
+    assert all(recorded_routing.get_routings(batch) is None for batch in branches.micro_batches(rollouts, 4, 0))
 
 
 def test_passes_before_the_update_get_the_rows_of_their_micro_batch(monkeypatch):
@@ -67,7 +67,7 @@ def test_without_a_record_a_batch_is_what_it_was(monkeypatch):
     _, plain = made_experiences(responses(with_record=False), monkeypatch)
     _, recorded = made_experiences(responses(), monkeypatch)
     for one, other in zip(micro_batches(plain), micro_batches(recorded), strict=True):
-        assert recorded_routing.of(one) is None and one.routing is None
+        assert recorded_routing.get_routings(one) is None and one.routing is None
         assert vars(one).keys() == vars(other).keys()
         assert one.info.keys() == other.info.keys()
         for name in ("sequences", "action_mask", "attention_mask", "rollout_log_probs", "advantages"):

@@ -48,8 +48,8 @@ def test_scalar_of_anything_else_is_nan(value):
 
 
 def test_score_of_zero_is_kept():
-    assert rewards.score_of({"scores": 0.0, "rewards": 0.7}) == 0.0
-    assert rewards.score_of({"rewards": 0.7}) == 0.7
+    assert rewards.read_score({"scores": 0.0, "rewards": 0.7}) == 0.0
+    assert rewards.read_score({"rewards": 0.7}) == 0.7
 
 
 @given(st.lists(st.sampled_from([None, math.inf]) | st.floats(-1, 1), min_size=4, max_size=4))
@@ -156,8 +156,8 @@ def test_seeds_follow_from_run_stage_and_prompt():
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)
         for prompt in prompts:
-            drawn[prompt].append(stage.seeded(params, prompt).seed)
-            assert stage.seed_of(prompt) == drawn[prompt][-1]
+            drawn[prompt].append(stage.seed_params(params, prompt).seed)
+            assert stage.get_seed(prompt) == drawn[prompt][-1]
         assert params.seed is None
         return drawn
 

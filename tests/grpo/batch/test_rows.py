@@ -61,14 +61,14 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
         stock, ours = Experience.concat_experiences([stock_of(one) for one in made], 0), rows.join(made, 0)
         assert_equal(ours, stock)
         buffer.append(stock)
-        kept += branches.rows_of(ours)
+        kept += branches.split_rollouts(ours)
     assert len(kept) == len(buffer) == 9
     order = random.Random(seed).sample(range(9), 9)
     for size in (1, 2, 4):
         for at in range(0, 9, size):
             numbers = order[at : at + size]
             stock = buffer.collate_fn([buffer[number] for number in numbers])
-            assert_equal(branches.joined([kept[number] for number in numbers]), stock)
+            assert_equal(branches.join_rollouts([kept[number] for number in numbers]), stock)
 
 
 def test_rows_that_lack_what_comes_later_can_be_shown_and_compared():
@@ -94,7 +94,7 @@ def responses(draw) -> dict:
 @given(responses(), st.integers(1, 8))
 def test_a_rollout_is_what_openrlhf_makes_of_the_response(response, limit):
     args = SimpleNamespace(prompt_max_len=4, routing_replay=False)
-    ours = rollouts.rollout_of(response, args, None, limit)
+    ours = rollouts.build_rollout(response, args, None, limit)
     generator = object.__new__(SamplesGenerator)
     stock = generator._process_response_into_experience(response, prompt_max_len=4, max_new_tokens=limit)
     for name in ("sequences", "attention_mask", "action_mask", "rollout_log_probs", "rewards", "scores"):

@@ -124,23 +124,23 @@ def sample(*policies: int) -> Any:
 
 
 def test_a_record_tells_which_policy_sampled_which_tokens():
-    assert unfinished.runs_of(sample(-1, 3, 3, -1, 3, 5)) == [[3, 3], [5, 1]]
-    assert unfinished.runs_of(sample(-1)) == []
+    assert unfinished.find_policy_runs(sample(-1, 3, 3, -1, 3, 5)) == [[3, 3], [5, 1]]
+    assert unfinished.find_policy_runs(sample(-1)) == []
 
 
 def test_metrics_count_sampled_tokens():
     args: Any = SimpleNamespace(partial_rollouts=1)
     bare: Any = SimpleNamespace()
-    assert unfinished.metrics_of([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
+    assert unfinished.measure_staleness([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
         "staleness": (4 + 4 + 2 + 0) / 4, "staleness_max": 4.0, "rollouts_continued": 0.5,
     }  # fmt: skip
-    assert unfinished.metrics_of([bare], 7, args) == {}, "a batch of a run without partial rollouts"
+    assert unfinished.measure_staleness([bare], 7, args) == {}, "a batch of a run without partial rollouts"
     args.partial_rollouts = 0
-    assert unfinished.metrics_of([sample(3)], 7, args) == {}
+    assert unfinished.measure_staleness([sample(3)], 7, args) == {}
 
 
 @pytest.mark.parametrize(("partial_rollouts", "left"), [(1, [2, 3]), (0, [0, 1, 2, 3])])
 def test_engines_and_trainer_are_compared_on_groups_of_one_policy(partial_rollouts, left):
     samples = [sample(-1, 7, 7), sample(-1, 6, 7), sample(-1, 7, 7), sample(-1, -1, 7)]
     args: Any = SimpleNamespace(partial_rollouts=partial_rollouts, n_samples_per_prompt=2)
-    assert unfinished.of_one_policy(samples, 7, args) == [samples[index] for index in left]
+    assert unfinished.select_one_policy(samples, 7, args) == [samples[index] for index in left]

@@ -84,7 +84,7 @@ def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
     assert len(batch.branches[1]) == 2
     for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
         assert not row.action_mask[number].any() and not row.advantages[number].any()
-    item = branches.joined(rows_of([batch]))
+    item = branches.join_rollouts(rows_of([batch]))
     assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]
 
 

@@ -95,7 +95,7 @@ def test_without_a_digest_list_nothing_is_verified(tmp_path: Path) -> None:
     (folder / NAME).unlink()
     flip(folder / "adapter_config.json", 0)
     assert damage(folder) == [] and not digests.is_sealed(folder)
-    assert str(folder) in digests.unverified(folder)
+    assert str(folder) in digests.describe_unverified(folder)
 
 
 def test_remedy_names_the_newest_complete_step(tmp_path: Path) -> None:

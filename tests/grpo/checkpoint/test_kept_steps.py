@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from grpo.checkpoint.rotation import kept_steps
+from grpo.checkpoint.rotation import choose_kept_steps
 from grpo.run.saved_steps import held_out, saved_steps
 
 
@@ -21,7 +21,7 @@ from grpo.run.saved_steps import held_out, saved_steps
     ],
 )
 def test_the_newest_and_the_best_are_kept(scores, count, kept):
-    assert kept_steps([10, 20, 30, 40], scores, count) == kept
+    assert choose_kept_steps([10, 20, 30, 40], scores, count) == kept
 
 
 def test_scores_come_from_the_evaluations(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from grpo.checkpoint import saving
 from grpo.diagnosis import falls
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules import RULES
 from grpo.run.saved_steps import saved_steps
 
@@ -129,4 +129,4 @@ def test_falls_explained_by_another_finding_also_count(tmp_path: Path) -> None:
     values = correctness(60, fall=41)
     rows = [{"step": step, "correct": float(value), "ppo_kl": 0.3 if step > 38 else 0.001, "actor_lr": 1e-6}
             for step, value in enumerate(values, 1)]  # fmt: skip
-    assert {39, 41} <= set(falls.onsets(of_rows(rows, (), {"flags": FLAGS})))
+    assert {39, 41} <= set(falls.onsets(build_history(rows, (), {"flags": FLAGS})))

@@ -85,7 +85,7 @@ def test_a_state_of_an_earlier_version_is_read_with_one_warning(make_trainer, tm
         f"{old} is of an earlier version and is unpickled: continue from it only if you wrote it"
     ]
     caplog.clear()
-    state_files._warn_of.cache_clear()
+    state_files._warn_unpickled.cache_clear()
     inspect_checkpoint.main([str(old.parent), "--json"])
     assert json.loads(capsys.readouterr().out)["trainer_bytes"] > 0
     assert not caplog.records, "an inspection unpickles nothing"

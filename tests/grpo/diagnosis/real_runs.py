@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules import RULES
 from tests.grpo.diagnosis.test_early import named
 
@@ -70,7 +70,7 @@ class SickRun(RealRun):
             if step > self.begins_at_step + self.within_steps:
                 break
             evals = [row for row in self.evals if row["step"] <= step]
-            findings = diagnose(of_rows(self.rows[:end], evals, self.config), rules).findings
+            findings = diagnose(build_history(self.rows[:end], evals, self.config), rules).findings
             if any(finding.name not in self.expected for finding in findings):
                 return True
         return False

@@ -5,7 +5,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WARNING
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 
 
@@ -20,7 +20,7 @@ def observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: i
 def fall_of(values, evals=(), prompts=8, samples=8, rate=1e-6):
     rows = [{"step": step, "correct": float(value), "actor_lr": rate} for step, value in enumerate(values, 1)]
     config = {"flags": {"rollout_batch_size": prompts, "n_samples_per_prompt": samples}}
-    findings = diagnose(of_rows(rows, evals, config)).findings
+    findings = diagnose(build_history(rows, evals, config)).findings
     return next((finding for finding in findings if finding.name == "correctness_fall"), None)
 
 
@@ -45,7 +45,7 @@ def test_a_broken_policy_is_found_within_three_steps(prompts, alike, before) -> 
 def test_fall_is_found_while_the_learning_rate_rises() -> None:
     values = [0.7, 0.72, 0.66, 0.71, 0.69, 0.7, 0.0, 0.0, 0.0]
     rows = [{"step": step, "correct": value, "actor_lr": 1e-8 * step} for step, value in enumerate(values, 1)]
-    run = of_rows(rows, (), {"flags": {"rollout_batch_size": 8}})
+    run = build_history(rows, (), {"flags": {"rollout_batch_size": 8}})
     assert run.warm_up == 8
     assert [finding.name for finding in diagnose(run).findings] == ["correctness_fall"]
 
@@ -75,7 +75,7 @@ def test_a_fall_that_lasts_stays_open(healthy) -> None:
 def test_unknown_settings_do_not_matter() -> None:
     values = observed(np.where(np.arange(30) < 20, 0.7, 0.0), 8, 8, False, 4)
     rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
-    assert "correctness_fall" in {finding.name for finding in diagnose(of_rows(rows)).findings}
+    assert "correctness_fall" in {finding.name for finding in diagnose(build_history(rows)).findings}
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_two_hundred_steps_of_noise_raise_no_alarm_at_any_of_them(prompts: int, 
         values = observed(levels, prompts, 8, True, seed)
         rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
         config = {"flags": {"rollout_batch_size": prompts}}
-        falls = [fall_of_correctness(of_rows(rows[:end], (), config)) for end in range(5, 201)]
+        falls = [fall_of_correctness(build_history(rows[:end], (), config)) for end in range(5, 201)]
         assert not any(fall and fall.is_certain for fall in falls)

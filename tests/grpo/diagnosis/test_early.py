@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.diagnosis.diagnose import Monitor, diagnose
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules.ranges import SCALE, WATCHED
 from grpo.metrics.metric_schema import BY_NAME
 
@@ -76,7 +76,7 @@ def test_clipping_at_learning_rate_zero_means_that_two_passes_differ() -> None:
     usual = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, 9)]
     assert not named(usual), "at its full height it moves the policy"
     to_the_engine = CONFIG | {"flags": CONFIG["flags"] | {"old_log_probs": "engine"}}
-    assert "see mismatch" in diagnose(of_rows(tiny, (), to_the_engine)).not_judged["passes_differ"]
+    assert "see mismatch" in diagnose(build_history(tiny, (), to_the_engine)).not_judged["passes_differ"]
 
 
 @pytest.mark.parametrize("warm_up", [3, 12, 40])
@@ -88,7 +88,7 @@ def test_collapse_after_a_slow_warm_up_is_still_a_shock(warm_up: int) -> None:
     ]
     found = named(rows)
     assert begin <= found["lr_shock"] <= begin + 7
-    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
+    [finding] = diagnose(build_history(rows, (), CONFIG)).findings
     assert finding.name == "lr_shock" and finding.consequences == ("correctness_fall",)
     assert [action.setting for action in finding.actions[:2]] == ["--resume", "LEARNING_RATE"]
 
@@ -98,7 +98,7 @@ def test_other_metrics_out_of_range_get_a_finding_and_a_cause(name: str) -> None
     low, high = BY_NAME[name].healthy
     out = (low - 1.5 * abs(low) - 1e-3) if low is not None else SCALE.get(name, 1) * (2.5 * abs(high) + 1e-3)
     rows = [row(step, **{name: out}) for step in range(1, 9)]
-    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
+    [finding] = diagnose(build_history(rows, (), CONFIG)).findings
     own = f"out_of_range:{name}"
     assert (finding.name == own or own in finding.consequences) and finding.cause and finding.onset == 1
 
@@ -127,7 +127,9 @@ def test_a_chronic_warning_does_not_hide_a_fall_of_correctness(chronic) -> None:
     found = named(rows, evals, first=55)
     assert 60 <= found["correctness_fall"] <= 66 and len(found) == 2
     [fall] = [
-        finding for finding in diagnose(of_rows(rows, evals, CONFIG)).findings if finding.name == "correctness_fall"
+        finding
+        for finding in diagnose(build_history(rows, evals, CONFIG)).findings
+        if finding.name == "correctness_fall"
     ]
     assert fall.severity == "critical" and fall.onset == 60
 
@@ -138,7 +140,7 @@ def test_findings_explained_by_a_consequence_belong_to_its_cause() -> None:
 
     shocked = {"ppo_kl": 0.4, "ppo_clip_ratio": 0.5, "entropy": 0.02, "correct": 0.1, "correct_whole": 0.11}
     rows = [row(step, **(shocked if step >= 40 else {})) | {"actor_lr": rate(step)} for step in range(1, 81)]
-    result = diagnose(of_rows(rows, (), CONFIG))
+    result = diagnose(build_history(rows, (), CONFIG))
     assert [finding.name for finding in result.findings] == ["lr_shock"]
     assert {"instability", "entropy_collapse", "correctness_fall"} <= set(result.findings[0].consequences)
 
@@ -146,26 +148,26 @@ def test_findings_explained_by_a_consequence_belong_to_its_cause() -> None:
 def test_a_schedule_of_lengths_cuts_on_purpose() -> None:
     config = CONFIG | {"flags": CONFIG["flags"] | {"generate_max_len": 3072}}
     rows = [row(step, truncated=0.55, correct_whole=0.6, length_limit=1024) for step in range(1, 20)]
-    assert "truncation" not in {finding.name for finding in diagnose(of_rows(rows, (), config)).findings}
+    assert "truncation" not in {finding.name for finding in diagnose(build_history(rows, (), config)).findings}
     rows += [row(step, truncated=0.55, correct_whole=0.6, length_limit=3072) for step in range(20, 26)]
-    assert "truncation" in {finding.name for finding in diagnose(of_rows(rows, (), config)).findings}
+    assert "truncation" in {finding.name for finding in diagnose(build_history(rows, (), config)).findings}
 
 
 def test_a_schedule_may_begin_with_zeros() -> None:
     rows = [row(step) | {"actor_lr": 1e-6 * max(min(step - 2, 8), 0)} for step in range(1, 20)]
-    assert of_rows(rows).warm_up == 9
+    assert build_history(rows).warm_up == 9
 
 
 def test_recovering_or_single_outliers_are_not_findings() -> None:
     better = [row(step, answered=0.3 + 0.05 * step) for step in range(1, 9)]
-    assert not diagnose(of_rows(better, (), CONFIG)).findings
+    assert not diagnose(build_history(better, (), CONFIG)).findings
     once = [row(step, **({"repetition": 0.9} if step == 9 else {})) for step in range(1, 11)]
-    assert not diagnose(of_rows(once, (), CONFIG)).findings
+    assert not diagnose(build_history(once, (), CONFIG)).findings
 
 
 def test_one_step_in_range_does_not_hide_a_lasting_fault() -> None:
     rows = [row(step, repetition=0.1 if step in (3, 14) else 0.8) for step in range(1, 17)]
-    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
+    [finding] = diagnose(build_history(rows, (), CONFIG)).findings
     assert (finding.onset, finding.last) == (1, 16)
 
 
@@ -200,9 +202,9 @@ def test_lost_sync_is_reported_soon_despite_small_differences() -> None:
 
 def test_with_pipeline_a_difference_of_trainer_and_engine_includes_an_update() -> None:
     rows = [row(step, logprob_diff_mean=0.2, logprob_diff_last=0.3) for step in range(1, 12)]
-    assert {finding.name for finding in diagnose(of_rows(rows, (), CONFIG)).findings} == {"mismatch"}
+    assert {finding.name for finding in diagnose(build_history(rows, (), CONFIG)).findings} == {"mismatch"}
     ahead = CONFIG | {"flags": CONFIG["flags"] | {"pipeline": True, "old_log_probs": "engine"}}
-    diagnosis = diagnose(of_rows(rows, (), ahead))
+    diagnosis = diagnose(build_history(rows, (), ahead))
     assert not diagnosis.findings and "see ppo_kl" in diagnosis.not_judged["mismatch"]
 
 
@@ -211,7 +213,7 @@ def test_lost_line_is_reported_at_once_and_full_disk_in_the_second_step() -> Non
     # 3e9 bytes are left: too few for the one checkpoint of 4e9, enough for that of 1e9.
     rows = [row(step, disk_free=3e9) for step in range(1, 4)]
     large, small = (CONFIG | {"plan": {"checkpoint_bytes": size}} for size in (4e9, 1e9))
-    assert not diagnose(of_rows(rows[:1], (), large)).findings, "another program's file may be gone again"
-    [full] = diagnose(of_rows(rows[:2], (), large)).findings
+    assert not diagnose(build_history(rows[:1], (), large)).findings, "another program's file may be gone again"
+    [full] = diagnose(build_history(rows[:2], (), large)).findings
     assert (full.name, full.severity, full.onset) == ("out_of_range:disk_free", "critical", 1)
-    assert not diagnose(of_rows(rows, (), small)).findings
+    assert not diagnose(build_history(rows, (), small)).findings

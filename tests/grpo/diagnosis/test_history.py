@@ -7,7 +7,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import NotJudged
-from grpo.diagnosis.history import of_rows, read
+from grpo.diagnosis.history import build_history, read
 from grpo.stack.problem import UserError
 
 
@@ -37,7 +37,7 @@ def test_repeated_steps_count_once_with_their_last_line(tmp_path):
 
 def test_null_text_booleans_and_infinities_are_not_numbers():
     values = [0.5, None, "0.5", True, math.nan, math.inf, 10**400, 1]
-    run = of_rows([row(step, x=value, actor_lr=1.0) for step, value in enumerate(values)])
+    run = build_history([row(step, x=value, actor_lr=1.0) for step, value in enumerate(values)])
     assert run.column("x").values.tolist() == [0.5, 1.0] and run.column("x").steps.tolist() == [0, 7]
 
 
@@ -50,42 +50,42 @@ def test_lines_without_a_step_and_unknown_columns_are_tolerated(tmp_path):
 
 def test_the_warm_up_ends_where_the_learning_rate_stops_rising():
     rates = [0.25, 0.5, 0.75, 1.0, 0.99, 0.98]
-    assert of_rows([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 3
-    assert of_rows([row(i + 1, actor_lr=1.0) for i in range(5)]).warm_up == 0
-    rising = of_rows([row(i + 1, actor_lr=i + 1.0, correct=0.5) for i in range(50)])
+    assert build_history([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 3
+    assert build_history([row(i + 1, actor_lr=1.0) for i in range(5)]).warm_up == 0
+    rising = build_history([row(i + 1, actor_lr=i + 1.0, correct=0.5) for i in range(50)])
     assert rising.warm_up == 49 and len(rising.after_warm_up.rows) == 1
     assert not diagnose(rising).findings
 
 
 def test_later_rise_of_the_learning_rate_is_not_warm_up():
     rates = [0.5, 1.0, 1.0, 1.0, 5.0, 10.0]
-    assert of_rows([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 1
+    assert build_history([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 1
 
 
 def test_warm_up_comes_from_the_plan_if_the_learning_rate_is_missing():
     plan = {"scheduled_optimizer_steps": 800, "optimizer_steps_per_step": 8}
     rows = [row(i + 1, correct=0.5) for i in range(30)]
-    assert of_rows(rows, config={"plan": plan, "flags": {"lr_warmup_ratio": 0.1}}).warm_up == 10
-    unknown = of_rows(rows)
+    assert build_history(rows, config={"plan": plan, "flags": {"lr_warmup_ratio": 0.1}}).warm_up == 10
+    unknown = build_history(rows)
     assert unknown.warm_up == 5 and any("count as the warm-up" in note for note in unknown.notes)
 
 
 def test_missing_columns_are_named():
-    run = of_rows([row(i, actor_lr=1.0, correct=0.5) for i in range(30)])
+    run = build_history([row(i, actor_lr=1.0, correct=0.5) for i in range(30)])
     with pytest.raises(NotJudged, match=r"entropy is missing in metrics"):
-        run.need("entropy", 20)
+        run.require_column("entropy", 20)
     with pytest.raises(NotJudged, match="only 30 steps; 40 are needed"):
-        run.need("correct", 40)
+        run.require_column("correct", 40)
     with pytest.raises(NotJudged, match="only 30 steps after the warm-up; 40 are needed"):
-        run.after_warm_up.need("correct", 40)
+        run.after_warm_up.require_column("correct", 40)
 
 
 def test_columns_are_aligned_on_common_steps():
     rows = [row(i, actor_lr=1.0, a=float(i)) | ({"b": -1.0 * i} if i % 2 else {}) for i in range(20)]
-    a, b = of_rows(rows).together("a", "b", least=10)
+    a, b = build_history(rows).align_columns("a", "b", least=10)
     assert a.steps.tolist() == b.steps.tolist() == list(range(1, 20, 2)) and (a.values == -b.values).all()
     with pytest.raises(NotJudged):
-        of_rows(rows).together("a", "b", least=11)
+        build_history(rows).align_columns("a", "b", least=11)
 
 
 def test_metrics_on_another_disk_are_found(tmp_path):
@@ -120,7 +120,7 @@ def test_invalid_run_directory_is_rejected_with_a_reason(files, reason, tmp_path
 
 def test_settings_use_the_names_of_the_launch_script():
     config = {"flags": {"actor_learning_rate": 1e-6, "dual_clip": 3.0}, "judge": {"QUALITY_WEIGHT": "0.4"}}
-    run = of_rows([], config=config)
+    run = build_history([], config=config)
     assert run.setting("LEARNING_RATE") == 1e-6 and run.setting("--dual_clip") == 3.0
     assert run.setting_number("QUALITY_WEIGHT") == 0.4 and run.setting("LORA_RANK") is None
 
@@ -130,6 +130,6 @@ def test_evaluations_of_other_problems_are_not_compared():
         {"step": 0, "exact_match": 0.9, "n": 2, "problems": 18},
         {"step": 5, "exact_match": 0.4, "n": 18, "problems": 18},
     ]
-    run = of_rows([row(1), row(2)], evals)
+    run = build_history([row(1), row(2)], evals)
     assert run.held_out.steps.tolist() == [5]
     assert any("1 evaluations graded only some problems" in note for note in run.notes)

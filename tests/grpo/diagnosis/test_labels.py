@@ -5,7 +5,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WARNING
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 
 
 def diagnosed(training, held_out, every=4, prompts=16, temperature=1.0, evaluated_at=1.0, **columns):
@@ -26,7 +26,7 @@ def diagnosed(training, held_out, every=4, prompts=16, temperature=1.0, evaluate
         "temperature": temperature,
         "eval_temperature": evaluated_at,
     }
-    findings = diagnose(of_rows(rows, evals, {"flags": flags, "judge": {"JUDGE": "0"}})).findings
+    findings = diagnose(build_history(rows, evals, {"flags": flags, "judge": {"JUDGE": "0"}})).findings
     return {finding.name: finding for finding in findings}
 
 
@@ -56,7 +56,7 @@ def test_other_differences_between_training_and_held_out_do_not_blame_labels(tra
 
 def test_without_an_evaluation_amid_the_steps_labels_are_not_judged() -> None:
     rows = [{"step": step, "correct": 0.1} for step in range(1, 9)]
-    reason = diagnose(of_rows(rows, [{"step": 0, "exact_match": 0.9}])).not_judged["doubtful_labels"]
+    reason = diagnose(build_history(rows, [{"step": 0, "exact_match": 0.9}])).not_judged["doubtful_labels"]
     assert "no evaluation" in reason
 
 
@@ -71,7 +71,7 @@ def test_no_gradient_in_any_step_is_critical(prompts: int, steps: int) -> None:
 
 def test_one_gradient_is_enough() -> None:
     rows = [{"step": step, "grad_norm": 0.1 if step == 5 else 0.0, "zero_spread_groups": 1.0} for step in range(1, 30)]
-    assert "no_gradient" in diagnose(of_rows(rows)).fine
+    assert "no_gradient" in diagnose(build_history(rows)).fine
 
 
 def test_training_problems_that_are_never_solved_are_one_finding() -> None:

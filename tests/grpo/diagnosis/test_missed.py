@@ -5,7 +5,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WATCH, Diagnosis
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from tests.grpo.diagnosis.test_early import CONFIG, named, row
 
 PEAK = 1e-5
@@ -32,7 +32,7 @@ def evaluations(scores: dict[int, float]) -> list[dict[str, float]]:
 
 
 def diagnosed(rows, evals=(), config=CONFIG) -> Diagnosis:
-    return diagnose(of_rows(rows, evals, config))
+    return diagnose(build_history(rows, evals, config))
 
 
 def test_held_out_alone_collapses() -> None:
@@ -91,7 +91,7 @@ def test_no_gradient_although_groups_have_spread() -> None:
 def test_a_gradient_that_the_user_masked_is_not_lost(masks, truncated, alike, name) -> None:
     rows = rows_of(grad_norm=np.zeros(3), correct=[0.2] * 3, truncated=[truncated] * 3, zero_spread_groups=[alike] * 3)
     config = {"flags": {"mask_truncated": bool(masks)}}
-    [finding] = [one for one in diagnose(of_rows(rows, (), config)).findings if "gradient" in one.name]
+    [finding] = [one for one in diagnose(build_history(rows, (), config)).findings if "gradient" in one.name]
     assert finding.name == name and finding.severity == CRITICAL
     advised = {action.setting: action.change for action in finding.actions}
     if name == "masked_gradient":

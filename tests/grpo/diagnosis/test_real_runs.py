@@ -4,7 +4,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules import RULES
 from tests.grpo.diagnosis.real_runs import RealRun, SickRun, read_all
 
@@ -50,7 +50,7 @@ def test_most_faults_are_noticed_even_without_their_own_rule() -> None:
 
 def test_a_negated_reward_is_critical_and_the_first_cause_of_what_follows() -> None:
     run = SICK["reward-sign"]
-    cause = diagnose(of_rows(run.rows, run.evals, run.config)).findings[0]
+    cause = diagnose(build_history(run.rows, run.evals, run.config)).findings[0]
     assert (cause.name, cause.severity) == ("out_of_range:reward_correct_correlation", CRITICAL)
     assert "correctness_fall" in cause.consequences and [action.setting for action in cause.actions[:2]] == [
         "--resume",
@@ -60,7 +60,7 @@ def test_a_negated_reward_is_critical_and_the_first_cause_of_what_follows() -> N
 
 def test_a_learning_rate_that_is_too_high_is_not_answered_with_longer_responses() -> None:
     run = SICK["lr-30x"]
-    findings = diagnose(of_rows(run.rows, run.evals, run.config)).findings
+    findings = diagnose(build_history(run.rows, run.evals, run.config)).findings
     assert "truncation" in findings[0].consequences and findings[0].actions[1].setting == "LEARNING_RATE"
     assert not any(action.setting == "GENERATE_MAX_LEN" for one in findings for action in one.actions[:2])
 
@@ -68,7 +68,7 @@ def test_a_learning_rate_that_is_too_high_is_not_answered_with_longer_responses(
 @pytest.mark.parametrize("name", ["adapter-damaged", "lr-30x", "many-updates"])
 def test_no_remedy_is_lost_with_what_another_finding_explains(name: str) -> None:
     run = SICK[name]
-    history = of_rows(run.rows, run.evals, run.config)
+    history = build_history(run.rows, run.evals, run.config)
     shown = diagnose(history).findings
     assert any(one.consequences for one in shown)
     every = [finding for rule in RULES for finding in diagnose(history, {rule: RULES[rule]}).findings]

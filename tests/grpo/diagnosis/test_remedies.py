@@ -6,7 +6,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import Evidence
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.range_remedies import RANGES
 from grpo.diagnosis.remedies import OUT_OF_RANGE, REMEDIES, finding
 from grpo.diagnosis.rules import RULES
@@ -44,27 +44,27 @@ DAMAGED = [
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_where_the_policy_is_damaged_going_back_is_the_first_remedy(name, tmp_path):
-    unknown = finding(of_rows([]), name, "critical", 42, 50, EVIDENCE)
+    unknown = finding(build_history([]), name, "critical", 42, 50, EVIDENCE)
     assert str(unknown.actions[0]).startswith("--resume DIR --from-step N: ")
     config = {"flags": {"run_dir": str(tmp_path), "ckpt_path": str(tmp_path / "checkpoints")}}
-    none_saved = finding(of_rows([], config=config), name, "critical", 42, 50, EVIDENCE)
+    none_saved = finding(build_history([], config=config), name, "critical", 42, 50, EVIDENCE)
     assert not any(action.is_way_back for action in none_saved.actions) and none_saved.actions
     for step in (20, 40, 41, 60):
         (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
-    known = finding(of_rows([], config=config), name, "critical", 42, 50, EVIDENCE)
+    known = finding(build_history([], config=config), name, "critical", 42, 50, EVIDENCE)
     assert str(known.actions[0]).startswith(f"--resume {tmp_path} --from-step 40: "), "41 drew the first low samples"
 
 
 def test_a_fall_brings_the_way_back_to_the_front_of_its_cause():
     rows = [row(step, truncated=0.2 if step < 30 else 0.9, correct=0.5 if step < 30 else 0.05) for step in range(1, 45)]
-    [exploded] = [one for one in diagnose(of_rows(rows, config=CONFIG)).findings if one.name == "truncation"]
+    [exploded] = [one for one in diagnose(build_history(rows, config=CONFIG)).findings if one.name == "truncation"]
     assert "correctness_fall" in exploded.consequences and exploded.actions[0].is_way_back
     assert {"GENERATE_MAX_LEN", "LEARNING_RATE"} <= {action.setting for action in exploded.actions}
 
 
 def actions(name, **settings):
     judge = {key: settings.pop(key) for key in list(settings) if key.isupper()}
-    run = of_rows([], config={"flags": settings, "judge": judge})
+    run = build_history([], config={"flags": settings, "judge": judge})
     return {action.setting: str(action) for action in finding(run, name, "warning", 1, 2, EVIDENCE).actions}
 
 
@@ -114,7 +114,7 @@ def test_a_strange_setting_does_not_stop_the_diagnosis(value):
 
 
 def test_without_a_judge_reward_hacking_points_to_the_reward_function() -> None:
-    run = of_rows([], config={"judge": {"JUDGE": "0"}})
+    run = build_history([], config={"judge": {"JUDGE": "0"}})
     hacking = finding(run, "reward_hacking", "warning", 1, 2, EVIDENCE)
     assert "judge" not in hacking.cause and [action.setting for action in hacking.actions] == ["REWARD", "KL_COEF"]
 
@@ -131,13 +131,15 @@ def test_the_present_value_is_never_advised():
         part = "judge" if setting in VARIABLES else "environment" if setting in ENVIRONMENT else "flags"
         number = [chosen.change.split()[0]] if chosen.change[0].isdigit() else []
         for now in (0, 1, 2, 0.5, True, [chosen.change], chosen.change, *number):
-            run = of_rows([], config={part: {SETTINGS[setting].flag if setting in SETTINGS else setting[2:]: now}})
+            run = build_history(
+                [], config={part: {SETTINGS[setting].flag if setting in SETTINGS else setting[2:]: now}}
+            )
             changes = [one.change for one in finding(run, name, "warning", 1, 2, EVIDENCE).actions]
             for advised, _, present in (change.partition(" (now ") for change in changes if "(now " in change):
                 assert present.rstrip(")") not in (advised, *number), (name, setting, advised)
 
 
 def test_environment_settings_show_their_current_value() -> None:
-    run = of_rows([], config={"environment": {"TURN_LIMIT": "8"}})
+    run = build_history([], config={"environment": {"TURN_LIMIT": "8"}})
     [action] = finding(run, "out_of_range:ended_by_turns", "warning", 1, 2, EVIDENCE).actions
     assert str(action).startswith("TURN_LIMIT 16 (now 8)")

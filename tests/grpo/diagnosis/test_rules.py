@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules import EXPLAINS, RULES
 from grpo.diagnosis.rules.ranges import WATCHED
 from grpo.metrics.metric_schema import BY_NAME
@@ -33,7 +33,7 @@ NEEDED = {
 
 def of(run, **changes):
     changed = replace(run, **changes)
-    return diagnose(of_rows(changed.rows, changed.evals, changed.config))
+    return diagnose(build_history(changed.rows, changed.evals, changed.config))
 
 
 def names(run, **changes):
@@ -168,7 +168,7 @@ def test_a_long_warm_up_raises_no_alarm(healthy):
             share = min(row["step"] / 13, 1)
             small = {key: share * row[key] for key in ("ppo_kl", "ppo_clip_ratio") if row.get(key) is not None}
             rows.append(row | small | {"actor_lr": share * run.config["flags"]["actor_learning_rate"]})
-        assert of_rows(rows, run.evals, run.config).warm_up == 12
+        assert build_history(rows, run.evals, run.config).warm_up == 12
         assert names(run, rows=rows) <= names(run)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WARNING
-from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.history import build_history
 from grpo.run.records import summarise
 
 CONFIG = {"flags": {"rollout_batch_size": 16, "n_samples_per_prompt": 8}}
@@ -27,7 +27,7 @@ def run_of(training, held_out, scale=ONES, every=10, **columns):
         for step, share in enumerate(training, 1)
     ]
     evals = [evaluation(every * at, low + width * rng.binomial(1, share, 200)) for at, share in enumerate(held_out)]
-    return of_rows(rows, evals, CONFIG)
+    return build_history(rows, evals, CONFIG)
 
 
 def finding(run, name):
@@ -39,7 +39,9 @@ def test_lines_of_a_real_run_are_read() -> None:
         {"step": 0, "score": 0.3515625, "ci_low": 0.29540926888169144, "ci_high": 0.41214602185304866},
         {"step": 2, "score": 0.45703125, "ci_low": 0.39681502297522286, "ci_high": 0.5185299296058861},
     ]
-    run = of_rows([{"step": 1, "score": 0.27}], [line | {"n": 256, "problems": 256, "samples": 256} for line in lines])
+    run = build_history(
+        [{"step": 1, "score": 0.27}], [line | {"n": 256, "problems": 256, "samples": 256} for line in lines]
+    )
     assert run.held_out.values.tolist() == [0.3515625, 0.45703125] and run.held_out_name == "held-out score"
     assert run.held_out_error == pytest.approx((0.4 * 0.6 / 256) ** 0.5, rel=0.05) and run.scale == (0.0, 1.0)
 
@@ -64,7 +66,7 @@ def test_scores_far_from_0_have_the_error_that_their_intervals_say() -> None:
     def found(last: float) -> bool:
         levels = [mean] * 8 + [last]
         evals = [evaluation(10 * at, rng.normal(level, deviation, 100)) for at, level in enumerate(levels)]
-        return finding(of_rows(rows, evals, CONFIG), "correctness_fall") is not None
+        return finding(build_history(rows, evals, CONFIG), "correctness_fall") is not None
 
     assert found(0.8 * mean) and not found(mean)
 
@@ -85,7 +87,7 @@ def test_noise_raises_no_alarm(draw, seed: int) -> None:
     rows = [{"step": step, "score": draw(rng, 128).mean(), "truncated": 0.1} for step in range(1, 101)]
     evals = [evaluation(step, draw(rng, 100)) for step in range(0, 101, 5)]
     for end in range(10, 101, 10):
-        assert not diagnose(of_rows(rows[:end], [one for one in evals if one["step"] <= end], CONFIG)).findings
+        assert not diagnose(build_history(rows[:end], [one for one in evals if one["step"] <= end], CONFIG)).findings
 
 
 def test_overfitting_is_found() -> None:
@@ -113,8 +115,8 @@ def test_a_score_that_rises_with_the_reward_excuses_no_reward_hacking() -> None:
     shares = [rewards[max(step - 1, 0)] for step in range(0, 121, 10)]
     scores = [evaluation(10 * at, rng.binomial(1, share, 200)) for at, share in enumerate(shares)]
     exact = [{**{key: one[key] for key in ("step", "samples", "n")}, "exact_match": one["score"]} for one in scores]
-    assert finding(of_rows(rows, scores, CONFIG), "reward_hacking")
-    assert finding(of_rows(rows, exact, CONFIG), "reward_hacking") is None
+    assert finding(build_history(rows, scores, CONFIG), "reward_hacking")
+    assert finding(build_history(rows, exact, CONFIG), "reward_hacking") is None
 
 
 def test_exact_match_is_named_only_where_it_is_one() -> None:
@@ -125,6 +127,6 @@ def test_exact_match_is_named_only_where_it_is_one() -> None:
 
 def test_evaluations_before_the_measure_changed_are_left_out() -> None:
     evals = [{"step": 0, "exact_match": 0.4}, {"step": 10, "score": 40.0}, {"step": 20, "score": 41.0}]
-    run = of_rows([{"step": step, "score": 40.0} for step in range(1, 21)], evals)
+    run = build_history([{"step": step, "score": 40.0} for step in range(1, 21)], evals)
     assert run.held_out.steps.tolist() == [10, 20]
     assert run.notes == ["eval.jsonl: 1 evaluations measured exact match and are left out"]

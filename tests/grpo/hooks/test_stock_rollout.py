@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.batch import rewards
-from grpo.batch.rollouts import rollout_of
+from grpo.batch.rollouts import build_rollout
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.conftest import fails_on_stock
 
@@ -101,7 +101,7 @@ def installed(name: str) -> ModuleType:
 def rollouts(*reward_funcs):
     """The rollouts of responses that these reward functions were called for, checked as a batch is."""
     args = SimpleNamespace(prompt_max_len=50, routing_replay=False)
-    made = [rollout_of(respond(installed, one), args, Tokenizer(), 50) for one in reward_funcs]
+    made = [build_rollout(respond(installed, one), args, Tokenizer(), 50) for one in reward_funcs]
     rewards.complete(made, 2)
     return made
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-from grpo.batch.rewards import complete, scalar, score_of
+from grpo.batch.rewards import complete, read_score, scalar
 from grpo.run.measure import USER_REWARD
 from tests.grpo.batch.test_rewards import sample
 
@@ -41,7 +41,7 @@ def test_rewards_of_an_engine_are_complete_in_the_batch(executor):
     samples = []
     for result in results:
         made = sample(scalar(result["rewards"]))
-        made.scores = torch.tensor([scalar(score_of(result))])
+        made.scores = torch.tensor([scalar(read_score(result))])
         made.info |= {name: torch.tensor([scalar(value)]) for name, value in result["extra_logs"].items()}
         samples.append(made)
     complete(samples, group_size=4)

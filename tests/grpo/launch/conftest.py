@@ -69,7 +69,7 @@ def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     (folder / "generation_config.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ tools }}{{ builtin_tools }}{{ messages }}")
     shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
-    for name, shape in Architecture.from_config(config).stored().items():
+    for name, shape in Architecture.from_config(config).list_stored().items():
         number = 2 if name.startswith("model.layers.1.") else 1
         dtype = "U8" if name.endswith(("_blocks", "_scales")) else "BF16"
         shards.setdefault(f"model-0000{number}-of-00002.safetensors", {})[name] = (dtype, shape)

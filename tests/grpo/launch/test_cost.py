@@ -20,7 +20,7 @@ LARGE = "openai/gpt-oss-120b"
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was measured on this machine, the figures are the stated ones."""
-    monkeypatch.setattr(cost.Rates, "of_report", cost.Rates.stated)
+    monkeypatch.setattr(cost.Rates, "from_report", cost.Rates.from_docs)
 
 
 def config_of(setting, model: str = LARGE, **changes):
@@ -35,7 +35,7 @@ def text_of(config, judge: RunJudge | None = None) -> str:
 @pytest.mark.parametrize(("response", "seconds"), [(3072, 26 + 6 + 11), (15_360, 51 + 16 + 11)])
 def test_seconds_of_an_update_are_those_of_the_table(setting, response: int, seconds: int) -> None:
     config = config_of(setting, generate_max_len=response, micro_train_batch_size=1)
-    parts = phases(make_plan(config), config, judge_of(), Rates.stated())
+    parts = phases(make_plan(config), config, judge_of(), Rates.from_docs())
     assert sum(phase.seconds for phase in parts if phase.whose == ACTOR) == pytest.approx(seconds, abs=0.5)
 
 
@@ -172,5 +172,5 @@ def test_a_released_model_is_planned_without_its_files(setting, model: str, size
 def test_a_tiny_model_has_no_hours(setting) -> None:
     config = setting.config()
     assert not [
-        line for line in cost.describe(make_plan(config), config, judge.of_run(config, True)) if "hours" in line
+        line for line in cost.describe(make_plan(config), config, judge.choose_judge(config, True)) if "hours" in line
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grpo.launch import equal_nodes, placement, scaling
 from grpo.launch.equal_nodes import place
 from grpo.stack import machine
-from grpo.stack.counted import numbered
+from grpo.stack.counted import format_numbers
 from grpo.stack.machine import Gpu
 
 # nodes, GPUs of a node, engines, GPUs of an engine, ranks
@@ -70,23 +70,23 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
     with pytest.MonkeyPatch.context() as patch:
         gpus = [Gpu("H100", 1, 0, "9.0", number, bus="") for number in range(total)]
         patch.setattr(machine, "gpus", lambda: gpus)
-        patch.setattr(placement, "on_cpu_stack", lambda: False)
-        patch.setattr(placement.numa, "node_of", lambda gpu: None)
+        patch.setattr(placement, "is_cpu_stack", lambda: False)
+        patch.setattr(placement.numa, "find_node", lambda gpu: None)
         *of_engines, of_actor = placement.describe(config)
     last = of_engines[-1].rpartition(" ")[2]
     ours = scaling._node(config, places, "1", 100)
     assert ours.endswith("; a sync starts here")
-    assert last == str(engines * width - 1) and f"on {numbered('GPU', range(engines * width))}, actor" in ours
+    assert last == str(engines * width - 1) and f"on {format_numbers('GPU', range(engines * width))}, actor" in ours
     numbers = [int(number) for number in of_actor.partition("GPU")[2].lstrip("s").split(", ")]
     assert numbers == list(range(engines * width, total))
-    assert f"{numbered('GPU', numbers)};" in ours
+    assert f"{format_numbers('GPU', numbers)};" in ours
 
 
 def test_gathers_of_ranks_on_several_nodes_cross_the_network() -> None:
     one, two, uneven = (place(*shape) for shape in ((2, 8, 2, 2, 8), (3, 8, 2, 2, 16), (2, 8, 3, 1, 12)))
     assert one and two and uneven
-    assert equal_nodes.gathered_from_others(one) == 0 and equal_nodes.gathered_from_others(two) == 0.5
-    assert equal_nodes.gathered_from_others(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
+    assert equal_nodes.compute_gathered_share(one) == 0 and equal_nodes.compute_gathered_share(two) == 0.5
+    assert equal_nodes.compute_gathered_share(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
 
 
 @settings(max_examples=200, deadline=None)

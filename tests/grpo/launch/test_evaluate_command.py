@@ -39,7 +39,7 @@ def test_it_scores_with_the_rewards_of_the_run(setting, tmp_path, monkeypatch: p
     monkeypatch.setenv("GRPO_REWARD_FILES", os.pathsep.join(paths))
     monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1 -0.125")
     read = options(setting, None, remote_rm_url=USER_REWARD)
-    assert own_reward.files_of(read) == user_files.from_environment()
+    assert own_reward.read_options(read) == user_files.from_environment()
     assert [str(path) for path in read.reward] == paths and read.reward_weights == ["1.0", "-0.125"]
 
 

@@ -54,8 +54,8 @@ def test_the_reference_of_a_run_from_an_adapter_is_a_frozen_copy_of_it(box, chan
         gpu_memory.needs(box("8", lora_rank=64, **changes, **more))
         for more in (kl, {"adapter": "A", **kl}, {"adapter": "A"})
     )
-    assert started.of_actor - alone.of_actor == started.held - alone.held == 2 * 47_775_744 // copies
-    assert without_kl.of_actor == alone.of_actor
+    assert started.actor_bytes - alone.actor_bytes == started.held - alone.held == 2 * 47_775_744 // copies
+    assert without_kl.actor_bytes == alone.actor_bytes
 
 
 @pytest.mark.parametrize("more", [{}, {"vllm_enable_sleep": True}])
@@ -63,7 +63,7 @@ def test_the_reference_of_a_run_from_an_adapter_is_a_frozen_copy_of_it(box, chan
 def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(box, length, more):
     need = gpu_memory.needs(fitting.choose_engine_share(box("1", length, model=SMALL, gpu_gb=48, **more)))
     beside_update = sum(need.engine.values()) if more else need.engine_limit
-    assert need.of_actor + beside_update <= need.gpu and need.held + need.engine_limit <= need.gpu
+    assert need.actor_bytes + beside_update <= need.gpu and need.held + need.engine_limit <= need.gpu
     assert need.engine_limit + gpu_memory.SHARE_STEP * need.gpu > need.left_to_engine, "only rounding is left over"
 
 
@@ -71,7 +71,7 @@ def test_what_an_actor_holds_between_passes_is_part_of_its_peak(box):
     for gpus in ("8", "2", "1"):
         for changes in ({}, {"adam_offload": None}, {"experts": "bf16", "offload": True, "actor_shard": "zero3"}):
             need = gpu_memory.needs(box(gpus, **changes))
-            assert 0 < need.held < need.of_actor
+            assert 0 < need.held < need.actor_bytes
 
 
 def test_sleep_lengthens_the_longest_sequence(box):

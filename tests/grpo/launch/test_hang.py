@@ -42,7 +42,7 @@ def test_a_phase_may_take_several_times_as_long_as_usual(files, times: tuple, li
     assert seen.hang() is None
     assert seen.limit() == limit
     usual = f"usually {statistics.median(times) / 60:.1f} min" if times else "for the first time in this run"
-    assert seen.waits_for() == f"waiting for generate of step 4 ({usual})"
+    assert seen.describe_wait() == f"waiting for generate of step 4 ({usual})"
 
 
 def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
@@ -66,13 +66,15 @@ def test_an_engine_that_is_replaced_may_take_as_long_as_a_first_phase_and_is_tol
     seen = watch(files)
     log.note_phase("generate", 3)
     with log.replacing():
-        assert seen.waits_for().startswith("waiting for replace of step 3") and seen.hang() is None
+        assert seen.describe_wait().startswith("waiting for replace of step 3") and seen.hang() is None
         assert seen.limit() == FIRST_TIMES * 120
-    assert seen.waits_for().startswith("waiting for generate of step 3") and seen.hang() is None
-    assert seen.survived() == []
+    assert seen.describe_wait().startswith("waiting for generate of step 3") and seen.hang() is None
+    assert seen.report_replacements() == []
     log.write_replaced({"engine": "b", "seconds": 8.0, "prompts": 4})
-    assert seen.survived() == ["step 3: an engine died and was replaced in 8 s; its prompts are sampled again (4)"]
-    assert seen.survived() == []
+    assert seen.report_replacements() == [
+        "step 3: an engine died and was replaced in 8 s; its prompts are sampled again (4)"
+    ]
+    assert seen.report_replacements() == []
 
 
 def test_without_a_limit_nothing_hangs(files) -> None:

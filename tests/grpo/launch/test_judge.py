@@ -21,7 +21,7 @@ PASSWORD = "s3cret-of-the-proxy"
 def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("GRPO_JUDGE_BASE_URL", url)
-        return [str(problem) for problem in judge.check(judge.of_run(config, may_stand_in), config)]
+        return [str(problem) for problem in judge.check(judge.choose_judge(config, may_stand_in), config)]
 
 
 @pytest.mark.parametrize("busy", [0, 2])
@@ -94,14 +94,14 @@ def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPa
     config = configure()
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@proxy.example:1")
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
-    lines = judge.describe(judge.of_run(config, False), config)
+    lines = judge.describe(judge.choose_judge(config, False), config)
     assert "            requests go to https://gateway.example, without a proxy" in lines
     assert sum("HTTPS_PROXY names a proxy that is not used: JUDGE_PROXY=1" in line for line in lines) == 1
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    lines = judge.describe(judge.of_run(config, False), config)
+    lines = judge.describe(judge.choose_judge(config, False), config)
     assert any("https://gateway.example, through the proxy http://proxy.example:1 of HTTPS_PROXY" in s for s in lines)
     assert PASSWORD not in "".join(lines)
-    stand_in = judge.describe(judge.of_run(configure(None, JUDGE_PROXY="1"), True), config)
+    stand_in = judge.describe(judge.choose_judge(configure(None, JUDGE_PROXY="1"), True), config)
     assert not any("proxy" in line or "gateway" in line for line in stand_in), "it is asked directly"
 
 
@@ -126,7 +126,7 @@ CALLS, TRY = "calls per step: ", "a try times out after 90 s; if no model answer
 )
 def test_the_plan_says_what_a_step_costs_in_calls_and_how_many_tries_fit(configure, changes, said: str) -> None:
     config = configure(**changes)
-    assert f"            {said}" in judge.describe(judge.of_run(config, False), config)
+    assert f"            {said}" in judge.describe(judge.choose_judge(config, False), config)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_and_not_repeated(configure, monkeypatch, vari
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message) as refusal:
-        judge.of_run(config, may_stand_in)
+        judge.choose_judge(config, may_stand_in)
     assert PASSWORD not in str(refusal.value)
 
 
@@ -159,11 +159,11 @@ def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None
     [problem] = problems(config)
     assert "no key" in problem and "export GEMINI_API_KEY, or set JUDGE=0" in problem
     assert problems(config, may_stand_in=True) == []
-    chosen = judge.of_run(config, True)
+    chosen = judge.choose_judge(config, True)
     assert chosen.stand_in_models == ["first", "second"]
     assert any("NO KEY" in line for line in judge.describe(chosen, config))
     config = configure()
-    chosen = judge.of_run(config, True)
+    chosen = judge.choose_judge(config, True)
     assert not chosen.is_stand_in and chosen.stand_in_models == [], "there is a key"
     assert not any("stand-in" in line for line in judge.describe(chosen, config))
 
@@ -175,10 +175,10 @@ def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
     ):
         config = configure("AIza\x07-not-a-key", **(VARIABLES | changes))
-        assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert f"correctness alone, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
+        assert problems(config) == [] and judge.choose_judge(config, True).stand_in_models == []
+        assert f"correctness alone, because {why}" in judge.describe(judge.choose_judge(config, True), config)[0]
     configure(None)
-    of_own_reward = judge.of_run(setting.config(), True)
+    of_own_reward = judge.choose_judge(setting.config(), True)
     assert of_own_reward.settings is None and not of_own_reward.is_stand_in and problems(setting.config()) == []
     assert judge.describe(of_own_reward, setting.config()) == []
 
@@ -186,10 +186,10 @@ def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
 def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
     """This holds even for low limits of the user, which describe a quota at Google."""
     config = configure(None, JUDGE_RPM="1", JUDGE_TPM="1")
-    stand_in = judge.of_run(config, True).settings
+    stand_in = judge.choose_judge(config, True).settings
     assert stand_in and stand_in.chain.requests_per_window == settings.STAND_IN_RPM
     assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM
-    google = judge.of_run(config, False).settings
+    google = judge.choose_judge(config, False).settings
     assert google and (google.chain.requests_per_window, google.chain.tokens_per_window) == (1, 1)
 
 

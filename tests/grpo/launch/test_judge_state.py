@@ -13,7 +13,7 @@ from reward.judgements import Judgements
 
 
 def test_run_starts_with_the_judgements_that_were_paid_for(configure, tmp_path: Path) -> None:
-    run_judge = judge.of_run(configure(), False)
+    run_judge = judge.choose_judge(configure(), False)
     judge.prepare(run_judge, tmp_path)
     Judgements(tmp_path / "judge.sqlite").end_claim("key", "value")
     judge.prepare(run_judge, tmp_path)
@@ -21,7 +21,7 @@ def test_run_starts_with_the_judgements_that_were_paid_for(configure, tmp_path: 
 
 
 def test_finished_run_leaves_one_judge_file(configure, tmp_path: Path) -> None:
-    run_judge = judge.of_run(configure(), False)
+    run_judge = judge.choose_judge(configure(), False)
     judge.finish(run_judge, tmp_path)
     assert list(tmp_path.glob("judge*")) == [], "nothing is made where there was nothing"
     killed = (
@@ -37,12 +37,12 @@ def test_finished_run_leaves_one_judge_file(configure, tmp_path: Path) -> None:
 
 def test_a_broken_file_does_not_hide_how_a_run_ended(configure, tmp_path: Path, caplog) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
-    judge.finish(judge.of_run(configure(), False), tmp_path)
+    judge.finish(judge.choose_judge(configure(), False), tmp_path)
     assert "was not merged" in caplog.text
 
 
 def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Path) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match="move it away"):
-        judge.prepare(judge.of_run(configure(), False), tmp_path)
-    judge.prepare(judge.of_run(configure(JUDGE="0"), False), tmp_path)
+        judge.prepare(judge.choose_judge(configure(), False), tmp_path)
+    judge.prepare(judge.choose_judge(configure(JUDGE="0"), False), tmp_path)

@@ -36,7 +36,7 @@ def test_every_schedule_is_that_of_the_run(name, per_step, ratio) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = applied(name, rate.warm_up, per_step)
-    got = [rate.of_step(step) for step in range(1, len(expected) + 1)]
+    got = [rate.compute_at_step(step) for step in range(1, len(expected) + 1)]
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
@@ -45,8 +45,8 @@ def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None
     text = "\n".join(rate.describe(100))
     assert "over 900 optimizer steps, warm-up 27 (3 global steps)" in text
     for step in (1, 2, 3, 4, 100):
-        assert f"{rate.of_step(step):.3g} in step {step}" in text
-    assert rate.of_step(4) == max(rate.of_step(step) for step in range(1, 101))
+        assert f"{rate.compute_at_step(step):.3g} in step {step}" in text
+    assert rate.compute_at_step(4) == max(rate.compute_at_step(step) for step in range(1, 101))
 
 
 def test_a_run_that_ends_in_its_warm_up_says_so() -> None:

@@ -35,7 +35,7 @@ def by_name(config, rates: Rates, judge: RunJudge | None = None) -> dict:
 
 
 def test_without_a_report_the_figures_are_stated(setting, tmp_path: Path) -> None:
-    parts = by_name(config_of(setting), Rates.of_report(tmp_path / "none.json"))
+    parts = by_name(config_of(setting), Rates.from_report(tmp_path / "none.json"))
     assert parts["training"].seconds == pytest.approx(26)
     assert parts["old log-probs"].seconds == pytest.approx(7 * 7 / 8)
     assert parts["gathers"].seconds == pytest.approx(11.2, abs=0.1) and parts["gathers"].low == 0
@@ -44,7 +44,7 @@ def test_without_a_report_the_figures_are_stated(setting, tmp_path: Path) -> Non
 
 
 def test_only_the_passes_that_a_run_makes_are_counted(setting) -> None:
-    usual, rates = by_name(config_of(setting), Rates.stated()), Rates.stated()
+    usual, rates = by_name(config_of(setting), Rates.from_docs()), Rates.from_docs()
     one_step = by_name(config_of(setting, train_batch_size=64), rates)
     assert "old log-probs" not in one_step and "old log-probs" in usual
     assert one_step["gathers"].seconds == pytest.approx(usual["gathers"].seconds * 2 / (2 + 7 / 8))
@@ -62,7 +62,7 @@ def test_only_the_passes_that_a_run_makes_are_counted(setting) -> None:
 def test_bf16_experts_are_gathered_and_copied_as_they_are(setting) -> None:
     sizes = [sum(LARGE.actor_bytes(packed).values()) for packed in (True, False)]
     packed, plain = (
-        by_name(config_of(setting, experts=kind, offload=True), Rates.stated()) for kind in ("packed", "bf16")
+        by_name(config_of(setting, experts=kind, offload=True), Rates.from_docs()) for kind in ("packed", "bf16")
     )
     for name in ("gathers", "copies from the host"):
         assert plain[name].seconds == pytest.approx(packed[name].seconds * sizes[1] / sizes[0])
@@ -71,7 +71,7 @@ def test_bf16_experts_are_gathered_and_copied_as_they_are(setting) -> None:
 def test_beyond_the_measured_lengths_the_range_allows_for_the_square(setting) -> None:
     """Measured on an H100, docs/gpu.md: 16 samples of 32,768 tokens take 118 s, from two layers and the head."""
     near, far = (
-        by_name(config_of(setting, generate_max_len=length - 1024), Rates.stated())["training"]
+        by_name(config_of(setting, generate_max_len=length - 1024), Rates.from_docs())["training"]
         for length in (16_384, 65_536)
     )
     assert near.high == pytest.approx(near.seconds * 1.5) and "beyond" not in near.source
@@ -79,7 +79,7 @@ def test_beyond_the_measured_lengths_the_range_allows_for_the_square(setting) ->
 
 
 def test_a_measured_layer_predicts_training(setting, tmp_path: Path) -> None:
-    rates = Rates.of_report(report(tmp_path, {"name": "layer", "numbers": LAYER}))
+    rates = Rates.from_report(report(tmp_path, {"name": "layer", "numbers": LAYER}))
     config = config_of(setting, prompt_max_len=1000, generate_max_len=2000)
     parts, samples = by_name(config, rates), config.rollouts_per_step / config.actor_ranks
     training, old = parts["training"], parts["old log-probs"]
@@ -97,7 +97,7 @@ def test_measured_links_replace_assumed_ones(setting, tmp_path: Path) -> None:
     copies = {"name": "host copies", "numbers": {"to_device_gb_per_s": 50.0}}
     config = config_of(setting, offload=True)
     assumed, measured = (
-        by_name(config, Rates.of_report(file)) for file in (tmp_path / "no", report(tmp_path, links, copies))
+        by_name(config, Rates.from_report(file)) for file in (tmp_path / "no", report(tmp_path, links, copies))
     )
     assert measured["gathers"].seconds == pytest.approx(2 * assumed["gathers"].seconds)
     assert "measured 100 GB/s" in measured["gathers"].source
@@ -106,8 +106,8 @@ def test_measured_links_replace_assumed_ones(setting, tmp_path: Path) -> None:
 
 
 def test_whole_models_and_single_ranks_gather_nothing(setting, tmp_path: Path) -> None:
-    assert "gathers" not in by_name(config_of(setting, actor_shard="none"), Rates.stated())
-    one = by_name(config_of(setting, actor_num_gpus_per_node=1, offload=True), Rates.stated())
+    assert "gathers" not in by_name(config_of(setting, actor_shard="none"), Rates.from_docs())
+    one = by_name(config_of(setting, actor_num_gpus_per_node=1, offload=True), Rates.from_docs())
     assert "gathers" not in one and one["copies from the host"].seconds > 0, "it still copies its base to the GPU"
 
 
@@ -117,19 +117,19 @@ def test_whole_models_and_single_ranks_gather_nothing(setting, tmp_path: Path) -
 def test_a_report_that_cannot_be_used_is_said(tmp_path: Path, text: str) -> None:
     file = tmp_path / "report.json"
     file.write_text(text)
-    rates = Rates.of_report(file)
-    assert f"{file} cannot be used" in rates.source and rates.train == Rates.stated().train
+    rates = Rates.from_report(file)
+    assert f"{file} cannot be used" in rates.source and rates.train == Rates.from_docs().train
 
 
 def test_a_failed_rung_gives_no_figures(tmp_path: Path) -> None:
     file = report(tmp_path, {"name": "layer", "numbers": LAYER, "verdict": "failed"})
-    assert Rates.of_report(file) == Rates.stated()
+    assert Rates.from_report(file) == Rates.from_docs()
 
 
 def test_the_small_model_takes_its_share(setting) -> None:
     small = "openai/gpt-oss-20b"
     whole, part = (
-        by_name(config_of(setting, pretrain=model, engine_model=model), Rates.stated()) for model in (MODEL, small)
+        by_name(config_of(setting, pretrain=model, engine_model=model), Rates.from_docs()) for model in (MODEL, small)
     )
     for name in ("training", "old log-probs"):
         assert 24 / 36 * 32 / 128 < part[name].seconds / whole[name].seconds < 24 / 36
@@ -138,7 +138,7 @@ def test_the_small_model_takes_its_share(setting) -> None:
 
 def test_the_longest_response_decides_and_not_the_number_of_samples(setting) -> None:
     def seconds(**changes) -> float:
-        return by_name(config_of(setting, **changes), Rates.stated())["sampling"].seconds
+        return by_name(config_of(setting, **changes), Rates.from_docs())["sampling"].seconds
 
     for flags in ({"enforce_eager": True}, {}):
         usual = seconds(**flags)
@@ -154,7 +154,7 @@ def test_a_cache_without_room_for_all_samples_is_filled_again(setting) -> None:
     def seconds(gpu_gb: float) -> float:
         return by_name(
             config_of(setting, vllm_tensor_parallel_size=1, gpu_gb=gpu_gb, vllm_gpu_memory_utilization=0.9),
-            Rates.stated(),
+            Rates.from_docs(),
         )["sampling"].seconds
 
     assert seconds(80) < seconds(76) < seconds(75) < 2 * seconds(80)
@@ -162,7 +162,7 @@ def test_a_cache_without_room_for_all_samples_is_filled_again(setting) -> None:
 
 def test_the_judge_takes_rounds_and_quotas_and_ends_at_its_deadline(setting) -> None:
     def judging(**changes):
-        return by_name(config_of(setting), Rates.stated(), judge_of(**changes))["judge"]
+        return by_name(config_of(setting), Rates.from_docs(), judge_of(**changes))["judge"]
 
     usual = judging()
     assert (usual.low, usual.seconds, usual.high) == (20, 2 * 30, 2 * 40)
@@ -170,16 +170,16 @@ def test_the_judge_takes_rounds_and_quotas_and_ends_at_its_deadline(setting) -> 
     assert judging(requests_per_window=30).seconds == 60 + 2 * 60
     assert judging(tokens_per_window=100_000).seconds == 60 + 2 * 60
     assert judging(concurrency=1).high == 240
-    assert "judge" not in by_name(config_of(setting), Rates.stated(), RunJudge(None, False))
+    assert "judge" not in by_name(config_of(setting), Rates.from_docs(), RunJudge(None, False))
 
 
 def test_evaluations_are_spread_over_the_steps(setting) -> None:
     config = config_of(setting, generate_max_len=500)
-    plan, parts = make_plan(config), by_name(config, Rates.stated())
+    plan, parts = make_plan(config), by_name(config, Rates.from_docs())
     each = parts["evaluation"].seconds * plan.steps / plan.evals
     assert (plan.steps, plan.evals) == (6, 4) and f"4 of {each:,.0f} s over 6 steps" in parts["evaluation"].source
     assert each < parts["sampling"].seconds, "there are fewer held-out samples"
-    assert "evaluation" not in by_name(config_of(setting, eval_steps=-1), Rates.stated())
+    assert "evaluation" not in by_name(config_of(setting, eval_steps=-1), Rates.from_docs())
     saved, adapter = plan.checkpoint_bytes / config.args.save_steps, 2 * plan.lora_parameters
     assert parts["sync, checkpoint"].seconds == pytest.approx((saved + adapter) / 1e9)
 
@@ -187,15 +187,15 @@ def test_evaluations_are_spread_over_the_steps(setting) -> None:
 def test_measured_passes_replace_calculated_ones(setting, tmp_path: Path) -> None:
     passes = {"eager": {"1": 0.050, "32": 0.060}, "graphs": {"16": 0.010}}
     file = report(tmp_path, {"name": "engine speed", "numbers": {"decode_s": passes, "model": "gpt-oss-120b"}})
-    measured = Rates.of_report(file).decoding
-    assert Engine(LARGE, 1, True, measured).of_pass(32, 568) == pytest.approx(0.060)
-    assert Engine(LARGE, 1, False, measured).of_pass(16, 568) == pytest.approx(0.010)
+    measured = Rates.from_report(file).decoding
+    assert Engine(LARGE, 1, True, measured).time_pass(32, 568) == pytest.approx(0.060)
+    assert Engine(LARGE, 1, False, measured).time_pass(16, 568) == pytest.approx(0.010)
     one, two = (Engine(LARGE, width, True, measured) for width in (1, 2))
-    assert 0.050 < one.of_pass(16, 568) < 0.060
-    plain = [Engine(LARGE, width, True, {}).of_pass(16, 568) for width in (1, 2)]
-    assert two.of_pass(16, 0) / one.of_pass(16, 568) == pytest.approx(plain[1] / plain[0])
+    assert 0.050 < one.time_pass(16, 568) < 0.060
+    plain = [Engine(LARGE, width, True, {}).time_pass(16, 568) for width in (1, 2)]
+    assert two.time_pass(16, 0) / one.time_pass(16, 568) == pytest.approx(plain[1] / plain[0])
     changes = {"vllm_num_engines": 2, "vllm_tensor_parallel_size": 1, "enforce_eager": True}
-    assert by_name(config_of(setting, **changes), Rates.of_report(file))["sampling"].source.endswith(
+    assert by_name(config_of(setting, **changes), Rates.from_report(file))["sampling"].source.endswith(
         "measured on this machine"
     )
 
@@ -203,12 +203,12 @@ def test_measured_passes_replace_calculated_ones(setting, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("sequences", "ms"), [(4, 3.72), (8, 4.05), (16, 4.83), (32, 5.82), (64, 7.36)])
 def test_published_passes_with_graphs_on_8_gpus(sequences: int, ms: float) -> None:
     """InferenceX, issue 828, 1,024 + 1,024 tokens: the two constants are fitted to the first and the last."""
-    assert 1000 * Engine(LARGE, 8, False, {}).of_gpu(sequences, 1536) == pytest.approx(ms, rel=0.08)
+    assert 1000 * Engine(LARGE, 8, False, {}).time_gpu(sequences, 1536) == pytest.approx(ms, rel=0.08)
 
 
 def test_a_published_pass_with_graphs_on_1_gpu() -> None:
     """GPUStack, vLLM 0.10.2 on ShareGPT: 2,943 tokens/s; a token every 36.4 to 46.5 ms (medians), 140 sequences."""
-    assert 36.4 < 1000 * Engine(LARGE, 1, False, {}).of_pass(140, 300) < 46.5
+    assert 36.4 < 1000 * Engine(LARGE, 1, False, {}).time_pass(140, 300) < 46.5
 
 
 def test_engines_take_as_many_sequences_at_once_as_vllm_by_default() -> None:

@@ -87,7 +87,7 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
         "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4,
         "intermediate_size": 2880, "vocab_size": 201088, "quantization_config": {"quant_method": "mxfp4"},
     }  # fmt: skip
-    shapes = Architecture.from_config(numbers).stored()
+    shapes = Architecture.from_config(numbers).list_stored()
     tensors = {name: Tensor(setting.folder, "BF16", shape, 0, 0) for name, shape in shapes.items()}
     model = Model(setting.folder, numbers, tensors)
     assert model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)

@@ -43,7 +43,7 @@ def test_it_continues_from_the_newest_whole_checkpoint(setting, save) -> None:
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
     assert resume.resumed_step(config) == 20
-    assert resume.changes(config, setting.run_dir) == {}
+    assert resume.find_flag_changes(config, setting.run_dir) == {}
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "empty", "partial"])
@@ -112,12 +112,12 @@ def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pyte
     save(10)
     today = datetime.date(2030, 1, 1)
     resumed = resume.resolve_resumed(setting.words(), setting.run_dir)
-    assert resumed.args.template_date == "2029-12-31" and not resume.changes(resumed, setting.run_dir)
+    assert resumed.args.template_date == "2029-12-31" and not resume.find_flag_changes(resumed, setting.run_dir)
     assert "prompts     say that today is 2029-12-31" in "\n".join(describe(make_plan(resumed), resumed))
     assert "--template_date 2029-12-31" in RunFiles(setting.run_dir).command.read_text()
     assert setting.config().args.template_date == "2030-01-01", "another run"
     other = resume.resolve_resumed(setting.words(template_date="2000-01-01"), setting.run_dir)
-    assert resume.changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
+    assert resume.find_flag_changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
 
 
 def test_a_recorded_date_that_is_none_is_not_kept(setting) -> None:
@@ -181,12 +181,12 @@ def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, mo
     save(10)
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "0")
-    assert resume.reward_changes(setting.run_dir) == {}
+    assert resume.find_reward_changes(setting.run_dir) == {}
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    assert resume.reward_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
+    assert resume.find_reward_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
     monkeypatch.setenv("GRPO_JUDGE_UNFINISHED", "1")
     changes = {"JUDGE_PROXY": ("0", "1"), "JUDGE_UNFINISHED": ("0", "1")}
-    assert resume.reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
+    assert resume.find_reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     config = resume.resolve_resumed(setting.words(), moved)
     assert config.args.resume_from == str(moved / "checkpoints" / "step_10")
     assert config.args.metrics_dir == str(moved)
-    assert resume.changes(config, moved) == {}
+    assert resume.find_flag_changes(config, moved) == {}
 
 
 @pytest.mark.parametrize(
@@ -400,4 +400,4 @@ def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> Non
     (setting.run_dir / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
     monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1")
-    assert resume.reward_changes(setting.run_dir) == {"REWARD_FILES": ("/a.py", "/b.py")}
+    assert resume.find_reward_changes(setting.run_dir) == {"REWARD_FILES": ("/a.py", "/b.py")}

@@ -25,7 +25,7 @@ RECIPE = {
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was measured on this machine, the figures are the stated ones."""
-    monkeypatch.setattr(cost.Rates, "of_report", cost.Rates.stated)
+    monkeypatch.setattr(cost.Rates, "from_report", cost.Rates.from_docs)
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def lines(setting):
 
 
 def seconds(config) -> float:
-    return cost.seconds_of_step(make_plan(config), config, JUDGE, Rates.stated())
+    return cost.seconds_of_step(make_plan(config), config, JUDGE, Rates.from_docs())
 
 
 def gathers(config):
-    parts = phases(make_plan(config), config, JUDGE, Rates.stated())
+    parts = phases(make_plan(config), config, JUDGE, Rates.from_docs())
     return next(phase for phase in parts if phase.name == "gathers")
 
 

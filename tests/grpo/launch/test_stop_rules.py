@@ -71,18 +71,18 @@ def test_what_ended_an_earlier_part_does_not_end_this_one(tmp_path: Path) -> Non
 def test_an_adapter_that_is_not_finite_is_the_loss_that_was_not() -> None:
     """The sync notices it before the step is logged."""
     words, args = LastWords("FloatingPointError", "8 of 8 adapter tensors", "", []), argparse.Namespace(**OFF)
-    assert stop_rules.of_failure(args, 3, words) is None
+    assert stop_rules.explain_failure(args, 3, words) is None
     args.stop_non_finite = True
-    stop = stop_rules.of_failure(args, 3, words)
+    stop = stop_rules.explain_failure(args, 3, words)
     assert stop and stop.what == "step 4: the loss is not finite"
-    assert stop_rules.of_failure(args, 3, replace(words, kind="RuntimeError")) is None
-    assert stop_rules.of_failure(args, 3, None) is None
+    assert stop_rules.explain_failure(args, 3, replace(words, kind="RuntimeError")) is None
+    assert stop_rules.explain_failure(args, 3, None) is None
 
 
 def test_a_failure_of_the_parity_gate_is_a_rule() -> None:
     """A run that is started again computes the same, so it is not restarted."""
     error = pickle.loads(pickle.dumps(PolicyMismatch("engine 1: another temperature", "set it")))  # as Ray sends it
-    stop = stop_rules.of_failure(argparse.Namespace(**OFF), 3, last_words.of(error))
+    stop = stop_rules.explain_failure(argparse.Namespace(**OFF), 3, last_words.find_first_cause(error))
     assert stop == Problem("engine 1: another temperature", "set it")
 
 

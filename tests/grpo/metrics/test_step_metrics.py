@@ -20,7 +20,7 @@ from grpo.model.vocabulary import Allocated
 from grpo.rollout.rows import Batch, join
 from grpo.update import passes
 from grpo.update.log_probs import TokenScores, token_scores
-from grpo.update.loss import PolicyLoss, rollouts_of
+from grpo.update.loss import PolicyLoss, number_rollouts
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
 CLIP = (0.2, 0.3)
@@ -75,9 +75,9 @@ def as_experience(index: int, sample: dict) -> Batch:
 def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
-    rows = [row for experience in experiences for row in branches.rows_of(experience)]
+    rows = [row for experience in experiences for row in branches.split_rollouts(experience)]
     for start in range(0, len(rows), size):
-        batch = branches.joined(rows[start : start + size])
+        batch = branches.join_rollouts(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
         for row, index in enumerate(batch.info["sample"]):
@@ -90,16 +90,16 @@ def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples:
         scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, Allocated(ALLOCATED))
         output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
         loss = PolicyLoss(args)
-        loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
+        loss.scale, loss.rollouts = 1.0, number_rollouts(batch)
         old = passes.old_log_probs(args, batch, log_probs)
         value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)
         loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
         # of two layers and every token, the first token of each row would have gone to other experts in one
         batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
         metrics.note(batch, log_probs, output, value, loss.per_token)
-        metrics.after_backward_and_step()
+        metrics.note_update()
     engine.global_steps += 1
-    metrics.after_backward_and_step()
+    metrics.note_update()
     return metrics.pop()
 
 
@@ -110,7 +110,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
     experiences = [join([single[index] for index in cut], 0) for cut in cuts]
-    step_metrics.before_training(experiences)
+    step_metrics.number_samples(experiences)
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
         engine = SimpleNamespace(
@@ -123,7 +123,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
         share = [copy(experience) for experience in experiences[rank::ranks]]
         step_metrics.merge(status, train_rank(engine, arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
-    step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
+    step_metrics.add_step_metrics(status, experiences, single, arguments(on_policy), tokenizer)
     return status, single
 
 
@@ -178,7 +178,7 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
 def test_micro_batch_spike_is_shown_with_its_samples():
     samples = drawn(0)
     single = [as_experience(index, sample) for index, sample in enumerate(samples)]
-    step_metrics.before_training(single)
+    step_metrics.number_samples(single)
     for one in single:
         one.rollout_log_probs = None
     notes = [
@@ -186,7 +186,7 @@ def test_micro_batch_spike_is_shown_with_its_samples():
         for index, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
     ]  # most groups teach nothing, which is common
     status = {"micro_batches": notes, "grad_norms": []}
-    step_metrics.after_training(status, single, single, arguments(True), None)
+    step_metrics.add_step_metrics(status, single, single, arguments(True), None)
     assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
     assert [index for index, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
 
@@ -194,9 +194,9 @@ def test_micro_batch_spike_is_shown_with_its_samples():
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
     single = [as_experience(index, sample) for index, sample in enumerate(drawn(1))]
-    step_metrics.before_training(single)
+    step_metrics.number_samples(single)
     status: dict = {}
-    step_metrics.after_training(status, single, single, arguments(False), None)
+    step_metrics.add_step_metrics(status, single, single, arguments(False), None)
     assert "advantage_mean" in status and "entropy" not in status
 
 
@@ -205,7 +205,7 @@ def test_of_several_passes_a_sample_keeps_its_largest_loss():
     for one in single:
         one.rollout_log_probs = None
     notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 6) for loss in (1.0, -20.0, 2.0)]
-    step_metrics.after_training({"micro_batches": notes}, single, single, arguments(True), None)
+    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, arguments(True), None)
     assert single[3].details["micro_batch_loss"] == -20
 
 
@@ -222,7 +222,7 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
         one.info["response_length"] = "not a number"
     status: dict = {"grad_norms": [1.0]}
     with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
-        step_metrics.after_training(status, single, single, arguments(False), None)
+        step_metrics.add_step_metrics(status, single, single, arguments(False), None)
     assert status["metric_errors"] >= 1 and "advantage_mean" in status and status["grad_norm"] == 1
     assert "missing" in caplog.text
 
@@ -257,7 +257,7 @@ def finished(samples: list[dict], **info: list[float]) -> dict[str, float]:
     for index, experience in enumerate(experiences):
         experience.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
     status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
-    step_metrics.after_training(status, experiences, experiences, arguments(on_policy=True), None)
+    step_metrics.add_step_metrics(status, experiences, experiences, arguments(on_policy=True), None)
     return status
 
 

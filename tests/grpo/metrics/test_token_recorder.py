@@ -18,7 +18,7 @@ def test_gradient_norms_are_noted_once_a_step():
     metrics = token_recorder.ActorMetrics(None, engine)
     for steps in (0, 1, 1, 2):  # two micro-batches belong to each step
         engine.global_steps = steps
-        metrics.after_backward_and_step()
+        metrics.note_update()
     noted = metrics.pop()
     assert noted["grad_norms"] == [2.0, 4.0] and noted["optimizer_step"] == 2
     assert metrics.pop()["grad_norms"] == []
@@ -36,7 +36,7 @@ def test_the_learning_rate_is_the_mean_of_those_applied():
             if is_last:
                 engine.global_steps += 1
                 engine.optimizer.param_groups[0]["lr"] = next(schedule)
-            metrics.after_backward_and_step()
+            metrics.note_update()
         assert metrics.pop()["actor_lr"] == (5e-4 if len(rates) == 3 else 4e-3)
     assert "actor_lr" not in metrics.pop()
 

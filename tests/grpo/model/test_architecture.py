@@ -125,7 +125,7 @@ def test_the_120b_is_checked_in_seconds_from_headers_alone(tmp_path: Path) -> No
     """Shards of holes: 15 files with the 120b's headers and sizes, and nothing in them."""
     config = GptOssConfig().to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    stored = list(Architecture.from_config(config).stored().items())
+    stored = list(Architecture.from_config(config).list_stored().items())
     weight_map = {}
     for number in range(15):
         shard = f"model-{number:05d}-of-00014.safetensors"

@@ -27,7 +27,7 @@ def test_replaying_the_own_choice_changes_no_bit(dtype):
     plain, choices = own_choices(model)
     in_another_order = [choice.flip(-1) for choice in choices]
     for routings in (choices, in_another_order):
-        with routing.replayed(model, routings, LENGTH, "cpu"):
+        with routing.replay_choices(model, routings, LENGTH, "cpu"):
             replayed = model(TOKENS).logits
         assert torch.equal(replayed, plain)
         for ours, stock in zip(gradients(model, replayed), gradients(model, plain), strict=True):
@@ -41,7 +41,7 @@ def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
     states = torch.randn(1, LENGTH, 32, dtype=torch.double, requires_grad=True)
     recorded = others()[0][:, :1]
     holder = torch.nn.ModuleList([router])
-    with routing.replayed(holder, [recorded], LENGTH, "cpu"):
+    with routing.replay_choices(holder, [recorded], LENGTH, "cpu"):
         *_, weights, indices = router(states[0])
     weights = of_all_experts(weights, indices)
     experts = recorded[:, 0].long() - 1
@@ -64,7 +64,7 @@ def test_it_counts_choices_that_the_router_would_have_made_differently():
     kept = choices[0][2, -1].clone()  # of the last layer, so no later choice depends on it
     for instead, differing in ((kept.flip(0), 0), (kept % EXPERTS + 1, 1)):
         choices[0][2, -1] = instead
-        with routing.replayed(model, choices, LENGTH, "cpu") as replay:
+        with routing.replay_choices(model, choices, LENGTH, "cpu") as replay:
             model(TOKENS)
         assert replay.counts() == (differing, LAYERS * (LENGTH + 3))
 
@@ -74,7 +74,7 @@ def test_unknown_positions_and_padding_choose_for_themselves():
     plain, choices = own_choices(model)
     partly = [choice[: LENGTH - 2].clone() for choice in choices]  # shorter than the row
     partly[0][3] = 0
-    with routing.replayed(model, partly, LENGTH, "cpu"):
+    with routing.replay_choices(model, partly, LENGTH, "cpu"):
         assert torch.equal(model(TOKENS).logits, plain)
 
 
@@ -83,7 +83,7 @@ def test_other_choices_and_choices_shifted_by_a_token_change_the_result():
     plain, choices = own_choices(model)
     shifted = [choice.roll(1, dims=0) for choice in choices]
     for routings in (others(), shifted):
-        with routing.replayed(model, routings, LENGTH, "cpu"):
+        with routing.replay_choices(model, routings, LENGTH, "cpu"):
             assert (model(TOKENS).logits - plain).abs().max() > 1e-3
     assert torch.equal(model(TOKENS).logits, plain), "the choice outlives its context"
 
@@ -92,7 +92,7 @@ def test_recomputed_layers_take_the_same_choice():
     model = small_model()
     model.requires_grad_(False)
     model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
-    with routing.replayed(model, others(), LENGTH, "cpu"):
+    with routing.replay_choices(model, others(), LENGTH, "cpu"):
         expected = gradients(model, model(TOKENS).logits)
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
@@ -129,7 +129,7 @@ def pass_of(model, recorded):
     """The logits with a recorded routing, and the gradient of the first layer's queries."""
     model.requires_grad_(False)
     model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
-    with routing.replayed(model, recorded, LENGTH, "cpu"):
+    with routing.replay_choices(model, recorded, LENGTH, "cpu"):
         logits = model(TOKENS).logits
         logits.float().square().mean().backward()
     return logits, model.model.layers[0].self_attn.q_proj.weight.grad
@@ -151,7 +151,7 @@ def gradients_of_leaf(model):
 def test_routings_of_another_shape_are_refused(shape, message):
     model = small_model()
     routings = [torch.ones(shape, dtype=torch.uint8)] * ROWS
-    with pytest.raises(ValueError, match=message), routing.replayed(model, routings, LENGTH, "cpu"):
+    with pytest.raises(ValueError, match=message), routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass
 
 
@@ -159,11 +159,11 @@ def test_experts_that_the_actor_lacks_are_refused():
     routings = [torch.full((LENGTH, LAYERS, CHOSEN), EXPERTS + 1, dtype=torch.uint8)] * ROWS
     model = small_model()
     refused = pytest.raises(ValueError, match="expert 8, but the actor has 8")
-    with refused, routing.replayed(model, routings, LENGTH, "cpu"):
+    with refused, routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass
 
 
 def test_without_routings_nothing_is_touched():
     model = small_model()
-    with routing.replayed(model, None, LENGTH, "cpu"):
+    with routing.replay_choices(model, None, LENGTH, "cpu"):
         assert all("forward" not in vars(layer.mlp.router) for layer in model.model.layers)

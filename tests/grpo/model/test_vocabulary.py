@@ -9,7 +9,7 @@ from scripts.tiny_model.tokenizer import build_tokenizer
 
 def test_allocated_rows_end_at_the_tokenizers_largest_id():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer())
-    rows, reserved = vocabulary.allocated(tokenizer)
+    rows, reserved = vocabulary.find_allocated(tokenizer)
     assert rows == len(tokenizer)
     assert tokenizer.convert_ids_to_tokens(reserved) == [f"<|reserved_{number}|>" for number in range(4)]
     assert tokenizer.convert_ids_to_tokens(rows - 1) is not None
@@ -20,7 +20,7 @@ def test_ids_that_no_text_has_are_reserved():
     """Their names say so, or they have none."""
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|reserved_3|>": 3, "<|reserved|>": 4}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert vocabulary.allocated(tokenizer) == (5, (2, 3))
+    assert vocabulary.find_allocated(tokenizer) == (5, (2, 3))
 
 
 def test_trainer_and_engine_have_the_same_softmax():

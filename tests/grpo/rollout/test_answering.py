@@ -37,7 +37,7 @@ class Engine:
         return {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
 
     async def collective_rpc(self, method, args):
-        self.taken.append(SEED in answering.sampled())
+        self.taken.append(SEED in answering.list_sampled())
         return [{"shape": [1, 1], "calls": [[] for _ in args[0]]}]
 
     def answer(self, params: SamplingParams):
@@ -73,9 +73,9 @@ def test_the_workers_are_not_asked_for_a_prompt_that_is_sampled():
 
     async def run():
         engine = Engine(1)
-        responses = engine.answer(routing.recorded(SamplingParams(seed=SEED, max_tokens=3)))
+        responses = engine.answer(routing.mark_recorded(SamplingParams(seed=SEED, max_tokens=3)))
         engine.ends[0].set()
-        await until(lambda: answering.sampled() == [SEED])
+        await until(lambda: answering.list_sampled() == [SEED])
         assert engine.taken == [False]
         engine.reward.set()
         assert [response["routing"].shape for response in await responses] == [(2, 1, 1)]

@@ -13,7 +13,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from grpo.rollout.budget_executor import AgentExecutor
 from grpo.rollout.thinking import Budget
-from grpo.rollout.thinking_settings import ThinkingSettings, environment, hand_on
+from grpo.rollout.thinking_settings import ThinkingSettings, environment, pass_to_engines
 from grpo.stack.cluster import runtime_env
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.rollout.replayed_engine import (
@@ -121,7 +121,7 @@ def test_the_flags_reach_the_engines(monkeypatch, reward):
     args = argparse.Namespace(
         thinking_budget=12, answer_budget=5, thinking_delimiter="harmony", remote_rm_url=reward, agent_func_path=None
     )
-    hand_on(args)
+    pass_to_engines(args)
     variables = runtime_env()["env_vars"]
     assert ThinkingSettings.from_environment(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
     loaded = _load_agent_executor(args.agent_func_path)

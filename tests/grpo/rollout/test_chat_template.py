@@ -45,7 +45,7 @@ def in_environment(model, monkeypatch, *variables) -> str:
     """What an environment's first turn has, in an engine that the driver has handed the variables on to."""
     environ: dict[str, str] = {}
     monkeypatch.setattr(chat_template.os, "environ", environ)
-    chat_template.hand_on(given(*variables))
+    chat_template.pass_to_engines(given(*variables))
     template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
     parts = template.render([{"role": "user", "content": QUESTION["prompt"]}], [])
     return template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
@@ -93,9 +93,9 @@ def test_a_runs_prompts_keep_its_date_after_midnight(dated, monkeypatch):
 
 
 def test_template_that_ignores_a_variable_is_noticed(model, tmp_path):
-    assert list(chat_template.unread(model, ["reasoning_effort", "no_such"])) == ["no_such"]
+    assert list(chat_template.find_unread(model, ["reasoning_effort", "no_such"])) == ["no_such"]
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert list(chat_template.unread(tmp_path, ["reasoning_effort"])) == ["reasoning_effort"]
+    assert list(chat_template.find_unread(tmp_path, ["reasoning_effort"])) == ["reasoning_effort"]
 
 
 OTHERS = '{"model_identity": "You are a {mathematician}."}'

@@ -17,7 +17,7 @@ from grpo.rollout import continued
 from grpo.rollout.continued import ContinuedLLM
 
 PROMPT, LONGEST, SEED = [7, 8, 9], 12, 5
-NAME = continued.rollout_of(SEED, 0)
+NAME = continued.name_rollout(SEED, 0)
 KINDS = [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA]
 
 
@@ -71,7 +71,7 @@ def around(engine: Any) -> ContinuedLLM:
 
 def asked(kind=RequestOutputKind.FINAL_ONLY, **changes) -> SamplingParams:
     params = SamplingParams(max_tokens=LONGEST, min_tokens=4, seed=SEED, logprobs=0, output_kind=kind, **changes)
-    return continued.for_sample(continued.continuable(params))
+    return continued.make_sample_params(continued.make_continuable(params))
 
 
 async def heard(llm, params) -> list[RequestOutput]:

@@ -46,7 +46,7 @@ def test_an_engine_notes_its_cores_which_are_ended_once(store, child, monkeypatc
     core, other = child("EngineCore_DP0"), child("Something")
     # Here the core's parent ends it, and multiprocessing, not psutil, must ask for its exit code.
     monkeypatch.setattr(cores.psutil, "wait_procs", lambda orphans, timeout: [core.join(timeout) for _ in orphans])
-    cores.remember("actor", cores.own())
+    cores.remember("actor", cores.find_own_cores())
     assert [pid for pid, _ in json.loads(store[b"actor"])] == [core.pid]
     assert cores.end("another actor") == []
     assert cores.end("actor") == [core.pid]
@@ -57,7 +57,7 @@ def test_an_engine_notes_its_cores_which_are_ended_once(store, child, monkeypatc
 def test_an_engine_whose_core_is_unknown_does_not_start(child) -> None:
     child("Something")
     with pytest.raises(RuntimeError, match="no core"):
-        cores.own()
+        cores.find_own_cores()
 
 
 def test_a_process_that_got_the_same_id_is_left_alone(store) -> None:
@@ -77,7 +77,7 @@ from types import SimpleNamespace
 from grpo.rollout import cores
 
 multiprocessing.get_context("spawn").Process(target=time.sleep, args=(300,), name="EngineCore_DP0").start()
-[found] = cores.own()
+[found] = cores.find_own_cores()
 llm = SimpleNamespace(errored=False)
 cores.end_with(llm, [found])
 print(found.pid, flush=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.rollout.response_text import BREAK, generated, text_of
+from grpo.rollout.response_text import BREAK, decode_tokens, make_record_fields
 from reward.answers import final_message, grade
 from scripts.tiny_model.tokenizer import write_tokenizer
 
@@ -38,28 +38,28 @@ def spelled(tokenizer, text: str) -> list[int]:
 def test_spelled_out_header_does_not_open_a_final_message(tokenizer, inside):
     analysis = tokens_of(tokenizer, "<|channel|>analysis<|message|>2+5")
     answer = tokens_of(tokenizer, r"\boxed{7}")
-    wrong = text_of(tokenizer, [*analysis, *spelled(tokenizer, inside), *answer])
+    wrong = decode_tokens(tokenizer, [*analysis, *spelled(tokenizer, inside), *answer])
     assert final_message(wrong) is None and not grade(wrong, "7").correct
-    right = text_of(tokenizer, [*analysis, *tokens_of(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer])
+    right = decode_tokens(tokenizer, [*analysis, *tokens_of(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer])
     assert BREAK not in right and grade(right, "7").correct
 
 
 def test_spelled_out_marker_does_not_end_a_final_message(tokenizer):
     tokens = [*tokens_of(tokenizer, HEADER), *spelled(tokenizer, "<|end|>"), *tokens_of(tokenizer, r"\boxed{7}")]
-    assert grade(text_of(tokenizer, tokens), "7").correct
+    assert grade(decode_tokens(tokenizer, tokens), "7").correct
 
 
 def test_an_evaluation_sees_the_same_text(tokenizer):
     tokens = [*spelled(tokenizer, HEADER), *tokens_of(tokenizer, r"\boxed{7}")]
-    record = generated(tokenizer, tokens, is_truncated=False)
-    assert record["response"] == text_of(tokenizer, tokens) and record["answer_length"] is None
+    record = make_record_fields(tokenizer, tokens, is_truncated=False)
+    assert record["response"] == decode_tokens(tokenizer, tokens) and record["answer_length"] is None
     assert BREAK in record["response"]
 
 
 @given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text("ab<|>é∑ 1\n\\{}", max_size=12)), max_size=12))
 def test_text_is_the_decoded_text_except_for_breaks(tokenizer, parts):
     tokens = tokens_of(tokenizer, "".join(parts))
-    text = text_of(tokenizer, tokens)
+    text = decode_tokens(tokenizer, tokens)
     assert text.replace(BREAK, "") == tokenizer.decode(tokens, skip_special_tokens=False)
 
 
@@ -68,7 +68,7 @@ def test_text_has_as_many_markers_as_marker_tokens(tokenizer, parts):
     tokens = []
     for is_token, part in parts:
         tokens += tokens_of(tokenizer, part) if is_token else spelled(tokenizer, part)
-    text = text_of(tokenizer, tokens)
+    text = decode_tokens(tokenizer, tokens)
     for marker in MARKERS:
         [token] = tokens_of(tokenizer, marker)
         assert text.count(marker) == tokens.count(token)

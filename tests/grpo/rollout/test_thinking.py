@@ -242,5 +242,5 @@ def test_invalid_budgets_are_refused(thinking, answer):
 
 def test_a_delimiter_as_the_last_token_of_the_budget_is_in_time():
     gate = Gate(made("think", THINK).watch([]), Budget(3, 2))
-    going = [gate.goes_on(token) for token in ids("77</think>88", THINK)]
+    going = [gate.take_token(token) for token in ids("77</think>88", THINK)]
     assert len(going) == 5 and all(going[:4]) and not going[4] and gate.thought == 3

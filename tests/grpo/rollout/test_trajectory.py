@@ -56,7 +56,7 @@ PARTS_AFTER_A_PROMPT = st.lists(
 
 def as_row(made: Trajectory, limit: int, **rest):
     response = {"prompt": "p", "label": "7", "reward": 1.0, "scores": 1.0, "extra_logs": {}} | made.as_response() | rest
-    return rollouts.row_of(response, prompt_max_len=limit - 2, max_new_tokens=2)
+    return rollouts.build_row(response, prompt_max_len=limit - 2, max_new_tokens=2)
 
 
 @given(PARTS_AFTER_A_PROMPT, st.integers(3, 12))

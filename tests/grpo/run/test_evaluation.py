@@ -88,11 +88,11 @@ def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected
     by_hand = {"id": "a", "prompt": "<a>", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
     by_hand |= Chat.record(chat, tokens, "stop", {})
     by_hand.pop("finish_reason")
-    graded = records.graded(by_hand)
+    graded = records.grade_sample(by_hand)
     assert {key: record[key] for key in graded} == graded
     assert record["response"] == response
     assert {key: record[key] for key in expected} == expected
-    assert records.graded(record) == {key: value for key, value in record.items() if key not in records.TEXTS}
+    assert records.grade_sample(record) == {key: value for key, value in record.items() if key not in records.TEXTS}
 
 
 def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
@@ -204,7 +204,7 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
     by_hand.pop("finish_reason")
     written = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
-    graded = records.graded(by_hand) | by_hand
+    graded = records.grade_sample(by_hand) | by_hand
     assert graded == pytest.approx({name: written[name] for name in graded})
     assert graded.keys() >= logs.keys()
 
@@ -243,8 +243,8 @@ def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenize
 def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
     def choices(greedy_sample: int | None) -> list[int]:
         stage = Stage(SimpleNamespace(seed=1), "eval 0", None, greedy_sample)
-        params = stage.seeded(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
-        samples = [greedy.for_sample(params, number) for number in range(3)]
+        params = stage.seed_params(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
+        samples = [greedy.make_sample_params(params, number) for number in range(3)]
         assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}
         return [sample.top_k for sample in samples]
 
@@ -306,4 +306,4 @@ def test_problems_that_a_users_reward_failed_on_are_counted(sample, tokenizer):
     ],
 )
 def test_what_a_run_measures(reward, agent, expected):
-    assert measure.of_run(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
+    assert measure.choose_measure(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected

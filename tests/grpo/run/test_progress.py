@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, find_adapter, way_on
+from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -164,9 +164,14 @@ def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_pat
 def test_a_run_goes_on_with_the_options_and_settings_that_it_had(tmp_path: Path) -> None:
     config = {"options": ["--tiny", "--steps", "4"], "changes": {"NAME": ["a b", "tiny"], "--eps_clip": ["0.1", ""]}}
     command = f"NAME='a b' ./train_grpo.sh --tiny --steps 4 --resume {tmp_path} -- --eps_clip 0.1"
-    assert way_on(tmp_path, tmp_path / "none", config) == f"{command} starts at step 0: the run saved no checkpoint"
+    assert (
+        describe_continuation(tmp_path, tmp_path / "none", config)
+        == f"{command} starts at step 0: the run saved no checkpoint"
+    )
     (tmp_path / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
-    assert way_on(tmp_path, tmp_path / "checkpoints", {}).endswith(f"--resume {tmp_path} continues after step 10")
+    assert describe_continuation(tmp_path, tmp_path / "checkpoints", {}).endswith(
+        f"--resume {tmp_path} continues after step 10"
+    )
 
 
 def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:

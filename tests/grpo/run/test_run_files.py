@@ -9,9 +9,9 @@ from grpo.stack.problem import UserError
 def test_folders_inside_a_run_move_along_with_it_and_others_stay(tmp_path):
     files = RunFiles(tmp_path)
     flags = {"run_dir": "/old/run", "ckpt_path": "/old/run/checkpoints", "save_path": "/disk/final"}
-    assert files.folder_of("ckpt_path", {"flags": flags}) == tmp_path / "checkpoints"
-    assert str(files.folder_of("save_path", {"flags": flags})) == "/disk/final"
-    assert files.folder_of("metrics_dir", {"flags": flags}) == tmp_path, "the default of a run that does not say"
+    assert files.find_folder("ckpt_path", {"flags": flags}) == tmp_path / "checkpoints"
+    assert str(files.find_folder("save_path", {"flags": flags})) == "/disk/final"
+    assert files.find_folder("metrics_dir", {"flags": flags}) == tmp_path, "the default of a run that does not say"
 
 
 def test_metrics_are_looked_up_beside_the_run_and_then_where_its_configuration_says(tmp_path):

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from grpo.checkpoint.trainer_state import of_controller
+from grpo.checkpoint.trainer_state import collect_controller_state
 from grpo.run import run_log, sample_records
 from grpo.run.lost_writes import SPACE, LostWrites
 from grpo.run.run_files import RunFiles
@@ -95,7 +95,7 @@ def opened(folder, step):
     off = dict.fromkeys(("metrics_dir", "ckpt_path", "log_samples", "use_tensorboard", "use_wandb", "use_trackio"))
     args = Namespace(run_dir=str(folder), prompt_data=str(data), **off)
     status = {"reward": 0.25, "sampled_tokens": 300, "grad_norms": [0.5, 1.5], "generated_samples": ["text", 1.0]}
-    states = of_controller(status) if step else {}
+    states = collect_controller_state(status) if step else {}
     return run_log.open_log(args, Namespace(prompts=["<p>"], datasources=["sums"]), step, states)
 
 

@@ -42,7 +42,7 @@ def test_an_edit_of_the_script_counts_where_a_value_follows_from_others():
 
 
 def test_an_empty_variable_is_no_value_except_where_empty_is_one():
-    given = choose.given({"LEARNING_RATE": "", "JUDGE_MODELS": "", "HOME": "/root", "STEPS": "3"})
+    given = choose.select_given({"LEARNING_RATE": "", "JUDGE_MODELS": "", "HOME": "/root", "STEPS": "3"})
     assert given == {"JUDGE_MODELS": "", "STEPS": "3"}
 
 

@@ -56,5 +56,8 @@ def test_a_wrong_variable_of_the_workers_is_named(name: str, value: str, message
 
 
 def test_flags_in_the_words_of_the_settings():
-    assert flags.name_of("--lora_rank") == "LORA_RANK" and flags.name_of("--ref_num_gpus_per_node") == "ACTOR_GPUS"
-    assert flags.name_of("--dual_clip") == "--dual_clip" and flags.name_of("JUDGE") == "JUDGE"
+    assert (
+        flags.find_setting_name("--lora_rank") == "LORA_RANK"
+        and flags.find_setting_name("--ref_num_gpus_per_node") == "ACTOR_GPUS"
+    )
+    assert flags.find_setting_name("--dual_clip") == "--dual_clip" and flags.find_setting_name("JUDGE") == "JUDGE"

@@ -29,14 +29,14 @@ def test_places_are_those_that_the_launcher_has_chosen(monkeypatch):
     nodes = cluster.engine_bundles(2, 2)
     assert nodes == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "bbcc"], "the workers of an engine follow"
     assert cluster.rank_bundles(2) == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "ab"]
-    assert cluster.at_home() == {"num_cpus": 0, "resources": {"node:a": 0.001}}
+    assert cluster.make_home_options() == {"num_cpus": 0, "resources": {"node:a": 0.001}}
 
 
 def test_one_node_leaves_the_places_to_ray(monkeypatch):
     monkeypatch.delenv(seats.VARIABLE, raising=False)
     assert cluster.engine_bundles(2, 2) == [{"GPU": 1, "CPU": 1}] * 4
     assert cluster.rank_bundles(3) == [{"GPU": 1, "CPU": 1}] * 3
-    assert cluster.at_home() == {}
+    assert cluster.make_home_options() == {}
 
 
 def test_secrets_are_recognised_by_whole_words():

@@ -25,9 +25,11 @@ def test_nvidia_smi_is_understood() -> None:
     memory = 81559 * 2**20
     assert first == Gpu("NVIDIA H100 80GB HBM3", memory, 4 * 2**20, "9.0", 0, "GPU-5a1e0c7d-2", "00000000:19:00.0")
     present = [first, second, third]
-    assert machine.visible(present, None) == present
-    assert machine.visible(present, "") == []
-    assert machine.visible(present, "2, 0") == machine.visible(present, "GPU-c2,GPU-5a1") == [third, first]
+    assert machine.select_visible(present, None) == present
+    assert machine.select_visible(present, "") == []
+    assert (
+        machine.select_visible(present, "2, 0") == machine.select_visible(present, "GPU-c2,GPU-5a1") == [third, first]
+    )
 
 
 @pytest.fixture

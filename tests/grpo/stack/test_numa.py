@@ -25,15 +25,15 @@ def gpus(sysfs) -> list[Gpu]:
 
 
 def test_every_gpu_has_its_node(gpus: list[Gpu]) -> None:
-    assert [numa.node_of(gpu) for gpu in gpus] == [0, 0, 1, 1]
-    assert numa.cores_of(1) == {*range(48, 96), *range(144, 192)}
+    assert [numa.find_node(gpu) for gpu in gpus] == [0, 0, 1, 1]
+    assert numa.list_cores(1) == {*range(48, 96), *range(144, 192)}
 
 
 def test_a_machine_with_one_node_or_a_container_has_none(gpus: list[Gpu], sysfs) -> None:
     sysfs({"19": -1}, {0: "0,1"})
-    assert [numa.node_of(gpu) for gpu in gpus[:2]] == [None, 0], "Linux knows no node of the first"
-    assert numa.node_of(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None
-    assert numa.cores_of(0) == {0, 1}
+    assert [numa.find_node(gpu) for gpu in gpus[:2]] == [None, 0], "Linux knows no node of the first"
+    assert numa.find_node(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None
+    assert numa.list_cores(0) == {0, 1}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def rank(gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]
 def test_a_rank_is_bound_with_all_its_threads(rank: dict[int, set[int]]) -> None:
     assert numa.bind_to_gpu() == "GPU 2: bound to 96 cores of NUMA node 1"
     assert os.getpid() in rank
-    assert set(map(frozenset, rank.values())) == {frozenset(numa.cores_of(1))}
+    assert set(map(frozenset, rank.values())) == {frozenset(numa.list_cores(1))}
 
 
 def test_a_rank_that_sees_all_gpus_takes_its_own(rank: dict[int, set[int]], monkeypatch) -> None:
@@ -82,7 +82,7 @@ def test_this_machines_threads_can_be_bound(rank, sysfs, monkeypatch) -> None:
     script = (
         "import os, threading; from grpo.stack import machine, numa\n"
         "machine.all_gpus = lambda: [machine.Gpu('G', 1, 0, '9.0')]\n"
-        f"numa.node_of, numa.cores_of = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
+        f"numa.find_node, numa.list_cores = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
         "end = threading.Event(); other = threading.Thread(target=end.wait); other.start()\n"
         "print(numa.bind_to_gpu(), os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)); end.set()\n"
     )

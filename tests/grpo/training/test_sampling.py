@@ -61,7 +61,7 @@ def made(monkeypatch):
 
     for module in (sampling, replacement):
         monkeypatch.setattr(module, "ray", Ray)
-    monkeypatch.setattr(rollouts, "rollout_of", lambda response, *_: SimpleNamespace(
+    monkeypatch.setattr(rollouts, "build_rollout", lambda response, *_: SimpleNamespace(
         prompts=[response["prompt"]], scores=torch.tensor([response["score"]]), info={}, rollout_log_probs=None
     ))  # fmt: skip
 

@@ -52,8 +52,8 @@ class Loader(list):
 def made(monkeypatch, tmp_path: Path):
     """Return a function that makes a trainer whose ranks and engines do nothing but note the calls."""
     monkeypatch.setattr(module.ray, "get", lambda references: references)
-    monkeypatch.setattr(module.step_metrics, "before_training", lambda *_: None)
-    monkeypatch.setattr(module.step_metrics, "after_training", lambda *_: None)
+    monkeypatch.setattr(module.step_metrics, "number_samples", lambda *_: None)
+    monkeypatch.setattr(module.step_metrics, "add_step_metrics", lambda *_: None)
     monkeypatch.setattr(Trainer, "_make_batches", lambda *_: [])
     monkeypatch.setattr(Trainer, "_give_advantages", lambda *_: [])
     monkeypatch.setattr(module.passes, "score", lambda *_: None)

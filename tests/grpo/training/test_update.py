@@ -111,7 +111,7 @@ def rank_of(args, policy, micro, accumulated, note, optimizer_step=lambda: None)
     policy.accumulated, policy.optimizer_step = accumulated, optimizer_step
     rank.args, rank.actor, rank.ranks = args, policy, Ranks(1, accumulated)
     args.micro_train_batch_size = micro
-    rank.metrics = SimpleNamespace(after_backward_and_step=lambda: None, pop=dict, note=note)
+    rank.metrics = SimpleNamespace(note_update=lambda: None, pop=dict, note=note)
     rank.loss, rank.rows = PolicyLoss(args), []
     for experience in experiences():
         rank.append(experience)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.settings.table import SETTINGS
-from grpo.update.objectives import of_tokens
+from grpo.update.objectives import compute_token_losses
 
 MAX_RATIO, POSITIVE, OTHER = 5.0, 0.8, 1.7
 
@@ -28,7 +28,7 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def value_and_gradient(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     log_probs, ratio, advantages = tokens()
-    loss, _ = of_tokens(log_probs, ratio, advantages, arguments(kind))
+    loss, _ = compute_token_losses(log_probs, ratio, advantages, arguments(kind))
     return loss.detach(), torch.autograd.grad(loss.sum(), log_probs)[0]
 
 
@@ -71,7 +71,10 @@ def test_all_have_the_same_gradient_at_a_ratio_of_1():
 
 def test_the_clip_ratios_count_what_the_metrics_say():
     log_probs, ratio, advantages = (each.detach() for each in tokens())
-    clipped = {kind: of_tokens(log_probs, ratio, advantages, arguments(kind))[1] for kind in ("ppo", "cispo", "sapo")}
+    clipped = {
+        kind: compute_token_losses(log_probs, ratio, advantages, arguments(kind))[1]
+        for kind in ("ppo", "cispo", "sapo")
+    }
     low, high = ((advantages < 0) & (ratio < 0.8), (advantages > 0) & (ratio > 1.3))
     assert torch.equal(clipped["ppo"]["clip_ratio_low"], low.float())
     assert torch.equal(clipped["ppo"]["clip_ratio_high"], high.float())

@@ -111,7 +111,7 @@ def test_old_log_probs_of_later_optimizer_steps_replay_the_routing():
     plain, replayed = (batch.action_log_probs for batch in later)
     assert torch.equal(plain, actor(TOKENS))
     assert (plain - replayed).abs().max() > 1e-4
-    with routing.replayed(actor, others(), TOKENS.shape[1], "cpu"):
+    with routing.replay_choices(actor, others(), TOKENS.shape[1], "cpu"):
         assert torch.equal(replayed, actor(TOKENS))
 
 
@@ -124,7 +124,7 @@ def test_a_micro_batch_replays_its_own_routing_until_the_next_one():
     assert len(passes.Replayed(actor, given)) == 3
     assert torch.equal(made[1], plain) and torch.equal(actor(TOKENS), plain)
     for values, seed in ((made[0], 1), (made[2], 2)):
-        with routing.replayed(actor, others(seed), TOKENS.shape[1], "cpu"):
+        with routing.replay_choices(actor, others(seed), TOKENS.shape[1], "cpu"):
             assert torch.equal(values, actor(TOKENS))
 
 

@@ -28,7 +28,7 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("needed", [engine_speed.needed, actor.needed])
+@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed])
 def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
     sizes = {84e9: LARGE, 80e9: LARGE, 64e9: SMALL, 25e9: SMALL}  # H100, A100, two cards of others
     assert {memory: full_size.fitting(memory, needed) for memory in sizes} == sizes
@@ -39,7 +39,7 @@ def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
 def test_the_plan_is_that_of_the_docs() -> None:
     """docs/boxes.md: `--gpus 2`, whose table adds 1 GB and 5% of the GPU."""
     for tokens, documented in ((4096, 74.8), (16_384, 79.6)):
-        assert actor.planned(RELEASED[LARGE], tokens) / 1e9 + 1 + 0.05 * 85.9 == pytest.approx(documented, abs=0.06)
+        assert actor.plan_bytes(RELEASED[LARGE], tokens) / 1e9 + 1 + 0.05 * 85.9 == pytest.approx(documented, abs=0.06)
 
 
 def test_random_values_have_a_sensible_scale() -> None:
@@ -64,7 +64,7 @@ import json, sys
 from pathlib import Path
 from grpo.model.architecture import Architecture
 from scripts.gpu_check import actor
-passed = actor.measured(0, "tiny", Architecture(**{TINY}), (64, 96))
+passed = actor.measure_lengths(0, "tiny", Architecture(**{TINY}), (64, 96))
 Path(sys.argv[1]).write_text(json.dumps([passed.line, passed.numbers]))
 """
 
@@ -88,8 +88,8 @@ def lengths(monkeypatch: pytest.MonkeyPatch):
 
     def run(at_length) -> Passed:
         monkeypatch.setattr(actor, "build", lambda shape, device: None)
-        monkeypatch.setattr(actor, "at_length", lambda engine, shape, tokens, device: at_length(tokens))
-        return actor.measured(0, "tiny", Architecture(**TINY), (64, 128, 256))
+        monkeypatch.setattr(actor, "measure_at_length", lambda engine, shape, tokens, device: at_length(tokens))
+        return actor.measure_lengths(0, "tiny", Architecture(**TINY), (64, 128, 256))
 
     return run
 
@@ -187,9 +187,9 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
         yield engines
 
     def check(gpus: int) -> Passed:
-        return engine_speed.measured("gpt-oss-120b", Architecture(**TINY), "NVIDIA H100")
+        return engine_speed.measure_ways("gpt-oss-120b", Architecture(**TINY), "NVIDIA H100")
 
-    monkeypatch.setattr(engine_speed, "started", started)
+    monkeypatch.setattr(engine_speed, "start_engine", started)
     monkeypatch.setattr(engine_speed, "write_model", lambda *_: None)
     monkeypatch.setattr(engine_speed, "check", check)
     result = rung.run_here(Rung("engine speed", "engine_speed:check", ""), 1)

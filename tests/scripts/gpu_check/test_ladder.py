@@ -38,7 +38,7 @@ def test_every_rung_names_a_function_a_remedy_and_is_named_once() -> None:
     ],
 )
 def test_a_rung_says_what_is_missing(gpus: int, packages: tuple[str, ...], found: int, reason: str) -> None:
-    assert Rung("one", "machine:driver", "", gpus, packages).lacks(found) == reason
+    assert Rung("one", "machine:driver", "", gpus, packages).find_lack(found) == reason
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, check) -> rung.Result:
@@ -231,7 +231,7 @@ def test_what_this_machine_has_is_seen() -> None:
     found = seen.look()
     assert found["versions"]["torch"] and found["versions"]["python"] and not found["fault"]
     assert set(seen.PACKAGES) < found["versions"].keys() and found["hardware"]["cpus"]
-    assert len(found["gpus"]) == len(seen.of_torch()["gpus"])
+    assert len(found["gpus"]) == len(seen.describe_torch()["gpus"])
 
 
 def test_a_broken_pytorch_is_a_fault_and_no_crash(monkeypatch, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ SMALL = {
 def test_experts_pass_and_a_wrong_scale_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = kernels.experts(0, count=8, hidden=64, tokens=50)
     assert 0 < max(passed.numbers["errors"].values()) < 0.01
-    right = mxfp4.unpacked
-    monkeypatch.setattr(mxfp4, "unpacked", lambda *packed: right(*packed) * 1.05)
+    right = mxfp4.unpack_weights
+    monkeypatch.setattr(mxfp4, "unpack_weights", lambda *packed: right(*packed) * 1.05)
     with pytest.raises(UserError, match="other results"):
         kernels.experts(0, count=8, hidden=64, tokens=50)
 
@@ -59,7 +59,7 @@ from scripts.gpu_check import machine, side_path, trainer, whole_loop, width
 kernels.experts(0, count=8, hidden=64, tokens=20)
 kernels.log_probs(0, 20, 500)
 kernels.receipt(0)
-layer.config_of()
+layer.make_config()
 print("done")
 """
 
@@ -71,7 +71,7 @@ def test_pytorch_transformers_and_triton_are_enough_for_the_kernels() -> None:
 
 def test_a_value_that_is_not_a_number_is_no_rounding() -> None:
     with pytest.raises(UserError, match="d key differs from float64 by nan"):
-        kernels.judged("attention", {"result": 0.001, "d key": float("nan")})
+        kernels.judge_errors("attention", {"result": 0.001, "d key": float("nan")})
 
 
 def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_layer_that_does_not_repeat_itself_is_noticed(monkeypatch: pytest.Monk
 
 
 def test_the_layer_of_the_ladder_has_the_sizes_of_the_120b() -> None:
-    config = layer.config_of()
+    config = layer.make_config()
     with torch.device("meta"):
         built = layer.GptOssDecoderLayer(config, 1)
         built.mlp = layer.Routed(config)
@@ -147,11 +147,11 @@ def reports(**changes) -> list[dict]:
 
 
 def test_a_parameter_that_was_gathered_wrong_fails_the_rung() -> None:
-    assert trainer.gathered(reports()) == {"uint8": 16, "bfloat16": 36}
+    assert trainer.count_gathered(reports()) == {"uint8": 16, "bfloat16": 36}
     with pytest.raises(UserError, match=r"rank 1 computed with another lm_head\.weight and 1 more than"):
-        trainer.gathered(reports(wrong=["lm_head.weight", "model.norm.weight"]))
+        trainer.count_gathered(reports(wrong=["lm_head.weight", "model.norm.weight"]))
     with pytest.raises(UserError, match="parameters of bfloat16 were compared"):
-        trainer.gathered([{"right": {"bfloat16": 9}, "wrong": []}] * 2)
+        trainer.count_gathered([{"right": {"bfloat16": 9}, "wrong": []}] * 2)
 
 
 def test_one_rank_says_that_it_gathered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +165,11 @@ def test_one_rank_says_that_it_gathered_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
     from benchmarks.parts.random_model import write_random_model
     from grpo.model import loading
-    from scripts.gpu_check.scoring import with_adapter
+    from scripts.gpu_check.scoring import add_adapter
     from scripts.gpu_check.trainer_worker import Gathered
 
     write_random_model(tmp_path / "model", layers=1, experts=4, intermediate=64)
-    model = with_adapter(loading.load_gpt_oss(tmp_path / "model", "eager"), 4, 0.1)
+    model = add_adapter(loading.load_gpt_oss(tmp_path / "model", "eager"), 4, 0.1)
     gathered, ids = Gathered(model, tmp_path / "model"), torch.arange(8)[None]
     model(ids)
     assert not gathered.wrong and gathered.right["uint8"] >= 4
@@ -213,21 +213,21 @@ def test_links_are_read_from_the_matrix(link: str, name: str) -> None:
 
 def test_copies_and_memory_are_measured() -> None:
     assert machine.host_copies(0, 4).numbers["to_device_gb_per_s"] > 0
-    assert machine.pinned(0, 0.125).numbers["available_gb"] > 0.25
+    assert machine.pin_memory(0, 0.125).numbers["available_gb"] > 0.25
     with pytest.raises(UserError, match="GB of host memory are available"):
-        machine.pinned(0, 1e6)
+        machine.pin_memory(0, 1e6)
 
 
 def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [SimpleNamespace(index=number, bus=str(node)) for number, node in enumerate((0, 0, 1))]
     monkeypatch.setattr("grpo.stack.machine.gpus", lambda: gpus)
-    monkeypatch.setattr("grpo.stack.numa.node_of", lambda gpu: int(gpu.bus))
+    monkeypatch.setattr("grpo.stack.numa.find_node", lambda gpu: int(gpu.bus))
     own = os.sched_getaffinity(0)
-    monkeypatch.setattr("grpo.stack.numa.cores_of", lambda node: own)
+    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own)
     passed = machine.numa(3)
     assert passed.numbers["gpus_of_nodes"] == {"0": ["0", "1"], "1": ["2"]}
     assert f"GPUs 0, 1 beside node 0 ({len(own)} usable cores); GPUs 2 beside node 1" in passed.line
-    monkeypatch.setattr("grpo.stack.numa.cores_of", lambda node: own if node == 0 else set())
+    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own if node == 0 else set())
     with pytest.raises(UserError, match="no core of NUMA node 1"):
         machine.numa(3)
 

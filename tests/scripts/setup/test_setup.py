@@ -47,7 +47,7 @@ def test_a_killed_installation_is_completed(checkout: Path) -> None:
 def problems_of(root: Path) -> list[str]:
     site_packages = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
     locked = check_env.read_lock(root / "requirements" / "lock-cpu.txt")
-    return check_env.differences(locked, check_env.installed_in(site_packages))
+    return check_env.differences(locked, check_env.list_installed(site_packages))
 
 
 def test_a_new_lock_is_installed(checkout: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
     assert "in the way of vllm" in "".join(
         check_env.differences(
             {"vllm": "0.15.0"},
-            check_env.installed_in(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
+            check_env.list_installed(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
         )
     )
     assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in setup(checkout, "--gpu").stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch.checks import environment
-from grpo.launch.judge import of_run
+from grpo.launch.judge import choose_judge
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.run_dir import command_script
 from grpo.rollout.multi_turn.settings import AGENT
@@ -31,7 +31,7 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_environment.problems() == []
     monkeypatch.setenv("GRPO_JUDGE", "1")
-    judge = of_run(in_environment.config(), may_stand_in=True)
+    judge = choose_judge(in_environment.config(), may_stand_in=True)
     assert judge.settings is None and judge.why_off == "the environment gives the reward"
 
 

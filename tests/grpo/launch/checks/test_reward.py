@@ -147,7 +147,7 @@ def test_it_is_called_as_in_the_run_on_the_first_line(setting, tmp_path):
     label = json.dumps({"answer": "42", "split": "train"})
     rows = [{"prompt": "6 * 7?", "label": label}, {"prompt": "1 + 1?", "label": "2"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sample = reward.first_sample(setting.config())
+    sample = reward.read_first_sample(setting.config())
     assert sample["label"] == label and sample["query"].startswith(sample["prompt"]) and "6 * 7?" in sample["prompt"]
     result = our_reward_func([sample["query"]], [sample["prompt"]], [sample["label"]])
     assert result["scores"] == 1.0

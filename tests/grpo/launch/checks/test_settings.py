@@ -56,11 +56,11 @@ def test_one_message_names_batch_sizes_that_fit(setting) -> None:
     refused = 0
     for prompts in range(1, 200):
         sizes = {name: draw.choice((1, 2, 3, 8, 16, 64)) for name in fitting(config, None)}
-        tried = config.assuming(**sizes, actor_num_gpus_per_node=draw.choice((1, 2, 3, 4, 8)))
+        tried = config.assume_flags(**sizes, actor_num_gpus_per_node=draw.choice((1, 2, 3, 4, 8)))
         problems = list(check_batches(tried, prompts))
         assert len(problems) <= 1
         refused += len(problems)
-        assert list(check_batches(tried.assuming(**fitting(tried, prompts)), prompts)) == []
+        assert list(check_batches(tried.assume_flags(**fitting(tried, prompts)), prompts)) == []
         if not problems:
             assert fitting(tried, prompts) == sizes, "what passes stays"
     assert 20 < refused < 199

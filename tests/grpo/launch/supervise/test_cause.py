@@ -44,7 +44,7 @@ def spawn() -> Iterator[Callable[[str, str], subprocess.Popen]]:
 
 def met(*children: subprocess.Popen) -> Witness:
     witness = Witness()
-    witness.meet([psutil.Process(child.pid) for child in children])
+    witness.watch_new([psutil.Process(child.pid) for child in children])
     return witness
 
 
@@ -87,7 +87,7 @@ def test_processes_of_vllm_need_no_title(children: str, roles: list[str | None])
         try:
             assert engine.stdout
             started = [psutil.Process(int(engine.stdout.readline())) for _ in roles]
-            found = [witness.role_of(process) for process in started]
+            found = [witness.find_role(process) for process in started]
             assert sorted(found, key=str) == sorted(roles, key=str)
         finally:
             for process in [*psutil.Process(engine.pid).children(recursive=True), engine]:
@@ -98,14 +98,14 @@ def test_processes_of_vllm_need_no_title(children: str, roles: list[str | None])
 def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
     engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::Rank.update")
     witness = met(engine, rank, spawn("ray::IDLE"))
-    assert witness.watched() == {engine.pid: "an engine", rank.pid: "an actor rank"}
+    assert witness.list_watched() == {engine.pid: "an engine", rank.pid: "an actor rank"}
     engine.send_signal(signum)
     engine.wait()
     [death] = deaths_of(witness)
     assert (death.role, death.pid) == ("an engine", engine.pid)
     if EXIT_CODES_ARE_KNOWN:
         assert str(death) == f"an engine was killed by {signum.name} (pid {engine.pid})"
-    assert witness.watched() == {rank.pid: "an actor rank"}
+    assert witness.list_watched() == {rank.pid: "an actor rank"}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -123,7 +123,7 @@ def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
     witness = met(engine, rank)
     engine.kill()
     engine.wait()
-    kept = last_words.of(RuntimeError("Connection closed by peer"))
+    kept = last_words.find_first_cause(RuntimeError("Connection closed by peer"))
     assert rank.pid in kept.living and engine.pid not in kept.living
     assert [death.pid for death in witness.last_deaths()] == [engine.pid]
 
@@ -147,7 +147,9 @@ LOW_MEMORY = (
 
 CRASHED = replace(KILLED, code=-11)
 OF_DEATH = words("ActorDiedError", "The actor died unexpectedly")
-RAY_KILLED = last_words.of(exceptions.OutOfMemoryError(LOW_MEMORY))  # Ray's memory monitor kills before the kernel does
+RAY_KILLED = last_words.find_first_cause(
+    exceptions.OutOfMemoryError(LOW_MEMORY)
+)  # Ray's memory monitor kills before the kernel does
 BY_RAY = "22.37 of 23.54 GB were in use on 10.0.0.7"
 ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
 
@@ -248,7 +250,7 @@ def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full:
     assert_seen("a disk is full", str(found))
     with pytest.raises(OSError) as raised:
         (full / "more").write_bytes(b"0" * 2**20)
-    found = cause.find(evidence(tmp_path, words=last_words.of(raised.value)))
+    found = cause.find(evidence(tmp_path, words=last_words.find_first_cause(raised.value)))
     assert found and found.what.startswith("a disk is full: ")
 
 
@@ -269,7 +271,7 @@ def test_the_driver_keeps_the_exception_of_another_process(tmp_path: Path, monke
     monkeypatch.setenv("THE_API_KEY", "a-secret-value")
     first = UserError("the adapter a-secret-value is not finite", "lower LEARNING_RATE")
     outer = exceptions.RayTaskError("fit", "Traceback ...", exceptions.RayTaskError("save", "Traceback ...", first))
-    kept = last_words.of(outer)
+    kept = last_words.find_first_cause(outer)
     assert (kept.kind, kept.what, kept.remedy) == (
         *("UserError", "the adapter <THE_API_KEY> is not finite"),
         "lower LEARNING_RATE",
@@ -279,13 +281,13 @@ def test_the_driver_keeps_the_exception_of_another_process(tmp_path: Path, monke
 def test_an_exception_at_the_start_of_an_actor_is_found_in_the_message_of_its_death() -> None:
     trace = 'Traceback (most recent call last):\n  File "x"\nKeyError: 1\n\nTraceback (most recent call last):\n'
     failed = exceptions.RayTaskError("__init__", trace + "ValueError: no such model", ValueError("no such model"))
-    kept = last_words.of(exceptions.ActorDiedError(failed))
+    kept = last_words.find_first_cause(exceptions.ActorDiedError(failed))
     assert (kept.kind, kept.what) == ("ValueError", "no such model")
 
 
 def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
     program = "from grpo.launch.supervise import last_words; last_words.install(); raise ValueError('the reason')"
-    file = last_words.file_of(tmp_path)
+    file = last_words.locate_file(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, last_words.FILE_VARIABLE: str(file)},
@@ -299,4 +301,4 @@ def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
 
 def test_other_nodes_are_not_asked_for_in_a_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(seats.VARIABLE, raising=False)
-    assert last_words.with_nodes(OF_DEATH) is OF_DEATH
+    assert last_words.add_nodes(OF_DEATH) is OF_DEATH

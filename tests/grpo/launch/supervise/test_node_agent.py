@@ -33,7 +33,7 @@ time.sleep(600)
 def run_id() -> Iterator[str]:
     name = uuid.uuid4().hex
     yield name
-    for process in processes.marked(name):
+    for process in processes.find_marked(name):
         process.kill()
 
 
@@ -90,7 +90,7 @@ def test_the_agent_outlives_signals_and_its_parent(tmp_path: Path, run_id: str) 
 def test_deaths_are_told(tmp_path: Path, run_id: str) -> None:
     actor = NodeAgent(run_id, str(tmp_path / "run"))
     engine = start(WORK, run_id, called="ray::LLMRayActor")
-    wait_until(lambda: engine.pid in actor._witness.watched(), "the engine is not watched")
+    wait_until(lambda: engine.pid in actor._witness.list_watched(), "the engine is not watched")
     engine.kill()
     wait_until(lambda: not is_alive(engine.pid), "the engine lives on")
     [death] = actor.deaths()

@@ -43,22 +43,22 @@ def own_reward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_need_their_model_and_the_users_files(tmp_path: Path) -> None:
-    need = node_check.needs_of(B, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(B, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
     assert (need.gpus, need.models, need.files, need.shared) == (4, ("/models/engine",), ("/own/reward.py",), ())
     assert (need.memory, need.store) == (45, 7)
 
 
 def test_the_actor_on_the_launchers_node_shares_no_folder(tmp_path: Path) -> None:
-    need = node_check.needs_of(A, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(A, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
     assert (need.gpus, need.models, need.files, need.shared) == (2, ("/models/actor",), (), ())
     assert need.memory == 205
 
 
 def test_ranks_on_another_node_share_what_they_write(tmp_path: Path) -> None:
-    need = node_check.needs_of(B, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(B, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
     assert need.models == ("/models/actor",)
     assert need.shared == (str(tmp_path / "checkpoints"), str(tmp_path / "run"))
-    home = node_check.needs_of(A, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
+    home = node_check.compute_needs(A, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
     assert home.models == ("/models/engine", "/models/actor"), "the controller reads the actor's tokenizer"
 
 

@@ -24,8 +24,8 @@ def test_marked_processes_are_found_by_their_exact_run_id(bystander) -> None:
         deadline = time.monotonic() + 10
         while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:
             time.sleep(0.01)  # during its exec, a process has no environment
-        assert [process.pid for process in processes.marked("abc")] == [stray.pid]
-        assert processes.marked("ab") == set()
+        assert [process.pid for process in processes.find_marked("abc")] == [stray.pid]
+        assert processes.find_marked("ab") == set()
     finally:
         stray.kill()
         stray.wait()
@@ -36,7 +36,7 @@ def test_shared_memory_in_use_by_others_stays(tmp_path: Path) -> None:
 
     segment = shared_memory.SharedMemory(create=True, size=1000)
     file = Path("/dev/shm", segment.name)
-    assert file in processes.shared_memory_of([os.getpid()])
+    assert file in processes.find_shared_memory([os.getpid()])
     assert processes.remove_shared_memory([file, Path("/dev/shm/not-there")]) == []
     assert file.exists()
     segment.close()

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
-from grpo.rollout.multi_turn.conversation import converse
+from grpo.rollout.multi_turn.conversation import hold_conversation
 from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
@@ -100,7 +100,7 @@ class Spoken:
 
 
 def talk(policy, environment, **limits):
-    return asyncio.run(converse(environment, policy, replace(LIMITS, **limits)))
+    return asyncio.run(hold_conversation(environment, policy, replace(LIMITS, **limits)))
 
 
 class Library(Environment):

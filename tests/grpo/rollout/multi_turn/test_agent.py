@@ -98,7 +98,7 @@ def test_a_thinking_budget_reaches_the_turns_of_an_environment(tmp_path, monkeyp
     )  # fmt: skip
     for name in thinking_settings.environment(0, 2, "", ""):
         monkeypatch.setenv(name, "")  # so that they are gone after the test
-    thinking_settings.hand_on(args)
+    thinking_settings.pass_to_engines(args)
     assert args.agent_func_path.endswith("multi_turn/agent.py"), "the environment keeps its own executor"
     (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
     monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")

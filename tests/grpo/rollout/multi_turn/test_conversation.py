@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from grpo.rollout.multi_turn import retrieval
-from grpo.rollout.multi_turn.conversation import scored
+from grpo.rollout.multi_turn.conversation import score_conversation
 from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
@@ -51,7 +51,9 @@ def test_a_library_is_searched_and_read(corpus):
     assert rest.endswith("At its end stands a tower.")
     assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
     assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 3, 0)
-    assert asyncio.run(scored(environment, outcome, 60)) == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
+    assert asyncio.run(score_conversation(environment, outcome, 60)) == Score(
+        1.0, 1.0, {"correct": 1.0, "answered": 1.0}
+    )
 
 
 @pytest.mark.parametrize("wrong, heard", [

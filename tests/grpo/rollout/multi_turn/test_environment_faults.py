@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.rollout.multi_turn import conversation, isolation
-from grpo.rollout.multi_turn.conversation import play, scored
+from grpo.rollout.multi_turn.conversation import play, score_conversation
 from grpo.rollout.multi_turn.environment import ToolError
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
@@ -84,7 +84,7 @@ def test_traceback_shows_the_error_and_not_only_its_cause(method, caplog, monkey
     setattr(Careful, method, fail)
     environment = Careful()
     outcome = talk(Spoken({"tool_calls": [call("search", {})]} if method == "call" else {}, {}), environment)
-    asyncio.run(scored(environment, outcome, 60))
+    asyncio.run(score_conversation(environment, outcome, 60))
     (record,) = caplog.records
     assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from grpo.rollout.multi_turn.conversation import is_message, play, scored
+from grpo.rollout.multi_turn.conversation import is_message, play, score_conversation
 from grpo.rollout.multi_turn.environment import Score, Tool, ToolError
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
@@ -93,7 +93,7 @@ def in_training(environment):
 
 def in_evaluation(environment):
     outcome = talk(OpenAIPolicy(API(), "m"), environment)
-    return outcome, asyncio.run(scored(environment, outcome, 60)).reward
+    return outcome, asyncio.run(score_conversation(environment, outcome, 60)).reward
 
 
 class Unshown:
@@ -184,7 +184,7 @@ def test_scores_of_any_number_type_become_floats():
             return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
 
     environment = Counted()
-    score = asyncio.run(scored(environment, talk(Spoken({}), environment), 60))
+    score = asyncio.run(score_conversation(environment, talk(Spoken({}), environment), 60))
     values = [score.reward, score.score, score.logs["steps"]]
     assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
     assert math.isnan(score.logs["seconds"]), "a log that a rollout does not have"

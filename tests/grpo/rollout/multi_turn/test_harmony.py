@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo.rollout.multi_turn.environment import BROWSER, PYTHON, Environment, Score, ToolError, functions_of
+from grpo.rollout.multi_turn.environment import BROWSER, PYTHON, Environment, Score, ToolError, list_functions
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.dialects import SEARCH, TOKENIZERS
@@ -141,7 +141,7 @@ def test_a_name_of_a_tool_cannot_write_special_tokens():
 def test_other_models_are_offered_built_in_tools_as_functions(dialect):
     template = template_for(TOKENIZERS[dialect])
     tools = [PYTHON.as_openai(), SEARCH, BROWSER.as_openai()]
-    names = [tool["function"]["name"] for tool in functions_of(tools)]
+    names = [tool["function"]["name"] for tool in list_functions(tools)]
     assert names == ["python", "search", "browser.search", "browser.open", "browser.find"]
     prompt = text(template.render([{"role": "user", "content": "q"}], tools))
     assert all(f'"name": "{name}"' in prompt for name in names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import converse
+from grpo.rollout.multi_turn.conversation import hold_conversation
 from grpo.rollout.multi_turn.environment import Score, SetupError
 from grpo.rollout.multi_turn.mcp_environment import McpEnvironment
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, call
@@ -33,7 +33,7 @@ def talked(kind, *turns):
     async def run():
         made = kind("Note it.", "")
         try:
-            outcome = await converse(made, Spoken(*turns), LIMITS)
+            outcome = await hold_conversation(made, Spoken(*turns), LIMITS)
             return outcome, made.tools
         finally:
             await made.close()

@@ -56,12 +56,12 @@ def two(tmp_path, monkeypatch):
 def test_lines_name_their_environment_and_the_others_are_shared_out_exactly(tmp_path):
     rows = [{"prompt": f"{number}?"} for number in range(72)] + [{"prompt": "named?", "environment": "retrieval"}]
     made = mixture("single retrieval", "3 1")
-    assigned = made.of_file(data(tmp_path, *rows))
+    assigned = made.assign_file(data(tmp_path, *rows))
     assert assigned.pop("named?") == "retrieval" and Counter(assigned.values()) == {"single": 54, "retrieval": 18}
-    again = made.of_file(data(tmp_path, *reversed(rows)))
+    again = made.assign_file(data(tmp_path, *reversed(rows)))
     assert all(again[prompt] == name for prompt, name in assigned.items())
-    assert Counter(mixture("single retrieval").of_file(data(tmp_path, *rows[:-1])).values())["single"] == 36
-    assert set(mixture("single retrieval", "0 1").of_file(data(tmp_path, *rows)).values()) == {"retrieval"}
+    assert Counter(mixture("single retrieval").assign_file(data(tmp_path, *rows[:-1])).values())["single"] == 36
+    assert set(mixture("single retrieval", "0 1").assign_file(data(tmp_path, *rows)).values()) == {"retrieval"}
 
 
 def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
@@ -90,12 +90,12 @@ def test_a_mixture_that_cannot_be_is_refused(text, weights, what):
 def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
     file = data(tmp_path, {"prompt": "1?"}, {"prompt": "2?", "environment": "python"})
     with pytest.raises(SetupError, match="line 2 is for the environment 'python', but ENVIRONMENT has single"):
-        mixture("single").of_file(file)
+        mixture("single").assign_file(file)
 
 
 def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two):
     stage = Stage(two, "train 1", None)
-    given = {prompt: stage.seeded(params(), prompt).extra_args for prompt in environments_by_prompt(two)}
+    given = {prompt: stage.seed_params(params(), prompt).extra_args for prompt in environments_by_prompt(two)}
     assert given == {"Is it 42?": {"environment": "single"}, "Is it 7?": {"environment": "guess"}}
 
 

@@ -17,7 +17,7 @@ from openai_harmony import (
 )
 from vllm.entrypoints.openai.parser.harmony_utils import parse_chat_inputs_to_harmony_messages
 
-from grpo.model.vocabulary import allocated
+from grpo.model.vocabulary import find_allocated
 from grpo.rollout import chat_template, prompts, response_text
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.response_text import BREAK
@@ -61,7 +61,7 @@ def test_the_tokenizer_is_that_of_openai_harmony(gpt_oss, text):
 
 def test_no_reserved_id_of_gpt_oss_is_sampled(gpt_oss):
     reserved = (200000, 200001, 200004, *range(200009, 200012), *range(200013, 200018))
-    assert allocated(gpt_oss.tokenizer) == (200019, reserved)
+    assert find_allocated(gpt_oss.tokenizer) == (200019, reserved)
 
 
 @st.composite
@@ -138,8 +138,8 @@ def test_a_single_answers_prompt_is_rendered_as_it_is_served(gpt_oss, system, qu
     gpt_oss.tokenizer.chat_template = HEAD
     tokens = prompts.renderer(gpt_oss.tokenizer, chat_template.variables("high", None, "2030-01-02"))(ours)
     assert tokens == gpt_oss.served(served)
-    text = response_text.text_of(gpt_oss.tokenizer, tokens)
-    assert response_text.tokens_of(gpt_oss.tokenizer, text) == tokens
+    text = response_text.decode_tokens(gpt_oss.tokenizer, tokens)
+    assert response_text.encode_text(gpt_oss.tokenizer, text) == tokens
 
 
 def said(channel: str | None, text: str, recipient: str | None = None, kind: str | None = None) -> Message:

@@ -18,7 +18,7 @@ import pytest
 
 from data import verifiers as data_verifiers
 from grpo.rollout.multi_turn import environment_loading
-from grpo.rollout.multi_turn.conversation import converse
+from grpo.rollout.multi_turn.conversation import hold_conversation
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
@@ -102,12 +102,12 @@ def wordle(tmp_path_factory):
     file = folder / "wordle.py"
     file.write_text(
         "import verifiers as vf\n"
-        "from grpo.rollout.multi_turn.verifiers_environment import adapted\n"
+        "from grpo.rollout.multi_turn.verifiers_environment import adapt_environment\n"
         "parser = vf.XMLParser(fields=['guess'], answer_field='guess')\n"
         "def won(completion, answer):\n"
         "    return float(parser.parse_answer(completion) == f'[{answer}]')\n"
         "rubric = vf.Rubric(funcs=[won], parser=parser)\n"
-        "Environment = adapted(vf.TextArenaEnv(\n"
+        "Environment = adapt_environment(vf.TextArenaEnv(\n"
         "    'Wordle-v0', num_train_examples=4, num_eval_examples=2, parser=parser, rubric=rubric))\n"
     )
     yield file
@@ -222,7 +222,7 @@ def test_a_tool_that_blocks_does_not_hold_up_the_engines_event_loop(adding):
                 await asyncio.sleep(0.01)
 
         beating = asyncio.create_task(beat())
-        outcome = await converse(made, policy, LIMITS)
+        outcome = await hold_conversation(made, policy, LIMITS)
         beating.cancel()
         return outcome
 
@@ -235,7 +235,9 @@ def test_time_that_runs_out_cancels_the_environment_and_scores_what_there_is(add
     made = adding("", label_of(adding))
 
     async def run():
-        outcome = await converse(made, Spoken({"content": "It is 2."}, seconds=30), replace(LIMITS, seconds=0.3))
+        outcome = await hold_conversation(
+            made, Spoken({"content": "It is 2."}, seconds=30), replace(LIMITS, seconds=0.3)
+        )
         return outcome, await made.score(outcome.messages, outcome.ending)
 
     outcome, score = asyncio.run(run())

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from grpo.rollout.sandbox.confinement import Limits
-from grpo.rollout.sandbox.probe import ATTEMPTS, escapes
+from grpo.rollout.sandbox.probe import ATTEMPTS, find_escapes
 from grpo.rollout.sandbox.sandbox import GuestDied, Sandbox
 from tests.grpo.rollout.sandbox.attacker import ROOT, SMALL, attack
 from tests.supervised import is_alive, wait_until
 
 
 def test_nothing_escapes_and_each_attempt_is_one():
-    assert asyncio.run(escapes(Limits(memory_mb=64))) == []
+    assert asyncio.run(find_escapes(Limits(memory_mb=64))) == []
     secret = Path("/var/tmp/sandbox-probe")
     values = {"secret": str(secret), "parent": os.getpid(), "memory": 1000}
     for what, code in ATTEMPTS.items():  # outside a sandbox, each is possible
@@ -272,9 +272,9 @@ def test_guests_and_their_nursery_end_with_a_killed_engine():
 CHECK = """
 import asyncio, os
 from grpo.rollout.sandbox.confinement import Limits
-from grpo.rollout.sandbox.probe import escapes
+from grpo.rollout.sandbox.probe import find_escapes
 status = open("/proc/self/status").read()
-print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.run(escapes(Limits())))
+print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.run(find_escapes(Limits())))
 """
 
 
