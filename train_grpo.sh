@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains gpt-oss-120b with GRPO and LoRA on one node of 8 GPUs, or a tiny gpt-oss without a GPU.
 #
-#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 minutes on 2 cores, 12 GB
-#   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
+#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 2 minutes on 2 cores, 8 GB
+#   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 30 GB host memory
 #   LEARNING_RATE=1e-5 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
 #   ./train_grpo.sh --config my.env                             settings in a file of your own
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
@@ -10,9 +10,9 @@
 #   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 48 GB
 #
 # Options:
-#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
+#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 3, or on 2 or 1 if this machine has fewer
 #   --config FILE   read settings from a file with lines like those below; they win over this file and --gpus, and a
-#                   variable wins over them; the run keeps them, so --resume does not need the file again
+#                   variable wins over them; --resume keeps both
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data, and settings, then exit; installs missing packages and makes
 #                   the tiny model first if needed
@@ -21,8 +21,8 @@
 #                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
-#   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
-#                   newest run of this NAME in runs/
+#   --resume DIR    continue the run in DIR from its newest checkpoint, with its settings and those given now; "latest"
+#                   is the newest run of this NAME in runs/
 #   --from-step N   with --resume: continue from step N instead of the newest; newer checkpoints are moved to
 #                   checkpoints/set-aside-TIME
 #   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes

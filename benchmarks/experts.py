@@ -1,7 +1,7 @@
 """The experts of a layer, forward and backward: transformers' loop, and grouped products with bf16 or packed weights.
 
 `stock` and `ours` are what a pass gives to the device: kernels on a GPU, operations of PyTorch on a CPU. A wait is one
-whose result Python needs before it goes on. On a CPU, a grouped product counts as one operation, though it loops over
+whose result Python needs to continue. On a CPU, a grouped product counts as one operation, though it loops over
 the experts inside; it is one kernel on GPUs of compute capability 9.0 and 10.0.
 """
 

@@ -11,7 +11,6 @@ from data.problems import Problem
 from grpo.rollout.prompts import renderer
 from grpo.rollout.response_text import decode_tokens
 from grpo.stack.problem import UserError
-from reward.answers import canonical
 
 # The card names at most this many of a group of variants; templates make groups of thousands.
 SHOWN_VARIANTS = 10
@@ -32,7 +31,7 @@ def check_overlap(
     Raises:
         UserError: for an overlap, unless `decontaminate` is set.
     """
-    pairs, groups = duplicates.find([one.text for one in problems], [canonical(one.answer) for one in problems])
+    pairs, groups = duplicates.find([one.text for one in problems], [one.canonical_answer for one in problems])
     overlaps = {}  # problem of train -> its place in eval
     within = []
     for pair in pairs:

@@ -3,16 +3,17 @@ r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into 
     python -m data.prepare --source aime --out data/prepared                                # from the hub: 72 and 18
     python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
     python -m data.prepare --source synthetic --out data/prepared --train-count 512
+    python -m data.prepare --source mine.csv --labels any --out data/mine                   # for a reward of your own
 
-A source is a .jsonl, .json, .parquet or .csv file, `aime` or `math` for the pinned data sets of the hub, or
-`synthetic`. The columns of a file are named in data/columns.py. Sources of --source are split by the rules in
-data/splits.py. Sources of --train and --eval go whole into that split. Every output line is a record: `prompt` (the
-user's message), `label` (JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes,
-in any row order.
+A source is a .jsonl, .json, .parquet, .csv or .tsv file, `aime` or `math` for the pinned data sets of the hub, or
+`synthetic`. Sources of --source are split by fixed rules. Sources of --train and --eval go whole into that split.
+docs/data.md has the columns of a file and the rules. Every output line is a record: `prompt` (the user's message),
+`label` (JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
 
 It refuses the following, and lists every place:
-- rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out);
-- problems of train that are also in eval, as data/duplicates.py defines it (--decontaminate leaves them out of train);
+- rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out; with --labels any, any answer will
+  do);
+- problems of train that are also in eval, or nearly (--decontaminate leaves them out of train);
 - prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
 """
 
@@ -50,6 +51,7 @@ class Options:
     levels: Sequence[int] = splits.MATH_LEVELS
     problem_column: str | None = None
     answer_column: str | None = None
+    labels: str = "graded"
     solve_rates: Path | None = None
     between: tuple[float, float] = (0.1, 0.9)
     skip_bad: bool = False
@@ -79,9 +81,10 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     bad += contradictions + contradictions_in_split
     if bad and not options.skip_bad:
         listed = "\n".join(f"  {line}" for line in bad)
-        raise UserError(
-            f"{format_count(len(bad), 'bad row')}:\n{listed}", "correct them, or leave them out with --skip-bad"
-        )
+        remedy = "correct them, or leave them out with --skip-bad"
+        if options.labels == "graded":
+            remedy += "; --labels any keeps every answer, for a reward of your own (REWARD)"
+        raise UserError(f"{format_count(len(bad), 'bad row')}:\n{listed}", remedy)
     about: dict[str, Any] = {"sources": origins, "rules": rules}
     if options.solve_rates:
         rates = solve_rates.read(options.solve_rates)
@@ -126,7 +129,8 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
             rows, origin = read_source(source.name)
             named = (("problem", options.problem_column), ("answer", options.answer_column))
             own = {name: column for name, column in named if column and "file" in origin}
-            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own)
+            is_graded = options.labels == "graded"
+            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own, is_graded)
             problems += parsed
             bad += wrong
         origins.append(origin | {"used_for": source.split or "both"})
@@ -220,6 +224,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--problem-column", metavar="NAME", help="column of the problem in your files")
     parser.add_argument("--answer-column", metavar="NAME", help="column of the answer in your files")
     parser.add_argument(
+        "--labels",
+        choices=("graded", "any"),
+        help="any: keep problems and answers as they are, for a reward of your own, instead of checking that the "
+        "grader reads each answer and adding to each problem how to answer (default: graded)",
+    )
+    parser.add_argument(
         "--solve-rates", type=Path, metavar="EVAL", help="folder of eval.evaluate: choose training problems by it"
     )
     parser.add_argument(
@@ -266,4 +276,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

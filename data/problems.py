@@ -9,6 +9,7 @@ means nothing, unless other rows of the file have a whole one. Papers count from
 """
 
 import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -54,6 +55,7 @@ class Problem:
     datasource: "aime", "math" (with a level), "synthetic", or the name of its file.
     level:   1 to 5 for MATH, 0 if the row has another word for it, None without a level.
     source:  the name of the file or hub set; `location` is the row in it, for messages.
+    is_graded: the grader compares answers with `answer`; else a reward of the user's own reads it, in any form.
     """
 
     text: str
@@ -65,6 +67,7 @@ class Problem:
     subject: str | None = None
     source: str = ""
     location: str = ""
+    is_graded: bool = True
 
     @property
     def digest(self) -> str:
@@ -79,17 +82,27 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """Return the user's message: the problem, and how to answer."""
-        return add_instruction(self.text, self.datasource)
+        """Return the user's message: the problem, and if it is graded how to answer."""
+        return add_instruction(self.text, self.datasource) if self.is_graded else self.text
+
+    @property
+    def canonical_answer(self) -> str:
+        """Return the answer in the spelling that equal answers share."""
+        return canonical(self.answer) if self.is_graded else self.answer
 
 
 def parse_rows(
-    rows: Sequence[Row], source: str, split: str | None, own: Mapping[str, str] = MappingProxyType({})
+    rows: Sequence[Row],
+    source: str,
+    split: str | None,
+    own: Mapping[str, str] = MappingProxyType({}),
+    is_graded: bool = True,
 ) -> tuple[list[Problem], list[str]]:
     """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable.
 
     Args:
         own: the user's names of columns, see :func:`data.columns.rename_columns`.
+        is_graded: see :class:`Problem`; if not, problems and answers stay as they are.
 
     Raises:
         UserError: if no row has a problem, or none an answer.
@@ -101,7 +114,8 @@ def parse_rows(
     problems, bad = [], []
     for location, value in renamed:
         try:
-            problems.append(_parse(value, from_zero, is_contest, split, source, location))
+            problem = _parse(value, from_zero, is_contest, split, source, location, is_graded)
+            problems.append(problem)
         except ValueError as error:
             bad.append(f"{location}: {error}")
     return problems, bad
@@ -123,7 +137,7 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
             groups[problem.split, key(problem)].append(problem)
         kept = []
         for first, *others in groups.values():
-            if any(canonical(other.answer) != canonical(first.answer) for other in others):
+            if any(other.canonical_answer != first.canonical_answer for other in others):
                 bad += [
                     f"{first.location}: the same problem with another answer is at {other.location}" for other in others
                 ]
@@ -148,7 +162,13 @@ def _order(problem: Problem) -> tuple:
 
 
 def _parse(
-    row: Any, from_zero: set[tuple[str, str]], is_contest: bool, split: str | None, source: str, location: str
+    row: Any,
+    from_zero: set[tuple[str, str]],
+    is_contest: bool,
+    split: str | None,
+    source: str,
+    location: str,
+    is_graded: bool,
 ) -> Problem:
     """Return a checked problem. Raises ValueError with the fault."""
     if isinstance(row, ValueError):
@@ -158,23 +178,24 @@ def _parse(
     text = _user_message(row.get("problem"))
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no `problem`")
-    text = strip_instruction(text)
+    text = strip_instruction(text) if is_graded else text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError("has half a character (a lone surrogate) in its problem") from error
-    answer = _answer(row)
+    answer = _answer(row) if is_graded else _answer_in_any_form(row)
     given = _place(row)
     if not given or not is_contest:
         level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
         name = "math" if level is not None else _derive_datasource(source)
-        return Problem(text, answer, name, split, level=level, subject=subject, source=source, location=location)
+        return Problem(text, answer, name, split, None, level, subject, source, location, is_graded)
     if missing := [field for field in _PLACE if field not in given]:
         raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
     value = canonical(answer)
-    if not value.isdecimal() or len(value) > 3:
+    if is_graded and (not value.isdecimal() or len(value) > 3):
         raise ValueError(f"has the answer {answer[:80]!r}, but AIME answers are integers from 0 to 999")
-    return Problem(text, answer, "aime", split, paper=_paper(given, from_zero), source=source, location=location)
+    paper = _paper(given, from_zero)
+    return Problem(text, answer, "aime", split, paper, source=source, location=location, is_graded=is_graded)
 
 
 def _user_message(prompt: Any) -> Any:
@@ -210,6 +231,19 @@ def _answer(row: dict[str, Any]) -> str:
             "\\text{...})"
         )
     return answer
+
+
+def _answer_in_any_form(row: dict[str, Any]) -> str:
+    """Return the answer as it is, or as JSON if it is no text. Raises ValueError without one."""
+    answer = row.get("answer")
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    if answer is None or not text.strip():
+        raise ValueError("has no `answer`")
+    try:
+        label = parse_label(answer) if json.loads(text).keys() == {"answer", "split"} else None
+    except (ValueError, AttributeError, RecursionError):  # most answers are not JSON of an object
+        label = None
+    return label.answer if label else text
 
 
 def is_missing(answer: str) -> bool:

@@ -11,7 +11,9 @@ runs it also prints the settings that differ. Scores of a reward of your own are
 Exit code: 0 done, 2 the two cannot be compared.
 """
 
+import itertools
 import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from typing import Any
 from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
 from grpo.run import estimators, run_settings
-from grpo.run.measure import EXACT_MATCH, NAMES
+from grpo.run.measure import EXACT_MATCH, NAMES, SCORE
 from grpo.run.records import grades_by_problem
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -42,7 +44,7 @@ class Graded:
     problems: set[str]
 
 
-def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
+def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
     """Return the comparison of two evaluations.
 
     - ``measure``; ``graded_a``, ``graded_b``: graded problems, and all.
@@ -51,20 +53,23 @@ def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
     - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
     - ``better``, ``worse``: problems that b solves more often than a, or less often.
     - ``samples_a``, ``samples_b``: graded samples per problem, at most.
-    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a, and of scores.
+    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a or is unknown.
+
+    Args:
+        names: what an error calls them.
 
     Raises:
         UserError: if they measure different things, or share no problem that both graded.
     """
     if a.measure != b.measure:
-        names = " and B the ".join(NAMES[one.measure] for one in (a, b))
         raise UserError(
-            f"A measures the {names}", "compare evaluations with the same reward; eval.evaluate can grade both"
+            f"{names[0]} measures the {NAMES[a.measure]} and {names[1]} the {NAMES[b.measure]}",
+            "compare evaluations with the same reward; eval.evaluate can grade both",
         )
     sides = (a.grades, b.grades)
     shared = [problem for problem in a.grades if problem in b.grades]
     if not shared:
-        raise UserError("A and B have no problem in common", "evaluate both on the same data set")
+        raise UserError(f"{names[0]} and {names[1]} have no problem in common", "evaluate both on the same data set")
     rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in sides)
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in sides)
@@ -77,6 +82,10 @@ def compare_evaluations(a: Graded, b: Graded) -> dict[str, Any]:
         detectable = estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a)
     else:
         low, high = estimators.mean_interval(differences)
+        scores = sorted({score for grades in sides for problem in shared for score in grades[problem]})
+        step = min((above - below for below, above in itertools.pairwise(scores)), default=0.0)
+        if low is not None and high is not None:
+            detectable = estimators.detectable_difference(differences, low, high, draws, math.inf, step)
     return {
         "measure": a.measure,
         "a": mean_a,
@@ -128,24 +137,31 @@ def find_differences(a: Path, b: Path) -> list[str]:
         return []
     configs = [read_config(path) for path in (a, b)]
     old, new = (config["identity"] | {"reward": own_reward.identify_files(config)} for config in configs)
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if "adapter_sha256" in names:
+        names = [name for name in names if name != "adapter_scale"]
+    without = " and ".join(side for side, one in (("A", old), ("B", new)) if not one.get("adapter_sha256"))
+    adapter = f"adapter ({without} has none)" if without else "adapter"
+    return [adapter if name == "adapter_sha256" else name.removesuffix("_sha256") for name in names]
 
 
 def describe(result: dict[str, Any]) -> list[str]:
     """Return a comparison as lines for display."""
-    detectable = result["detectable"]
+    detectable, is_share = result["detectable"], result["measure"] == EXACT_MATCH  # or what an environment solved
+    name = "pass@1" if is_share else NAMES[SCORE]
     interval = "" if result["ci_low"] is None else f"95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
     lines = [
-        f"{NAMES[result['measure']]} on {result['n']} problems: A {result['a']:.3f}, B {result['b']:.3f}; "
+        f"{name} on {result['n']} problems: A {result['a']:.3f}, B {result['b']:.3f}; "
         f"B is better on {result['better']} and worse on {result['worse']}",
         f"B - A = {result['difference']:+.3f}, {interval}p = {result['p_value']:.2g}",
     ]
-    if result["measure"] == EXACT_MATCH:
-        lines.append(
-            f"even the largest possible gain, {1 - result['a']:.3f}, would not be detected with 80% power at 5%"
-            if detectable is None
-            else f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}"
-        )
+    if detectable is not None:
+        lines.append(f"smallest gain that these problems detect with 80% power at 5%: {detectable:.3f}")
+    elif is_share:
+        largest = 1 - result["a"]
+        lines.append(f"even the largest possible gain, {largest:.3f}, would not be detected with 80% power at 5%")
+    else:
+        lines.append("smallest detectable gain: unknown, since fewer than 6 problems count, or all changed equally")
     if result["differing"]:
         lines.append(f"settings that differ: {', '.join(result['differing'])}")
     return lines + [f"  {name}: {old} in A, {new} in B" for name, (old, new) in result["settings"].items()]

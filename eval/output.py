@@ -144,22 +144,23 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = read_json(folder / CONFIG)
         set(config["problems"]), range(config["n"]), dict(config["identity"]), list(config["k"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", _suggest_folder(folder)
-        ) from None
+        raise _refuse_folder(folder) from None
     return config
 
 
-def _suggest_folder(folder: Path) -> str:
-    """Return what to name instead of a folder that holds no evaluation: those of a training run are files."""
+def _refuse_folder(folder: Path) -> UserError:
+    """Return what a folder that holds no evaluation is, and what to name instead: those of a training run are files."""
     for parent in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
         files = RunFiles(parent)
         if files.checkpoints.is_dir() or files.samples.is_dir():
+            what = f"{folder} is {'' if parent == folder else 'part of '}a training run, not an evaluation"
             evaluations = list(files.sample_files("eval").values())
             if evaluations:
-                return f"name {evaluations[-1]}, the newest evaluation of this training run"
-            return f"this training run has no evaluation so far (none in {files.samples})"
-    return ("" if folder.is_dir() else "there is no such folder; ") + "name the --out of an evaluation"
+                return UserError(what, f"name {evaluations[-1]}, the newest evaluation of this training run")
+            return UserError(what, f"this training run has no evaluation so far (none in {files.samples})")
+    if not folder.is_dir():
+        return UserError(f"{folder} is not a folder", "name the --out of an evaluation")
+    return UserError(f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", "name the --out of one")
 
 
 def _is_new(folder: Path) -> bool:

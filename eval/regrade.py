@@ -35,4 +35,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

@@ -106,7 +106,7 @@ class Limits:
         self._turns = {model: threading.Lock() for model in settings.models}
 
     def take(self, model: str, tokens: int, give_up: float) -> Slot | NoSlot:
-        """Wait for a slot until `give_up` (monotonic clock); an open breaker is not waited for.
+        """Wait for a slot until `give_up` (monotonic clock); do not wait for an open breaker.
 
         Args:
             tokens: an estimate of the prompt's; :meth:`give_back` corrects it.

@@ -58,7 +58,9 @@ def _numbers(value: Any, count: int, name: str) -> list[float]:
     value = _convert_to_numbers(value)
     if isinstance(value, list | tuple):
         if len(value) != count:
-            raise ReturnError(f"{name} has {len(value)} values for {count} rollout{'s' * (count != 1)}")
+            raise ReturnError(
+                f"{name} has {len(value)} values for {count} rollout{'s' * (count != 1)}, and needs one each"
+            )
         return [_number(_convert_to_numbers(item), f"{name} has") for item in value]
     if value is None:
         raise ReturnError(f"{name} is None")

@@ -49,7 +49,7 @@ def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
 def _is_foreign(signature: inspect.Signature) -> bool:
     """Return whether the names are those of TRL or verl at places where we pass something else."""
     first, second, *_ = [*signature.parameters, "", ""]
-    return first in ("prompts", "data_source") or second in ("completions", "solution_str")
+    return first in ("prompts", "completions", "data_source") or second in ("completions", "solution_str")
 
 
 def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +58,8 @@ def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> d
     result = _call(function, path, sample, sample["query"], f"on {called}")
     if "error" in result:
         return result
+    if math.isnan(result["reward"]):
+        return _error(f"gives {called} no reward (None or NaN)", "return a number for it")
     if not math.isfinite(result["reward"]):
         return _error(f"returns the reward {result['reward']} on {called}", "return a finite number")
     if "wrong" not in sample:

@@ -68,11 +68,11 @@ def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
     return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
-def copy_tensors(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
+def copy_tensors(model: Model, dequantize: bool) -> dict[str, TensorOutput]:
     """Return a complete model's tensors unchanged, by name and in file order.
 
     Args:
-        dequantise: turn MXFP4 experts into bf16. Otherwise blocks and scales are copied byte for byte.
+        dequantize: turn MXFP4 experts into bf16. Otherwise blocks and scales are copied byte for byte.
     """
     architecture = Architecture.from_config(model.config)
     parameters = architecture.parameters()
@@ -80,7 +80,7 @@ def copy_tensors(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
     outputs = {}
     for name, tensor in sorted(model.tensors.items(), key=lambda item: (item[1].file, item[1].start)):
         parameter = name.removesuffix("_blocks").removesuffix("_scales")
-        if architecture.mxfp4 and dequantise and is_expert(parameter):
+        if architecture.mxfp4 and dequantize and is_expert(parameter):
             if name.endswith("_blocks"):
                 outputs[parameter] = _convert(reader, parameter, parameters[parameter])
         elif tensor.dtype in ("BF16", "U8"):
@@ -124,11 +124,11 @@ def write_checkpoint(
     Raises:
         UserError: as :func:`write_aside`, or if the result is incomplete.
     """
-    dequantised = not any(output.dtype == "U8" for output in outputs.values())
+    dequantized = not any(output.dtype == "U8" for output in outputs.values())
     with write_aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
         write_shards(list(outputs.values()), folder, shard_bytes)
         config = dict(model.config)
-        if dequantised:
+        if dequantized:
             config = {key: value for key, value in config.items() if key not in ("quantization_config", "torch_dtype")}
             config["dtype"] = "bfloat16"
         write_json(folder / "config.json", config)

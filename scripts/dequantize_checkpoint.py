@@ -23,7 +23,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     model = whole_model(source)
     if not model.is_mxfp4:
         raise UserError(f"{source / 'config.json'} lacks quant_method mxfp4", "name an MXFP4 model")
-    write_checkpoint(model, copy_tensors(model, dequantise=True), target)
+    write_checkpoint(model, copy_tensors(model, dequantize=True), target)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,4 +41,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

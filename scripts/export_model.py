@@ -8,7 +8,7 @@ data, reward, settings, and held-out scores, from the records of the adapter's r
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantised, which an adapter of experts needs. Host memory: the adapter, and one attention tensor or expert.
+they are dequantized, which an adapter of experts needs. Host memory: the adapter, and one attention tensor or expert.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it.
@@ -31,7 +31,7 @@ from grpo.lora import expert_form
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
-from grpo.stack.command import print_plainly
+from grpo.stack import command
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from scripts import model_card
@@ -118,7 +118,7 @@ def export_model(
     if model.is_mxfp4 and experts != "bf16" and EXPERTS_TARGET in adapter.projections:
         raise UserError(f"{adapter_folder} changes experts, which MXFP4 would round", "use --experts bf16")
     merge = Merge(model, adapter)
-    outputs = copy_tensors(model, dequantise=experts == "bf16")
+    outputs = copy_tensors(model, dequantize=experts == "bf16")
     for module in adapter_files.pairs(adapter):
         outputs[expert_form.name_parameter(module)] = _make_output(merge, module)
     write_checkpoint(model, outputs, target, shard_bytes)
@@ -163,10 +163,7 @@ def _make_output(merge: Merge, module: str) -> TensorOutput:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if it refuses."""
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("scripts.export_model", __doc__)
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
     parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
@@ -196,7 +193,9 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     if not digests.is_sealed(given):
         print(digests.describe_unverified(given))
     named = adapter.config.get("base_model_name_or_path") or "an unnamed model"
-    what = f"{merge.merged} weights merged, the rest copied from {arguments.model}" if merge else "the adapter"
+    is_dequantized = merge and merge.model.is_mxfp4 and arguments.experts == "bf16"
+    experts = "the experts dequantized, " if is_dequantized else ""
+    what = f"{merge.merged} weights merged, {experts}the rest copied from {arguments.model}" if merge else "the adapter"
     print(f"{out}: {what}")
     print(f"adapter of {named}, rank {adapter.rank}, scale {adapter.scale:g}")
     if merge and not merge.update:
@@ -207,5 +206,5 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
 
 
 if __name__ == "__main__":
-    print_plainly()
+    command.print_plainly()
     sys.exit(main())

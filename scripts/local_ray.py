@@ -1,7 +1,9 @@
 """A Ray cluster on this machine for a benchmark or a check."""
 
 import contextlib
+import os
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,8 @@ def start_ray(
 ) -> Iterator[None]:
     """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
 
-    Ray kills vLLM's processes. They then leave sockets, and queues of up to 160 MiB and semaphores under /dev/shm.
+    Ray kills vLLM's processes. They then leave sockets, and queues of up to 160 MiB and semaphores under /dev/shm. The
+    core of an engine whose actor is killed lives on; it is found by a mark in its environment.
 
     Args:
         folder: for the files of Ray and the sockets of vLLM. The caller deletes it.
@@ -28,6 +31,9 @@ def start_ray(
     """
     import ray  # only now: it reads its variables when it is imported
 
+    # Under a keeper, all have the mark of its run, and the keeper ends them.
+    mark = "" if processes.RUN_ID_VARIABLE in os.environ else uuid.uuid4().hex
+    variables = {"VLLM_RPC_BASE_PATH": str(folder)} | ({processes.RUN_ID_VARIABLE: mark} if mark else {})
     try:
         ray.init(
             address="local",
@@ -36,12 +42,12 @@ def start_ray(
             include_dashboard=False,
             object_store_memory=store,
             log_to_driver=shows_logs,
-            runtime_env={"env_vars": {"VLLM_RPC_BASE_PATH": str(folder)}},
+            runtime_env={"env_vars": variables},
             _temp_dir=str(folder),
         )
         yield
     finally:
-        mine = _find_started(Path(ray.__file__).parent)
+        mine = {*_find_started(Path(ray.__file__).parent), *(processes.find_marked(mark) if mark else ())}
         memory = processes.find_shared_memory(process.pid for process in mine)
         ray.shutdown()
         _, alive = psutil.wait_procs(mine, timeout=END_SECONDS)

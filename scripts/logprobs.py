@@ -3,8 +3,9 @@
 python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--apart] [--json]
 
 Reads `least_likely_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
-`trainer` (log-probs, nat; null if missing), as :func:`grpo.metrics.unlikely_tokens.least_likely` returns them. "!"
-marks tokens on which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
+`trainer` (log-probs, nat; null if missing). "!" marks tokens on which the two differ by more than 1 nat.
+
+Exit code: 0 shown, 2 nothing to show.
 """
 
 import argparse
@@ -95,4 +96,5 @@ def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    command.print_plainly()
     sys.exit(main())

@@ -12,7 +12,7 @@ from typing import Any
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.run_dir import data_digest
 from grpo.rollout.multi_turn.environment_loading import BUILT_IN
-from grpo.run.measure import NAMES, OUR_REWARD, get_value, is_whole, read_measure
+from grpo.run.measure import OUR_REWARD, get_name, get_reward_source, get_value, is_whole
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -66,15 +66,15 @@ def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
     """
     run, step = find_run(adapter.folder)
     base = base_id(model, adapter)
-    title = base.rpartition("/")[2] if base else "a gpt-oss model"
+    title = base.rpartition("/")[2] if base else "gpt-oss"
     what = "The adapter is merged into the model." if is_merged else "This is a LoRA adapter of it, in PEFT's format."
     parts = [
         _head(base, is_merged, license_id),
-        f"# {title}, trained with GRPO",
+        f"# {title} trained with GRPO",
         f"{base or 'A gpt-oss model'} after {format_count(step, 'step')} of GRPO. {what}",
         *_section("Held-out score", _scores(run, step)),
         *_section("Data", _data(run)),
-        *_section("Reward", [_reward(run)]),
+        *_section("Reward", _rewards(run, step)),
         *_section("Settings", _settings(run)),
         *_section("Versions", _versions(run, adapter)),
     ]
@@ -100,10 +100,14 @@ def _scores(run: Run, step: int) -> list[str]:
     if not shown:
         return []
     has_greedy = any(isinstance(row.get("greedy"), dict) for row in shown)
-    head = ["step", f"{NAMES[read_measure(shown[-1])]}, 95% interval", *(["greedy"] if has_greedy else []), "problems"]
+    names = [get_name(row) for row in shown]
+    is_mixed = len(set(names)) > 1  # the reward was changed at a resume
+    what = "result" if is_mixed else names[0]
+    head = ["step", f"{what}, 95% interval", *(["greedy"] if has_greedy else []), "problems"]
     lines = [_row(head), _row(["---"] * len(head))]
-    for row in shown:
-        cells = [f"{row['step']}", _score(row), *([_score(row.get("greedy") or {})] if has_greedy else [])]
+    for row, name in zip(shown, names, strict=True):
+        value = f"{name} {_score(row)}" if is_mixed else _score(row)
+        cells = [f"{row['step']}", value, *([_score(row.get("greedy") or {})] if has_greedy else [])]
         problems = f"{row.get('n', '')}" if is_whole(row) else f"{row.get('n')} of {row.get('problems')}"
         lines.append(_row([*cells, problems]))
     temperature = run.part("flags").get("eval_temperature")
@@ -138,18 +142,40 @@ def _problems(run: Run, what: str, flag: str, planned: str) -> Iterator[str]:
         yield f"- {what}: {format_count(count, 'problem')}"
 
 
-def _reward(run: Run) -> str:
+def _rewards(run: Run, step: int) -> list[str]:
+    """Return the reward up to a step, or a line for each reward if it was changed at a resume."""
+    parts: list[tuple[int, str]] = []  # the last step with each reward, newest first
+    earlier: dict[str, Any] = {}  # settings that the parts after a resume do not have any more
+    end = step
+    for row in [*reversed(run.resumes), {"step": 0}]:
+        if row["step"] < end:
+            if not parts or parts[-1][1] != _reward(run, earlier):
+                parts.append((end, _reward(run, earlier)))
+            end = row["step"]
+        earlier |= {name: pair[0] for name, pair in (row.get("changed") or {}).items()}
+    if len(parts) == 1:
+        return [parts[0][1]]
+    starts = [last + 1 for last, _ in parts[1:]] + [1]
+    return [f"- from step {first}: {said}" for first, (_, said) in zip(starts, parts, strict=True)][::-1]
+
+
+def _reward(run: Run, earlier: dict[str, Any]) -> str:
+    """Return the reward of a part of the run, in which some settings had other values than at the end."""
     environment = run.part("environment").get("ENVIRONMENT")
     if environment:
         names = [name if name in BUILT_IN else "one of its authors" for name in str(environment).split()]
         return f"Environment with several turns: {', '.join(dict.fromkeys(names))}."
-    url = run.part("flags").get("remote_rm_url")
-    if Path(str(url[0] if isinstance(url, list) and url else url)).name != OUR_REWARD.name:
-        return "A reward function of its authors."
-    judge = run.part("judge")
-    if judge.get("JUDGE") != "1" or run.config.get("judge_off"):
+    source = get_reward_source((run.part("flags") | earlier).get("remote_rm_url"))
+    if source.startswith(("http://", "https://")):
+        return "A reward server."
+    if Path(source).name != OUR_REWARD.name:
+        return "A custom Python reward function."
+    judge = run.part("judge") | earlier
+    if judge.get("JUDGE") != "1" or (run.config.get("judge_off") and "remote_rm_url" not in earlier):
         return "Correctness of the final answer."
     weights = f"{judge.get('CORRECTNESS_WEIGHT')} x correctness + {judge.get('QUALITY_WEIGHT')} x quality"
+    if run.config.get("judge_is_stand_in"):
+        return f"{weights}, judged by a local server in place of Gemini, whose scores mean nothing."
     return f"{weights}, judged by {judge.get('JUDGE_MODELS')}."
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.run.measure import SCORE, get_value, is_whole, read_measure
+from grpo.run.measure import SCORE, get_value, is_whole, keep_last_measure, read_measure
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -53,7 +53,7 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     Args:
         root: the folder that the run's name is relative to.
     """
-    evals = [{key: row.get(key) for key in (read_measure(row), *_EVAL)} for row in run.graded]
+    evals = [{key: row.get(key) for key in (read_measure(row), *_EVAL)} for row in keep_last_measure(run.graded)]
     correct = run.metrics[-1].get("correct") if run.metrics else None
     return {
         **_place(run.folder, root),

@@ -13,7 +13,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --no-kill
 #SBATCH --signal=B:TERM@180
-# --no-kill: a job that loses a node goes on, and the run restarts if the other nodes have enough GPUs. --signal: 180 s
+# --no-kill: a job that loses a node continues, and the run restarts if the other nodes have enough GPUs. --signal: 180 s
 # before its time is up, Slurm sends SIGTERM to this script alone, and the run saves.
 set -euo pipefail
 

@@ -12,6 +12,17 @@ HELD_OUT_SCORE = "held-out score"  # of evaluations; the column `score` is of th
 WATCH, WARNING, CRITICAL = "watch", "warning", "critical"
 
 
+# The names of findings that are more than their words.
+_TITLES = {
+    "over_fitting": "overfitting",
+    "lr_shock": "learning-rate shock",
+    "off_policy": "off-policy updates",
+    "mismatch": "trainer-engine mismatch",
+    "passes_differ": "passes that differ",
+    "judge_dependent": "judge-dependent reward",
+}
+
+
 class NotJudged(Exception):
     """A rule lacks steps or columns; the message says which."""
 
@@ -166,7 +177,7 @@ class Diagnosis:
 
 def format_title(name: str) -> str:
     """Return the name of a finding or a rule for display."""
-    return name.replace("_", " ")
+    return _TITLES.get(name) or name.replace("_", " ")
 
 
 def number(value: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo.diagnosis.finding import HELD_OUT_SCORE, NotJudged
 from grpo.diagnosis.series import Series
-from grpo.run.measure import EXACT_MATCH, SCORE, get_name, get_value, is_whole, read_measure
+from grpo.run.measure import EXACT_MATCH, SCORE, get_name, get_value, is_whole, keep_last_measure, read_measure
 from grpo.run.progress import sort_by_step
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import RUNNING, Run
@@ -217,12 +217,12 @@ def build_history(
     config = config or {}
     columns, results = (_deduplicate_steps(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(get_value(row)))]
-    if others := [row for row in graded if read_measure(row) != read_measure(graded[-1])]:
-        notes.append(f"eval.jsonl: {len(others)} evaluations measured {get_name(others[0])} and are left out")
-        graded = [row for row in graded if row not in others]
-    whole = [row for row in graded if is_whole(row)]
-    if len(whole) < len(graded):
-        notes.append(f"eval.jsonl: {len(graded) - len(whole)} evaluations graded only some problems and are left out")
+    alike = keep_last_measure(graded)
+    if len(alike) < len(graded):
+        notes.append(f"eval.jsonl: {len(graded) - len(alike)} evaluations measured something else and are left out")
+    whole = [row for row in alike if is_whole(row)]
+    if len(whole) < len(alike):
+        notes.append(f"eval.jsonl: {len(alike) - len(whole)} evaluations graded only some problems and are left out")
     return RunHistory(columns, whole, config, notes, folder=_folder(config))
 
 

@@ -94,7 +94,7 @@ def main(words: list[str] | None = None) -> int:
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
-            return end_restarts(Path(options.resume), came.code)
+            return end_restarts(Path(options.resume), came.code, cause=came.name)
         return came.code
 
 
@@ -145,7 +145,7 @@ def _main(options: argparse.Namespace) -> int:
     warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
     warnings += learning_rate.warnings(config.args)
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
-    done = resume.complete(config, plan) if options.resume else []
+    done = resume.complete(config, plan, resume.resumed_step(config)) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _describe_resumption(config, folder) if options.resume else []

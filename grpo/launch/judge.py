@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.launch.checks.data import has_own_reward
+from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.problem import Problem, UserError
@@ -54,7 +54,7 @@ def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
         endpoint.base_url()  # checked even without a judge: the run directory records it
         if has_environment(config.args):
             return RunJudge(None, False, "the environment gives the reward")
-        if not has_own_reward(config):
+        if not uses_our_reward(config):
             user_files.from_environment()  # refuses invalid settings
             return RunJudge(None, False, "REWARD is your own function")
         configured = settings.from_environment()
@@ -131,7 +131,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
 def describe(judge: RunJudge, config: Config) -> list[str]:
     """Describe the judge in lines for people; without one, why our reward is correctness alone."""
     if judge.settings is None:
-        is_ours = has_own_reward(config) and not has_environment(config.args)
+        is_ours = uses_our_reward(config) and not has_environment(config.args)
         return [f"reward      correctness alone, because {judge.why_off}"] if is_ours else []
     reward, chain = judge.settings, judge.settings.chain
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, stop_rules
+from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, signals, stop_rules
 from grpo.launch.config import Config
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
@@ -75,7 +75,7 @@ def run(
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
             code = came.code
-            note(files, code)
+            note(files, code, cause=came.name)
     if not is_finished:
         print(
             f"not finished {describe_continuation(folder, Path(config.args.ckpt_path), files.read_config())}",
@@ -150,4 +150,6 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         if end.code not in (REFUSED, STOPPED):
             verdict = restarts.decide([*read_parts(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
+    elif end.code > 128:
+        more["cause"] = signals.get_name(end.code - 128)
     return verdict if note(files, end.code, **more) else Verdict(None, [])

@@ -221,7 +221,8 @@ def describe(plan: Plan, config: Config) -> list[str]:
 
 def _describe_steps(plan: Plan, config: Config) -> list[str]:
     args = config.args
-    limit = f", stopped at {args.max_steps}" if args.max_steps else ""
+    all_steps = (plan.steps_per_episode or 0) * args.num_episodes
+    limit = f", stopped at {args.max_steps}" if args.max_steps and args.max_steps < all_steps else ""
     lines = [
         f"steps       {format_count(plan.prompts or 0, 'prompt')} = "
         f"{format_count(plan.steps_per_episode or 0, 'global step')} per episode "

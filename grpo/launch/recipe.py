@@ -22,6 +22,8 @@ from grpo.stack import command
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 
+_PATHS = ("MODEL", "ENGINE_MODEL", "ADAPTER", "TRAIN_DATA", "EVAL_DATA", "REWARD", "ENVIRONMENT", "LIBRARY")
+
 
 def main(lines: Sequence[str], words: Sequence[str]) -> int:
     """Launch what a command line of train_grpo.sh asks for; return the exit code.
@@ -34,12 +36,12 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     except UserError as error:
         print(f"train_grpo.sh: {error}", file=sys.stderr)
         return 2
-    given = choose.select_given(os.environ)
+    given = _make_absolute(choose.select_given(os.environ))
     try:
         ours = recipe.read(lines, recipe.SOURCE)
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"{recipe.SOURCE} has no line for {', '.join(missing)}", "put it back")
-        config = choose.select_given(_config(asked, given, ours))
+        config = _make_absolute(choose.select_given(_config(asked, given, ours)))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
@@ -60,13 +62,31 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
 
 
 def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of --config; those that a run has kept if it is resumed without."""
-    if file := asked.values.get("config"):
-        return recipe.read_file(Path(file))
+    """Return the settings of --config, and those that a resumed run has had so far.
+
+    The launcher keeps the run's folders itself, since a run may have been moved.
+    """
+    file = asked.values.get("config")
+    config = recipe.read_file(Path(file)) if file else {}
     if which := asked.values.get("resume"):
-        folder = run_dir.find_run(which, choose.choose(asked, given, ours)["NAME"])
-        return RunFiles(folder).read_config().get("config") or {}
-    return {}
+        folder = run_dir.find_run(which, choose.choose(asked, {**config, **given}, ours)["NAME"])
+        recorded = RunFiles(folder).read_config()
+        former = {name: value for name, (value, _) in (recorded.get("changes") or {}).items()}
+        settings = {**(recorded.get("config") or {}), **former, **config}
+        config = {name: value for name, value in settings.items() if name not in ("CKPT_DIR", "METRICS_DIR")}
+    return config
+
+
+def _make_absolute(settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings with absolute paths where there is such a file: a run may be resumed from another folder."""
+    return settings | {name: _make_path_absolute(name, settings[name]) for name in _PATHS if name in settings}
+
+
+def _make_path_absolute(name: str, text: str) -> str:
+    """Return a path, or several files between blanks, absolute where they exist."""
+    if os.path.isfile(text) or (name != "ENVIRONMENT" and os.path.isdir(text)):  # "python" is no folder
+        return os.path.abspath(text)
+    return " ".join(os.path.abspath(file) if os.path.isfile(file) else file for file in text.split())
 
 
 def _options(asked: Options, values: Mapping[str, str]) -> list[str]:

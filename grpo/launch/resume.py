@@ -215,9 +215,9 @@ def _name_repeated_steps(config: Config) -> str:
     return f"; step {first} is run again" if last == first else f"; steps {first} to {last} are run again"
 
 
-def complete(config: Config, plan: Plan) -> list[str]:
-    """Say so, in one line, if a resumed run has made all its steps."""
-    args, step = config.args, resumed_step(config)
+def complete(config: Config, plan: Plan, step: int) -> list[str]:
+    """Say so, in one line, if a run that has made `step` steps has made all."""
+    args = config.args
     if not step or plan.steps is None or step < plan.steps:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
@@ -227,7 +227,10 @@ def complete(config: Config, plan: Plan) -> list[str]:
 
 def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
-    done, ends = complete(config, plan), read_parts(RunFiles(Path(config.args.run_dir)).ends)
+    files = RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir))
+    ends, rows = read_parts(files.ends), read_steps(files.metrics)
+    made = max((row["step"] for row in rows), default=0)  # SAVE_STEPS=-1: no checkpoint tells
+    done = complete(config, plan, resumed_step(config) or made)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
         return []

@@ -138,6 +138,7 @@ def write(
             "reward": user_files.variables(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
+            "judge_is_stand_in": "--stand-in" in options,
             "plan": asdict(plan),
         },
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.metrics.parity import PolicyMismatch
-from grpo.run.measure import get_name, get_value
+from grpo.run.measure import get_name, get_value, keep_last_measure
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine
 from grpo.stack.problem import Problem
@@ -62,8 +62,9 @@ def _not_finite(step: int) -> Problem:
 
 
 def _fall(amount: float, progress: Progress) -> Problem | None:
-    """Compare the newest evaluation with the best one."""
-    values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := get_value(row))]
+    """Compare the newest evaluation with the best one of the same measure."""
+    rows = keep_last_measure(progress.evals.rows)
+    values = [(value, row["step"]) for row in rows if is_number(value := get_value(row))]
     if not progress.evals.read_this_part() or not values or max(values)[0] - values[-1][0] < amount:
         return None
     (best, at), (now, step) = max(values), values[-1]

@@ -49,7 +49,7 @@ SCHEMA = (
     Metric("correct", "share", 1, "training rollouts whose answer is the gold answer", "reward"),
     Metric("correct_whole", "share", 1, "the same over the rollouts that were not cut; the difference bounds what the "
            "length limit costs", "rows"),
-    Metric("reward", "", 1, "mean reward of the rollouts, including the judge's part", "openrlhf"),
+    Metric("reward", "", 1, "mean reward of the rollouts; with a judge, its part is included", "openrlhf"),
     Metric("reward.*", "", 1, "mean of this reward alone, before its weight", "reward", when="several files in REWARD"),
     Metric("answered", "share", 1, "rollouts with a readable answer; one that was cut seldom has any", "reward",
            (0.7, None)),

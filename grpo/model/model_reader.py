@@ -1,4 +1,4 @@
-"""Reads parts of a checkpoint's tensors and dequantises MXFP4 straight into the destination.
+"""Reads parts of a checkpoint's tensors and dequantizes MXFP4 straight into the destination.
 
 It uses `pread` rather than mmap: mapped pages would count towards the memory of every rank that reads them.
 """
@@ -44,7 +44,7 @@ class CheckpointReader:
         Args:
             name: the parameter's name in ``GptOssForCausalLM``.
             shape: the parameter's shape. MXFP4 is stored transposed and is written in this layout.
-            out: ``[elements]``, contiguous. In bf16, MXFP4 is dequantised on its device. In uint8, ``name`` is that of
+            out: ``[elements]``, contiguous. In bf16, MXFP4 is dequantized on its device. In uint8, ``name`` is that of
                 blocks or scales, which are read as they are.
 
         Raises:

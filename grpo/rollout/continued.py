@@ -1,7 +1,8 @@
 """Rollouts that outlive the policy that began them: a sync cuts their requests, and the next policy continues them.
 
-The cut lies below ``generate``, so whoever rolls out does not notice it. A request that goes on begins with the prompt
-and the tokens sampled so far. Each token keeps the log-prob of the policy that sampled it, and that policy's number.
+The cut lies below ``generate``, so the code that makes rollouts does not notice it. A continued request begins with the
+prompt and the tokens sampled so far. Each token keeps the log-prob of the policy that sampled it, and that policy's
+number.
 Imports no DeepSpeed.
 """
 

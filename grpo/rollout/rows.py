@@ -91,8 +91,8 @@ class Batch(Rows):
     """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss, or one of its rows.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.score`; None where the current log-probs are
-            used, see :func:`grpo.update.passes.set_old_log_probs`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.add_log_probs`; None where the current
+            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
         base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
         advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.

@@ -176,7 +176,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 
 
 def detectable_difference(
-    differences: Sequence[float], low: float, high: float, draws: float, room: float
+    differences: Sequence[float], low: float, high: float, draws: float, room: float, step: float = 1.0
 ) -> float | None:
     """Return the smallest difference that a comparison detects with about 80% power at 5%, two-sided.
 
@@ -186,17 +186,19 @@ def detectable_difference(
 
     Args:
         differences: one per problem.
-        low, high: their :func:`difference_interval`.
+        low, high: their :func:`difference_interval`, or their :func:`mean_interval`.
         draws: samples per problem.
-        room: the largest possible difference: 1 - the mean of a for a gain.
+        room: the largest possible difference: 1 - the mean of a for a gain of exact match.
+        step: the smallest difference of two grades.
 
     Returns:
-        None if no difference in 0..room is detectable: fewer than six problems cannot give a p-value below 5%.
+        None if no difference in 0..room is detectable: fewer than six problems cannot give a p-value below 5%. Also
+        None if the error is 0, and thus unknown: all differences are equal and the interval is a point.
     """
     n = len(differences)
     if n < 6:
         return None
     to_level, to_power = (t_quantile(quantile, n - 1) for quantile in ((1 + LEVEL) / 2, POWER))
     error = max(statistics.stdev(differences) / math.sqrt(n), (high - low) / 2 / to_level)
-    smallest = (to_level + to_power) * error + 1 / (n * draws)
-    return smallest if smallest <= room else None
+    smallest = (to_level + to_power) * error + step / (n * draws)
+    return smallest if error and smallest <= room else None

@@ -3,7 +3,7 @@
 A line of eval.jsonl has the number under one of two names, `exact_match` or `score`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 
 def choose_measure(args: Arguments) -> str:
     """Return the measure of a run's evaluations. An environment says itself which rollouts are correct."""
-    url = args.remote_rm_url
-    first = url[0] if isinstance(url, list) and url else url
-    return EXACT_MATCH if has_environment(args) or Path(first or OUR_REWARD).resolve() == OUR_REWARD else SCORE
+    is_ours = Path(get_reward_source(args.remote_rm_url)).resolve() == OUR_REWARD
+    return EXACT_MATCH if has_environment(args) or is_ours else SCORE
+
+
+def get_reward_source(remote_rm_url: Any) -> str:
+    """Return the file or address of a run's first reward, given the flag, a text or a list; ours if it is empty."""
+    first = remote_rm_url[0] if isinstance(remote_rm_url, list) and remote_rm_url else remote_rm_url
+    return str(first or OUR_REWARD)
 
 
 def read_measure(row: Mapping[str, Any]) -> str:
@@ -37,6 +42,14 @@ def get_name(row: Mapping[str, Any]) -> str:
 def get_value(row: Mapping[str, Any]) -> Any:
     """Return the number that an evaluation measured; None if it graded nothing."""
     return row.get(read_measure(row))
+
+
+def keep_last_measure(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the evaluations that measured what the last one did; only those can be compared with it.
+
+    A run that was resumed with another reward also has others.
+    """
+    return [row for row in rows if read_measure(row) == read_measure(rows[-1])]
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:

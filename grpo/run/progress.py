@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import get_name, get_value, is_whole, read_measure
+from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.counted import format_count
@@ -104,6 +104,7 @@ class Progress:
         self.steps = steps
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.parity = JsonLines(files.parity)
+        self._waits: str | None = None  # what the last comparison waits for
         self.files = (self.metrics, self.evals)
         self._run = files
         self._before, self._resumes = 0, 0
@@ -127,11 +128,21 @@ class Progress:
 
         Writes that were lost since then come last.
         """
-        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
+        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self._new_comparisons()]
         lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
         lost = [f"! lost       {self.lost.describe()}; the run continues"] if self.lost.refresh() else []
         return [line for _, _, line in sorted(lines)] + lost
+
+    def _new_comparisons(self) -> list[dict[str, Any]]:
+        """Return the comparisons since the last call, but not those that wait for the same engines as one before."""
+        news = []
+        for row in self.parity.new_rows():
+            waits = row.get("waits") if not row.get("problems") else ""
+            if not waits or waits != self._waits:
+                news.append(row)
+            self._waits = waits
+        return news
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
@@ -174,7 +185,8 @@ class Progress:
         if self.lost.count:
             lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
-            ends = [self.evals.rows[0], self.evals.rows[-1]]
+            measured = keep_last_measure(self.evals.rows)
+            ends = [measured[0], measured[-1]]
             lines += _change(get_name(ends[0]), ends)
             lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])
         adapter = find_adapter(save_path, ckpt_path)
@@ -194,7 +206,9 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
     columns = [column for column in STEP_COLUMNS if is_number(row.get(column[0]))]
-    parts += [f"{label} {row[key]:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO]
+    parts += [
+        f"{label} {row[key] + 0.0:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO
+    ]
     parts[2:2] = [f"{key} {row[key]:.3f}" for key in row if key.startswith("reward.") and is_number(row[key])]
     seconds = row.get("seconds")
     seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
@@ -238,9 +252,7 @@ def eval_line(row: dict[str, Any]) -> str:
 
 
 def explain_difference(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """Say so if two evals do not measure the same problems by the same measure."""
-    if read_measure(first) != read_measure(last):
-        return ["             not comparable: the two were measured differently"]
+    """Say so if two evals do not measure the same problems."""
     if is_whole(first) and is_whole(last):
         return []
     return [

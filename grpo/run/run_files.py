@@ -161,8 +161,8 @@ class RunFiles:
         """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
 
         Args:
-            more: ``lost``, the writes that the run lost; of a failure: ``cause``, ``remedy``, and what
-                :func:`grpo.launch.restarts.decide` needs.
+            more: ``lost``, the writes that the run lost; ``cause``, also the signal that stopped it; of a failure:
+                ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
         """
         _append(self.ends, {"time": time.time(), "code": code, **more})
 

@@ -1,6 +1,7 @@
 """The settings of runs, and how they differ."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def settings(run: Run) -> dict[str, str]:
             key: value for key, value in run.config.items() if key not in ("flags", "given", "changes", "plan", "judge")
         },
         **run.part("flags"),
-        **run.part("judge"),
+        **_judge(run),
         **{key: value for key, value in env.items() if key != "packages"},
         **{f"package {key}": value for key, value in _items(env.get("packages"))},
     }
@@ -30,15 +31,20 @@ def settings(run: Run) -> dict[str, str]:
 
 def read_given(run: Run) -> dict[str, str]:
     """Return the settings that were set explicitly rather than left to their defaults."""
-    parts = {**run.part("given"), **run.part("judge"), **run.part("reward")}
+    parts = {**run.part("given"), **_judge(run), **run.part("reward")}
     return {name: _text(value) for name, value in parts.items() if name not in PLACES}
 
 
 def set_by_user(run: Run) -> dict[str, list[str]]:
-    """Return the value and the default of each setting that the user gave another value."""
-    return {
+    """Return the value and the default of each setting that the user gave another value, then the options."""
+    given = {
         name: [_text(part) for part in pair] for name, pair in run.part("changes").items() if isinstance(pair, list)
     }
+    words = run.config.get("options")
+    for option in re.findall(r"--\S+(?: (?!--)\S+)*", " ".join(map(str, words)) if isinstance(words, list) else ""):
+        name, _, value = option.partition(" ")
+        given[name] = [value, ""]
+    return given
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -57,6 +63,11 @@ def changes(run: Run) -> list[tuple[str, str, str, str]]:
         for name, pair in _items(row.get("changed"))
         if isinstance(pair, list) and len(pair) == 2
     ]
+
+
+def _judge(run: Run) -> dict[str, Any]:
+    """Return the settings of the judge; {} if it is off."""
+    return {} if run.config.get("judge_off") else run.part("judge")
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.lost_writes import LOSSY
-from grpo.run.measure import get_value
+from grpo.run.measure import OUR_REWARD, get_reward_source, get_value
 from grpo.run.progress import Progress, is_number, sort_by_step
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.stack.json_files import read_json
@@ -44,7 +44,7 @@ class Run:
         resumes: the lines of resumes.jsonl.
         progress: all lines of metrics.jsonl and eval.jsonl.
         code: the exit code of its last part; None if it is running or its end was not recorded.
-        cause: why that part failed; "" if it did not, or if that is unknown.
+        cause: why that part failed or was stopped; "" if it was not, or if that is unknown.
         state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
             version that does not record its end is STOPPED.
 
@@ -119,6 +119,12 @@ class Run:
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
+    def has_own_reward(self) -> bool:
+        """Tell whether the user's own function or an environment gives the reward."""
+        source = get_reward_source(self.part("flags").get("remote_rm_url"))
+        return bool(self.part("environment")) or Path(source).name != OUR_REWARD.name
+
+    @property
     def planned(self) -> int | None:
         """Return the planned number of steps; None if unknown."""
         steps = self.part("plan").get("steps") or self.part("flags").get("max_steps")
@@ -149,6 +155,12 @@ class Run:
         return min(times, default=None)
 
     @property
+    def has_stepped(self) -> bool:
+        """Tell whether the run has logged a step since it started or was resumed last."""
+        begun = self.resumes[-1]["time"] if self.resumes else 0.0
+        return any(not is_number(row.get("time")) or row["time"] >= begun for row in self.metrics[-1:])
+
+    @property
     def last_line(self) -> float | None:
         """Return when the newest step or evaluation was written, in seconds since 1970."""
         rows = (*self.metrics[-1:], *self.evals[-1:])
@@ -161,13 +173,15 @@ class Run:
         return statistics.median(times) if times else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the run's end, evaluations included; None if unknown.
+        """Return the seconds until the run's end, evaluations included; None if unknown, also while the run starts.
 
         Args:
             now: seconds since 1970.
         """
         pace = self.seconds_a_step()
         if self.state != RUNNING or self.planned is None or pace is None or self.last_line is None:
+            return None
+        if not self.has_stepped:
             return None
         in_step = min(max(now - self.last_line, 0.0), pace)
         left = (self.planned - self.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()

@@ -97,10 +97,13 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
     """
     everyone = range(len(logs))
     wrong, right = ([index for index in everyone if logs[index].get("correct") == value] for value in (0, 1))
+    ungraded = [] if wrong or right else everyone
     reasons: dict[int, list[str]] = {}
     for why, indices, name, size in (
         ("highest reward of the wrong ones", wrong, "reward", float),
         ("lowest reward of the right ones", right, "reward", operator.neg),
+        ("highest reward", ungraded, "reward", float),
+        ("lowest reward", ungraded, "reward", operator.neg),
         ("longest", everyone, "response_length", float),
         ("most surprising", everyone, "surprisal", float),
         ("largest loss", everyone, "micro_batch_loss", abs),

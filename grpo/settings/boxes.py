@@ -17,7 +17,7 @@ _SHARED = {8: ("4", "2", "8"), 4: ("2", "2", "4"), 2: ("2", "1", "2")}
 
 TINY = {
     "NAME": "tiny",
-    "NUM_ENGINES": "2",
+    "NUM_ENGINES": "1",
     "ENGINE_TP": "1",
     "ACTOR_GPUS": "2",
     "ROLLOUT_BATCH_SIZE": "16",

@@ -54,7 +54,7 @@ def changes(
     """Return what the user changed for this start: settings that would have another value, and flags after `--`.
 
     Args:
-        config: the settings of --config.
+        config: the settings of --config, and those that a resumed run has kept.
     """
     changed: Changes = {}
     for name, value in given.items():
@@ -71,8 +71,8 @@ def changes(
 
 
 def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
-    """Return the changed settings, and those of --config, in lines for people."""
-    lines = [f"{name}={value} (by --config)" for name, value in config.items() if name not in changed]
+    """Return the changed settings, and those of `config`, in lines for people."""
+    lines = [f"{name}={value} (kept, or by --config)" for name, value in config.items() if name not in changed]
     lines += [
         f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
         for name, (value, default) in changed.items()
@@ -82,10 +82,10 @@ def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
 
 
 def _choose_tiny_gpus() -> int | None:
-    """Return the box of a tiny run that fits a machine with fewer than 4 GPUs."""
+    """Return the box of a tiny run that fits a machine with fewer than 3 GPUs."""
     if is_cpu_stack() or os.environ.get("RAY_ADDRESS"):
         return None
-    return {1: 1, 2: 2, 3: 2}.get(len(machine.gpus()))
+    return {1: 1, 2: 2}.get(len(machine.gpus()))
 
 
 def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:

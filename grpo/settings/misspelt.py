@@ -10,8 +10,10 @@ from grpo.stack.problem import Problem
 _CLOSE = 0.86  # of difflib's ratio: one or two wrong letters in a name, not another word
 # Names of other trainers, besides OpenRLHF's flags
 _OTHERS = {
+    "BATCH_SIZE": "ROLLOUT_BATCH_SIZE",
     "BETA": "KL_COEF",
     "LOSS_TYPE": "POLICY_LOSS",
+    "LR": "LEARNING_RATE",
     "MASK_TRUNCATED_COMPLETIONS": "MASK_TRUNCATED",
     "MAX_COMPLETION_LENGTH": "GENERATE_MAX_LEN",
     "MAX_PROMPT_LENGTH": "PROMPT_MAX_LEN",
@@ -46,12 +48,14 @@ def find(environ: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def close_to(name: str) -> str | None:
-    """Return the setting in another case, or with more words, or with one or two other letters."""
+    """Return the setting in another case, with more words, with its letters in another order, or one or two others."""
     if name.startswith("GRPO_") or not re.fullmatch("[A-Za-z_]+", name):  # GRPO_*: what a run sets for its workers
         return None
     if "_" in name:
         longer = [setting for setting in SETTINGS if f"{setting}_".startswith(f"{name.upper()}_")]
         if longer:
             return longer[0]
+    if exchanged := [setting for setting in SETTINGS if sorted(setting) == sorted(name.upper())]:
+        return exchanged[0]
     close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_CLOSE)
     return close[0] if close else None

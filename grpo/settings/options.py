@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from grpo.settings.boxes import BOXES
+from grpo.settings.misspelt import close_to
 from grpo.settings.table import SETTINGS
 from grpo.stack import command
 from grpo.stack.problem import UserError
@@ -85,8 +86,13 @@ def _check(values: dict[str, str]) -> None:
 
 def _unknown(word: str) -> UserError:
     name, sign, _ = word.partition("=")
+    if sign and name in SETTINGS:
+        return UserError(f"{word} is a setting", f"write it before the command: {word} ./train_grpo.sh")
     if sign and name.isupper():
-        return UserError(f"{word} is a setting", f"write it first: {word} ./train_grpo.sh")
+        meant = close_to(name)
+        return UserError(
+            f"{name} is not a setting", f"did you mean {meant}?" if meant else "docs/settings.md lists all"
+        )
     setting = name.removeprefix("--").replace("-", "_").upper()
     if setting in SETTINGS:
         return UserError(f"{word} is a setting, not an option", f"{setting}=VALUE ./train_grpo.sh")

@@ -101,9 +101,9 @@ LENGTH = (
     Setting("LENGTH_SCHEDULE", str, "Raises the limit of responses up to GENERATE_MAX_LEN: at global steps, "
             "`1024,2048@50,3072@100`, or once this share of rollouts was truncated in the last 5 steps, "
             "`1024,3072@20%`. Evaluations always have GENERATE_MAX_LEN.", "", "length_schedule", is_ours=True),
-    Setting("OVERLONG_BUFFER", float, "The reward falls linearly over this many tokens before the limit, see [loss and "
-            "length](loss-and-length.md). Empty: no penalty. With ENVIRONMENT, the tokens of all turns count.", "",
-            "overlong_buffer_len"),
+    Setting("OVERLONG_BUFFER", float, "The number of tokens before the length limit over which the reward falls "
+            "linearly, see [loss and length](loss-and-length.md). Empty: no penalty. With ENVIRONMENT, the tokens of "
+            "all turns count.", "", "overlong_buffer_len"),
     Setting("OVERLONG_PENALTY", float, "The reduction at the limit. DAPO subtracts up to 1 from rewards of -1 and 1, "
             "Magistral 0.1.", "0.5", "overlong_penalty_factor", only_with="OVERLONG_BUFFER",
             check=at_least(0, "0 or more: less would reward length")),
@@ -168,29 +168,30 @@ ALGORITHM = (
             "in the batch: `sequence_mean` A / (L S), which favors long wrong rollouts; `token_mean` A / (tokens of "
             "the batch); `constant` A / (S GENERATE_MAX_LEN), as in Dr. GRPO.", flag="loss_aggregation", is_ours=True,
             choices=("sequence_mean", "token_mean", "constant")),
-    Setting("POLICY_LOSS", str, "What a token's loss makes of the ratio of policies, see [loss](loss-and-length.md#"
-            "policy-loss): `ppo` and `gspo` (one ratio for each rollout) clip it, `cispo` bounds a weight, `sapo` "
-            "fades softly.", "ppo", "policy_loss_type", choices=(*CLIPPING_LOSSES, "cispo", "sapo")),
+    Setting("POLICY_LOSS", str, "How the loss of a token uses the policy ratio, see "
+            "[loss](loss-and-length.md#policy-loss): `ppo` and `gspo` (one ratio for each rollout) clip it, `cispo` "
+            "bounds the weight that it gives the token, `sapo` lowers this weight gradually.", "ppo",
+            "policy_loss_type", choices=(*CLIPPING_LOSSES, "cispo", "sapo")),
     Setting("EPS_CLIP", float, "With POLICY_LOSS=ppo or gspo, the ratio is clipped to 1 plus or minus this.",
             flag="eps_clip", check=above(0)),
     Setting("CISPO_MAX_RATIO", float, "With POLICY_LOSS=cispo, the largest weight of a token: a larger ratio counts as "
             "this.", "5.0", "cispo_max_ratio", is_ours=True, check=at_least(1), only_with="POLICY_LOSS"),
-    Setting("SAPO_TEMPERATURES", float, "With POLICY_LOSS=sapo, how fast a token fades as its ratio leaves 1, where "
-            "the advantage is positive and where it is not. Higher is faster.", "1.0 1.05", "sapo_temperatures",
-            is_ours=True, count=2, check=above(0), only_with="POLICY_LOSS"),
+    Setting("SAPO_TEMPERATURES", float, "With POLICY_LOSS=sapo, how fast the weight of a token falls as its ratio "
+            "moves away from 1: for positive advantages, and for all others. Higher is faster.", "1.0 1.05",
+            "sapo_temperatures", is_ours=True, count=2, check=above(0), only_with="POLICY_LOSS"),
     Setting("MASK_TRUNCATED", bool, "1: leave rollouts that were cut at the length limit out of the loss and of its "
             "denominator. They count in the mean of their group. See [masks](loss-and-length.md#masks).", "0",
             "mask_truncated", is_ours=True),
     Setting("MASK_ZERO_SPREAD", bool, "1: leave the rollouts of a group without spread out of the loss's denominator, "
             "and out of KL and entropy terms. Their advantages are 0 anyway.", "0", "mask_zero_spread", is_ours=True),
-    Setting("KL_COEF", float, "Subtracts from the reward this times the KL divergence from the policy that the run "
-            "starts from, which is MODEL, with ADAPTER if it is set; costs a forward pass. `-- --use_kl_loss "
-            "--kl_estimator k3` moves it into the loss.",
-            flag="init_kl_coef", check=at_least(0, "0 or more: less would reward distance from the reference")),
+    Setting("KL_COEF", float, "Coefficient of a KL penalty, which is subtracted from the reward. The reference is the "
+            "policy that the run starts from: MODEL, with ADAPTER if it is set. Costs a forward pass. `-- "
+            "--use_kl_loss --kl_estimator k3` moves it into the loss.", flag="init_kl_coef",
+            check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on this one, see [pipeline]"
             "(pipeline.md).", flag="pipeline", is_ours=True),
-    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: this many prompts may have unfinished rollouts at the sync, see "
-            "[unfinished rollouts](pipeline.md#unfinished-rollouts). 0: none.", "0", "partial_rollouts",
+    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1: the number of prompts that may have unfinished rollouts at the "
+            "sync, see [unfinished rollouts](pipeline.md#unfinished-rollouts). 0: none.", "0", "partial_rollouts",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=NOT_NEGATIVE),
     Setting("PARTIAL_POLICIES", int, "How many policies may continue such a rollout.", "2", "partial_policies",
             is_ours=True, only_with="PARTIAL_ROLLOUTS", check=at_least(2)),
@@ -244,9 +245,9 @@ MEMORY = (
     Setting("ACTOR_SHARD", str, "`zero3` gives each GPU a part of the frozen model, and gathers a layer when it is "
             "used. `none` keeps the whole model on each GPU, so that only gradients of the adapter travel.", "zero3",
             "actor_shard", is_ours=True, choices=("zero3", "none")),
-    Setting("OFFLOAD", bool, "1: keep the actor's parts of the model in host memory. Empty: 1 with EXPERTS=bf16 and "
-            "ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
-    Setting("ADAM_OFFLOAD", bool, "1: keep the optimizer's state in host memory.", "1", "adam_offload"),
+    Setting("OFFLOAD", bool, "1: the actor's parts of the model are kept in host memory. Empty: 1 with EXPERTS=bf16 "
+            "and ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
+    Setting("ADAM_OFFLOAD", bool, "1: the optimizer's state is kept in host memory.", "1", "adam_offload"),
     Setting("GRADIENT_CHECKPOINTING", bool, "1: recompute activations in the backward pass.", "1",
             "gradient_checkpointing"),
     Setting("PERSISTENCE_THRESHOLD", int, "Parameters with fewer elements stay whole on every rank. Empty: DeepSpeed's "
@@ -262,8 +263,9 @@ EVALUATION = (
             "greedy answer. Empty: 8, or 1 with EVAL_TEMPERATURE=0.", flag="eval_n_samples_per_prompt", check=COUNT),
     Setting("SAVE_STEPS", int, "Global steps between checkpoints, which hold adapter and optimizer; -1: none.",
             flag="save_steps", check=_INTERVAL),
-    Setting("MAX_CHECKPOINTS", int, "Number of newest checkpoints to keep. The best by held-out score and the last one "
-            "before a fall of correctness are always kept.", flag="max_ckpt_num", check=POSITIVE),
+    Setting("MAX_CHECKPOINTS", int, "How many of the newest checkpoints to keep. The checkpoint with the best held-out "
+            "score and the last one before a fall of correctness are always kept too.", flag="max_ckpt_num",
+            check=POSITIVE),
     Setting("CKPT_DIR", str, "Where checkpoints go. Empty: the run directory.", "", "ckpt_path"),
     Setting("METRICS_DIR", str, "Where metrics.jsonl and eval.jsonl go. Empty: the run directory.", "", "metrics_dir",
             is_ours=True),
@@ -277,18 +279,18 @@ EVALUATION = (
 )  # fmt: skip
 
 FAULTS = (
-    Setting("RESTARTS", int, "After a crash, the run restarts from its newest checkpoint, at most this many times "
-            "without a new one; 0: never. It does not restart if the same error occurs again after the same step.",
+    Setting("RESTARTS", int, "How often a run may restart from its newest checkpoint after a crash, until it saves a "
+            "new one; 0: never. It does not restart if the same error occurs again after the same step.",
             "3", "restarts", is_ours=True, check=NOT_NEGATIVE),
-    Setting("HANG_MINUTES", float, "A run hangs if a phase (generate, train, sync, ...) takes longer than this and 5 "
-            "times as long as usual, or 4 times this if the run has not completed the phase before; 0: no check. The "
-            "stacks of all processes go to logs/, and the run ends or restarts.", "30", "hang_minutes", is_ours=True,
-            check=at_least(0, "minutes, or 0 for no check")),
+    Setting("HANG_MINUTES", float, "A run counts as hung if a phase (generate, train, sync, ...) takes longer than "
+            "this, and longer than 5 times its usual time. A phase that the run has not completed before may take 4 "
+            "times this. The stacks of all processes are written to logs/, and the run ends or restarts. 0: no check.",
+            "30", "hang_minutes", is_ours=True, check=at_least(0, "minutes, or 0 for no check")),
     Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this many "
             "seconds to save its last completed step, then ends within 10. A second signal ends it at once. 0: the "
             "first does.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
-    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls this far below its best, "
-            "such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
+    Setting("STOP_FALL", float, "Save and end the run with code 3 if the held-out score falls by this much below its "
+            "best, such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
     Setting("STOP_NON_FINITE", bool, "1: end the run with code 3 if the loss is not finite; it is not saved.", "0",
             "stop_non_finite", is_ours=True),
     Setting("STOP_DISK_GB", float, "Save and end the run with code 3 if a disk has fewer GB left than this. Empty: "

@@ -1,6 +1,6 @@
 """Files written whole or not at all, and JSON. Every reader of files that others may have written uses this module.
 
-A named pipe or a device in a file's place would be waited for without end, so only regular files are opened.
+Reading a named pipe or a device in a file's place would never end, so only regular files are opened.
 """
 
 import errno

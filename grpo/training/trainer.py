@@ -123,7 +123,7 @@ class Trainer:
         self.saver.begin_step()
         with self.log.phase("old_log_probs"):
             batches = self._make_batches(rollouts_R)
-            passes.score(batches, args, self.actors)  # old log-probs [B, A], or none if the update makes them
+            passes.add_log_probs(batches, args, self.actors)  # old log-probs [B, A], or none if the update makes them
             batches = self._give_advantages(batches)  # rewards [G, N] become advantages [B, A]
         self._compare_with_engines(number, batches, rollouts_R)
         with self.log.phase("train"):
@@ -175,7 +175,7 @@ class Trainer:
         elif self.gate.is_due() and (ahead := select_one_policy(self.batches.next_samples(), policy, self.args)):
             with self.log.phase("old_log_probs"):
                 made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
-                passes.score(made, self.args, self.actors)
+                passes.add_log_probs(made, self.args, self.actors)
                 made = self._give_advantages(made)
             self.gate.check(self.log, number, made, ahead)
 
@@ -259,7 +259,7 @@ class Trainer:
     def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.
 
-        A function returns what must still be waited for, see :class:`SaveOnRequest`.
+        A value may be a function that first waits for its state, see :class:`SaveOnRequest`.
         """
         states = {
             "episode": self.episode,

@@ -25,7 +25,7 @@ def has_balancing_loss(args: Arguments) -> bool:
     return args.aux_loss_coef > 1e-8
 
 
-def score(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
+def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
     """Give the micro-batches the log-probs that are read before or besides the update, and the KL of the reward.
 
     Sets ``action_log_probs``, ``base_action_log_probs`` (with a KL loss) and ``kl``, ``[B, A]`` each, and the logs

@@ -76,7 +76,7 @@ def estimate_kl(log_probs: torch.Tensor, base: torch.Tensor, estimator: str) -> 
     if estimator == "k2":
         log_ratio = log_ratio**2 / 2.0
     elif estimator == "k3":
-        log_ratio = -log_ratio
+        log_ratio = -log_ratio.clamp(min=-MOST_KL)  # there k3 is above MOST_KL, and further down exp is infinite
         log_ratio = log_ratio.exp() - 1 - log_ratio
     return log_ratio.clamp(-MOST_KL, MOST_KL)
 

@@ -85,14 +85,17 @@ def _problems(row: dict[str, Any]) -> str:
 
 
 def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
-    """Return the change from an evaluation of `before` to the last one of `after`, paired by problem."""
+    """Return the change from an evaluation of `before` to the last one of `after`, paired by problem, or why not."""
     old, new = (list(one.files.sample_files("eval").items()) for one in (before, after))
-    if not old or not new or old[which] == new[-1]:
+    if not new or old[which:][:1] == new[-1:]:
         return []
+    names = (before.name, after.name) if before is not after else (f"step {old[0][0]}", f"step {new[-1][0]}")
     try:
-        result = compare_evaluations(read_grades(old[which][1]), read_grades(new[-1][1]))
-    except UserError:  # other problems, or samples of another version
-        return []
+        if not old:
+            raise UserError(f"{before.name} has no evaluation", "")
+        result = compare_evaluations(read_grades(old[which][1]), read_grades(new[-1][1]), names)
+    except UserError as error:  # other problems, or samples of another version
+        return [Tile(label, "not compared", "", error.problem.what)]
     better, worse = result["better"], result["worse"]
     common = " that both graded" if result["only_a"] or result["only_b"] else ""
     return [
@@ -132,7 +135,7 @@ def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
     usual = statistics.median(seconds)
     shown = [Tile("time per step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
     left = (run.planned or 0) - run.step
-    if run.state == RUNNING and left > 0:
+    if run.state == RUNNING and run.has_stepped and left > 0:
         shown.append(Tile("time left", duration(usual * left), "", f"{left} steps, without evaluations"))
     return shown
 

@@ -12,10 +12,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from grpo.diagnosis.finding import Diagnosis, Finding
+from grpo.diagnosis.finding import Diagnosis, Finding, format_title
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run import run_settings as settings
-from grpo.run.measure import read_measure
+from grpo.run.measure import EXACT_MATCH, read_measure
 from grpo.run.run_state import Run
 from grpo.stack.secrets import secrets
 from scripts.report import chart, headline, panels, problems, samples, scales
@@ -104,6 +104,7 @@ def _environment() -> jinja2.Environment:
         "number": scales.text,
         "duration": headline.duration,
         "healthy": _healthy,
+        "finding_title": format_title,
         "lines": lambda value: [value] if isinstance(value, str) else [str(item) for item in value],
     }
     return environment
@@ -208,12 +209,14 @@ def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:
             parts = list(sources.items()) if isinstance(sources, dict) and len(sources) > 1 else []
             for source, part in [("all", line), *parts]:
                 if isinstance(part, dict):
-                    rows.append({"run": run.name, "step": line["step"], "source": source, "cells": _cells(part)})
+                    cells = _cells(part, panels.get_title([line]))
+                    rows.append({"run": run.name, "step": line["step"], "source": source, "cells": cells})
     return {"eval_rows": rows, "eval_columns": list(dict.fromkeys(name for row in rows for name in row["cells"]))}
 
 
-def _cells(result: dict[str, Any]) -> dict[str, str]:
-    cells = {read_measure(result): _rate(result, read_measure(result))}
+def _cells(result: dict[str, Any], exact_match: str) -> dict[str, str]:
+    measure = read_measure(result)
+    cells = {exact_match if measure == EXACT_MATCH else measure: _rate(result, measure)}
     pass_at_k = result.get("pass_at_k")
     if isinstance(pass_at_k, dict):
         cells |= {

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
-from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
+from grpo.run.measure import EXACT_MATCH, SCORE, get_name, read_measure
 from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
 OTHER = 0  # the tier of columns that the schema does not contain
 ROUNDING = 1e-6  # of the largest value, as of float32
 VISIBLE = 1e-4  # of the healthy range
+# What no run with another reward has, beside the judge's numbers.
+_OF_OUR_REWARD = {"correct", "correct_whole", "answered", "has_final", "high_reward_wrong", "reward_seconds"}
+_OF_OUR_REWARD |= {"reward_error", "reward_correct_correlation", "reward_correct_correlation_rolling"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
     What the evaluations measure belongs to the first tier, also if it is the score of the user's own reward.
     """
-    measured = {read_measure(row) for run in runs for row in run.graded}
+    graded = [row for run in runs for row in run.graded]
+    measured = {read_measure(row) for row in graded}
     train = [series(run.metrics) for run in runs]
     held_out = [evaluations(run.evals) for run in runs]
     written = list(dict.fromkeys(name for columns in train for name in columns))
@@ -97,7 +101,8 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for name in dict.fromkeys([*written, *(name for columns in held_out for name in columns if name in BY_NAME)]):
         known = find_metric(name)
         tier = 1 if name in measured else known.tier if known else OTHER
-        metric = Metric(name, known.unit, tier, known.meaning, known.source, known.healthy) if known else None
+        title = get_title(graded) if name == EXACT_MATCH else name
+        metric = Metric(title, known.unit, tier, known.meaning, known.source, known.healthy) if known else None
         curves = [
             Curve(run, train[run].get(name, []), held_out[run].get(name, []))
             for run in range(len(runs))
@@ -106,6 +111,12 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
         rank = -1 if name in measured else ranks[known.name] if known else len(ranks)
         made.append((rank, Panel(metric or Metric(name, "", OTHER, "", ""), curves)))
     return [panel for _, panel in sorted(made, key=lambda pair: pair[0])]
+
+
+def get_title(rows: Sequence[Row]) -> str:
+    """Return what these evaluations measured by `exact_match`, as the name of a column."""
+    names = [get_name(row) for row in rows if read_measure(row) == EXACT_MATCH]
+    return " or ".join(dict.fromkeys(name.replace(" ", "_") for name in names)) or EXACT_MATCH
 
 
 def evaluations(rows: Sequence[Row]) -> dict[str, list[HeldOut]]:
@@ -126,9 +137,13 @@ def _number(value: object) -> float | None:
 
 
 def missing(run: Run) -> list[str]:
-    """Return the numbers that every run has but this one lacks."""
+    """Return the numbers that every run with this kind of reward has but this one lacks."""
     have = {*series(run.metrics), *evaluations(run.evals)}
     if any(read_measure(row) == SCORE for row in run.graded):
         have.add(EXACT_MATCH)  # the score is there instead
+    if run.has_own_reward:
+        have |= _OF_OUR_REWARD
     models = {name.partition(".")[0] + ".*" for name in have}
-    return [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]
+    is_judged = not (run.has_own_reward or run.config.get("judge_off"))
+    names = [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]
+    return [name for name in names if is_judged or not name.startswith("judge_")]

@@ -38,6 +38,13 @@ class Table:
     problems: list[History]
     left_out: int
 
+    @property
+    def measure(self) -> str:
+        """Return what is known of the steps. A run that was resumed with another reward has both."""
+        counted = {"/" in text for problem in self.problems for _, text in problem.drawn}
+        names = {True: "rollouts that were right", False: "mean score"}
+        return " or ".join(name for is_count, name in names.items() if is_count in counted)
+
 
 def tables(run: Run) -> list[Table]:
     """Return the tables of the training problems and of the held-out ones, if their samples have ids."""

@@ -34,6 +34,7 @@ class ReadRollout:
     Attributes:
         why: what makes it worth reading: it is an extreme of its step.
         correct: None without a grade.
+        reward: "" if it is unknown.
         about: the problem's first words.
         numbers: name and value of each of its numbers.
         answer: what the grader reads; None if the response has no final message.
@@ -41,12 +42,20 @@ class ReadRollout:
 
     why: str
     correct: bool | None
+    reward: str
     about: str
     gold: str
     numbers: list[tuple[str, str]]
     prompt: list[Text]
     thinking: list[Text]
     answer: list[Text] | None
+
+    @property
+    def grade(self) -> str:
+        """Return what its heading says of it."""
+        if self.correct is None:
+            return f"reward {self.reward}" if self.reward else "no grade"
+        return "right" if self.correct else "wrong"
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,13 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     """Return the rollouts worth reading, each once, with the reason."""
     right = [row for row in rows if _number(row, "correct") == 1]
     wrong = [row for row in rows if _number(row, "correct") == 0]
+    rewarded = [] if right or wrong else [row for row in rows if _number(row, "reward") is not None]
     by_reward, by_length = _make_key("reward"), _make_key("response_length")
     candidates = [
         ("highest reward of the wrong ones", max(wrong, key=by_reward, default=None)),
         ("lowest reward of the right ones", min(right, key=by_reward, default=None)),
+        ("highest reward", max(rewarded, key=by_reward, default=None)),
+        ("lowest reward", min(rewarded, key=by_reward, default=None)),
         ("longest", max(rows, key=by_length, default=None)),
         ("of middle length", sorted(rows, key=by_length)[len(rows) // 2] if rows else None),
         ("no answer", next((row for row in rows if _number(row, "answered") == 0), None)),
@@ -129,6 +141,7 @@ def describe(row: Row, why: str) -> ReadRollout:
     return ReadRollout(
         why,
         {1.0: True, 0.0: False}.get(_number(row, "correct")),  # type: ignore[arg-type]
+        dict(numbers).get("reward", ""),
         quote_problem(prompt),
         gold(row.get("label")),
         [*extra, *((name, value) for name, value in numbers if name not in ("seed", "correct"))],

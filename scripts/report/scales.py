@@ -18,7 +18,7 @@ def text(value: float) -> str:
             return _format_digits(f"{value / divisor:.3g}") + letter
     if size >= 1000:
         return f"{value:.0f}"
-    return _format_digits(f"{value:.3g}")
+    return _format_digits(f"{value + 0.0:.3g}")  # -0.0 is 0
 
 
 def _format_digits(digits: str) -> str:

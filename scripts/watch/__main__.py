@@ -5,8 +5,7 @@
 It only reads the run's files, so any number of viewers may watch. It ends when the run does, with a summary, or on
 Ctrl-C. If the output is not a terminal, it prints one line per step and evaluation.
 
-A "!" marks a value outside its healthy range; grpo/metrics/metric_schema.py has the ranges and the meaning of each
-name.
+A "!" marks a value outside its healthy range; docs/metrics.md has the ranges and the meaning of each name.
 """
 
 import argparse

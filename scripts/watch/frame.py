@@ -10,10 +10,11 @@ from rich.text import Text
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run.measure import EXACT_MATCH, SCORE, read_measure
+from grpo.run.measure import get_name, get_value, keep_last_measure
 from grpo.run.progress import describe_continuation, interval, is_number
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack.command import printable
+from scripts.report.panels import missing
 from scripts.watch.samples import NewestSamples, SampleLine
 from scripts.watch.text import cut_to_end, duration, flatten_text, number, sparkline
 
@@ -138,11 +139,13 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
-    cells = _cells(list(dict.fromkeys(map(read_measure, run.graded))) or [EXACT_MATCH], _numbers(run.graded), width)
+    held_out = [{get_name(row).replace(" ", "_"): get_value(row)} for row in run.graded]
+    cells = _cells(_columns(held_out), held_out, width)
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
     if run.graded:
-        first, last = run.graded[0], run.graded[-1]
+        measured = keep_last_measure(run.graded)
+        first, last = measured[0], measured[-1]
         text = f"held out: {interval(first)} at step {first['step']}"
         if last is not first:
             text += f" -> {interval(last)} at step {last['step']}"
@@ -259,11 +262,8 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     """Return the columns that every run writes but this one has not, of tiers 1 and 2, and those the schema lacks."""
     if not rows:
         return []
-    written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
-    if any(read_measure(row) == SCORE for row in run.graded):
-        written.add(EXACT_MATCH)  # the score is there instead
-    missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
-    lines = _wrap_parts(["missing metrics: " + ", ".join(missing)], width, "dim") if missing else []
+    lacking = [name for name in missing(run) if BY_NAME[name].tier <= 2]
+    lines = _wrap_parts(["missing metrics: " + ", ".join(lacking)], width, "dim") if lacking else []
     unknown = [
         f"{flatten_text(name)} {number(value)}"
         for name, value in rows[-1].items()

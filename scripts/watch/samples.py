@@ -57,13 +57,19 @@ class NewestSamples:
 
 
 def pick(rows: Sequence[Mapping[str, Any]]) -> list[SampleLine]:
-    """Return the wrong rollout with the highest reward, the right one with the lowest, and the longest."""
+    """Return the wrong rollout with the highest reward, the right one with the lowest, and the longest.
+
+    Without grades, those with the highest and the lowest reward of all.
+    """
     chosen: dict[int, tuple[str, Mapping[str, Any]]] = {}
     wrong = [row for row in rows if row.get("correct") == 0]
     right = [row for row in rows if row.get("correct") == 1]
+    ungraded = [] if wrong or right else rows
     for why, some, key, sign in (
         ("wrong with the highest reward", wrong, "reward", 1),
         ("right with the lowest reward", right, "reward", -1),
+        ("the highest reward", ungraded, "reward", 1),
+        ("the lowest reward", ungraded, "reward", -1),
         ("the longest", rows, "response_length", 1),
     ):
         known = [row for row in some if is_number(row.get(key))]

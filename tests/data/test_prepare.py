@@ -225,3 +225,18 @@ def test_rejection_sets_the_exit_code_and_prints_a_message(
     assert main(["--source", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").is_dir()
+
+
+def test_a_reward_of_ones_own_gets_problems_and_answers_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("question,answer\nReverse lamp.,pmal\nReverse cat.,tac\nSay N/A.,N/A\n")
+    with pytest.raises(UserError, match="--labels any"):
+        prepare_files(tmp_path / "out", tmp_path / "words.csv")
+    prepare_files(tmp_path / "out", tmp_path / "words.csv", labels="any", eval_fraction=0.3)
+    [held_out], trained = read(tmp_path / "out", "eval"), read(tmp_path / "out", "train")
+    found = {record["prompt"]: json.loads(record["label"])["answer"] for record in (held_out, *trained)}
+    assert found == {"Reverse lamp.": "pmal", "Reverse cat.": "tac", "Say N/A.": "N/A"}
+    objects = [{"problem": f"p{words_of(i)}", "answer": {"tests": [i]}} for i in range(5)]
+    prepare_files(tmp_path / "objects", write(tmp_path / "o.jsonl", objects), labels="any")
+    prepare_files(tmp_path / "again", tmp_path / "objects" / "train.jsonl", labels="any")  # reads its own output
+    labels = [json.loads(record["label"])["answer"] for record in read(tmp_path / "again", "train")]
+    assert len(labels) == 3 and set(labels) <= {json.dumps({"tests": [i]}) for i in range(5)}

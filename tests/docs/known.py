@@ -6,7 +6,8 @@ from functools import cache
 from grpo.metrics.metric_schema import BY_NAME
 from tests.docs.pages import ROOT
 
-READ_BY_PACKAGES = {"CUDA_HOME", "HTTPS_PROXY", "ALL_PROXY", "WANDB_API_KEY", "WANDB_MODE"}  # torch, urllib, W&B
+# torch, urllib, W&B, openai-harmony
+READ_BY_PACKAGES = {"CUDA_HOME", "HTTPS_PROXY", "ALL_PROXY", "WANDB_API_KEY", "WANDB_MODE", "TIKTOKEN_ENCODINGS_BASE"}
 FOLDERS = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
 

@@ -59,6 +59,7 @@ def test_invalid_tool_call_becomes_an_observation(tmp_path: Path) -> None:
     assert "whole number" in heard and outcome.errors == 1 and score.reward == 1.0
 
 
+@pytest.mark.timeout(900)  # it may make the tiny model first
 def test_the_command_for_a_file_of_ones_own_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = page("docs/environments.md").blocks
     (command,) = [line for _, block in blocks for line in block.splitlines() if line.startswith("ENVIRONMENT=my/")]

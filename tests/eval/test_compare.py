@@ -69,7 +69,7 @@ def test_disjoint_problems_are_rejected_and_unshared_ones_named(tmp_path, capsys
 def test_it_prints_what_it_found(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, temperature=1.0), evaluation(tmp_path / "b", B, temperature=0.6)
     text = printed(capsys, a, b).out
-    assert "exact match on 8 problems: A 0.250, B 0.875; B is better on 8 and worse on 0" in text
+    assert "pass@1 on 8 problems: A 0.250, B 0.875; B is better on 8 and worse on 0" in text
     assert "B - A = +0.625" in text and "p = 0.0078" in text and "80% power at 5%: 0." in text
     assert "settings that differ: temperature" in text
 
@@ -82,6 +82,16 @@ def test_different_budgets_are_reported(tmp_path, capsys):
     )
     assert "settings that differ: thinking_budget, answer_budget, thinking_delimiter" in printed(capsys, a, b).out
     assert printed(capsys, b, c).out.endswith("settings that differ: thinking_budget\n")
+
+
+def test_another_adapter_is_told_from_none(tmp_path, capsys):
+    adapters = {"a": (None, None), "b": ("12ab", 2.0), "c": ("34cd", 1.0)}
+    a, b, c = (
+        evaluation(tmp_path / name, A, adapter_sha256=digest, adapter_scale=scale)
+        for name, (digest, scale) in adapters.items()
+    )
+    assert printed(capsys, a, b).out.endswith("settings that differ: adapter (A has none)\n")
+    assert printed(capsys, b, c).out.endswith("settings that differ: adapter\n")
 
 
 def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
@@ -115,7 +125,9 @@ def test_comparing_a_training_run_names_the_file_to_pass(tmp_path, subfolder):
     run = tmp_path / "run"
     (run / "checkpoints" / "step_10").mkdir(parents=True)
     (run / "config.json").write_text('{"flags": {}}')
-    with pytest.raises(UserError, match="this training run has no evaluation so far"):
+    with pytest.raises(
+        UserError, match=r"a training run, not an evaluation.*this training run has no evaluation so far"
+    ):
         compare.read_grades(run / subfolder)
     (run / "samples").mkdir()
     for step in (0, 10, 8):
@@ -162,9 +174,12 @@ def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
     a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
     text = printed(capsys, a, b).out
     assert "score on 8 problems: A 35.000, B 36.500" in text and "exact match" not in text
-    assert "B - A = +1.500" in text and "power" not in text
+    assert "B - A = +1.500" in text
     half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
     assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in text
+    gain = half * (1 + 0.896030 / 2.364624) + 1 / 8  # a score changes by at least 1
+    assert f"smallest gain that these problems detect with 80% power at 5%: {gain:.3f}" in text
+    assert "smallest detectable gain: unknown" in printed(capsys, a, a).out
     said = printed(capsys, a, run_with(tmp_path / "c", 0, rows_of(A)), code=2).err
     assert "A measures the score and B the exact match" in said
 

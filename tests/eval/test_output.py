@@ -155,4 +155,4 @@ def test_regrading_needs_only_the_samples(tmp_path, problems, monkeypatch, capsy
     assert ((tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()) == expected
     assert "0.500 [" in capsys.readouterr().out
     assert regrade.main([str(tmp_path / "none")]) == 2
-    assert "there is no such folder; name the --out of an evaluation" in capsys.readouterr().err
+    assert "is not a folder: name the --out of an evaluation" in capsys.readouterr().err

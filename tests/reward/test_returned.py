@@ -38,8 +38,8 @@ def test_none_in_a_list_is_a_missing_reward_and_a_switch_is_a_number():
     [
         (None, 1, "the return value is None"),
         ("1.0", 1, "the return value is '1.0', of type str"),
-        ([0.1, 0.2], 1, "has 2 values for 1 rollout$"),
-        ([], 1, "has 0 values for 1 rollout$"),
+        ([0.1, 0.2], 1, "has 2 values for 1 rollout, and needs one each$"),
+        ([], 1, "has 0 values for 1 rollout, and needs one each$"),
         (0.5, 2, "is one number for 2 rollouts"),
         (["a"], 1, "the return value has 'a', of type str"),
         ([[0.5]], 1, "has \\[0.5\\], of type list"),

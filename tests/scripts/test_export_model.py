@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
+from transformers.utils import hub
 
 from eval.engine import flatten
 from grpo.checkpoint import adapter_files
@@ -23,6 +24,7 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS, check
 from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
+from tests.docs.pages import page
 from tests.scripts.conftest import OF_EXPERTS, save_adapter, unpacked
 
 TOKENS = torch.arange(2, 90).reshape(2, 44)
@@ -131,32 +133,35 @@ def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained, ad
     assert all(torch.equal(value, expected[key].bfloat16()) for key, value in unflatten(flat, specs).items())
 
 
-def test_peft_loads_the_exported_adapter_onto_the_hubs_base(checkpoint, adapter, tmp_path, monkeypatch) -> None:
-    """A hub's cache stands in for the hub."""
-    snapshot = tmp_path / "hub" / "models--owner--gpt-oss" / "snapshots" / "0123"
-    shutil.copytree(checkpoint, snapshot)
+def write_snapshot(folder: Path, name: str, cache: Path) -> Path:
+    """Copy a folder to where the hub's cache has the model of this name."""
+    snapshot = cache / f"models--{name.replace('/', '--')}" / "snapshots" / "0123"
+    shutil.copytree(folder, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    return snapshot
+
+
+def test_peft_loads_both_by_hub_id_as_the_page_says(checkpoint, adapter, tmp_path, monkeypatch) -> None:
+    """The page's own lines; a hub's cache stands in for the hub."""
+    base = write_snapshot(checkpoint, "openai/gpt-oss-120b", tmp_path / "hub")
     values = load_file(adapter / WEIGHTS)
     save_file({name.replace(".weight", ".default.weight"): value for name, value in values.items()}, adapter / WEIGHTS)
-    words = ["--model", str(snapshot), "--adapter", str(adapter), "--out", str(tmp_path / "out"), "--unmerged"]
+    words = ["--model", str(base), "--adapter", str(adapter), "--out", str(tmp_path / "upload"), "--unmerged"]
     assert export_model.main(words) == 0
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [adapter_files.CONFIG, WEIGHTS]
-    assert str(tmp_path) not in (tmp_path / "out" / adapter_files.CONFIG).read_text()
+    assert sorted(file.name for file in (tmp_path / "upload").iterdir()) == [adapter_files.CONFIG, WEIGHTS]
+    assert str(tmp_path) not in (tmp_path / "upload" / adapter_files.CONFIG).read_text()
 
+    write_snapshot(tmp_path / "upload", "OWNER/NAME", tmp_path / "hub")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    quantization = {"quantization_config": Mxfp4Config(dequantize=True), "attn_implementation": "eager"}
-    loaded = AutoPeftModelForCausalLM.from_pretrained(
-        tmp_path / "out", cache_dir=tmp_path / "hub", dtype=torch.bfloat16, **quantization
-    )
-    expected = PeftModel.from_pretrained(
-        loading.load_gpt_oss(checkpoint, "eager", packed=False), tmp_path / "out", autocast_adapter_dtype=False
-    )
-    parameters = dict(expected.named_parameters())
-    assert sum(name.endswith("default.weight") and bool(p.any()) for name, p in loaded.named_parameters()) == len(
-        values
-    )
-    assert all(torch.equal(parameters[name], p.bfloat16()) for name, p in loaded.named_parameters())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"))
+    [lines] = [block for language, block in page("docs/after-training.md").blocks if language == "python"]
+    exec(lines, names := {})
+    expected = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint, "eager", packed=False), adapter)
+    parameters, loaded = (dict(model.named_parameters()) for model in (expected, names["model"]))
+    assert sum(name.endswith("default.weight") and bool(value.any()) for name, value in loaded.items()) == len(values)
+    assert all(torch.equal(parameters[name].bfloat16(), value.bfloat16()) for name, value in loaded.items())
 
 
 def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, capsys) -> None:

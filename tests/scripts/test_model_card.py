@@ -9,6 +9,7 @@ import yaml
 
 from grpo.checkpoint import adapter_files
 from grpo.launch.run_dir import data_digest
+from grpo.run.run_files import RunFiles
 from scripts import export_model, model_card
 
 SECRET = "customer"  # in each name that is private
@@ -102,9 +103,10 @@ def test_data_that_has_changed_since_is_only_counted(run, checkpoint, tmp_path) 
     ("changes", "said"),
     [
         ({"environment": {"ENVIRONMENT": f"python /{SECRET}/mine.py"}}, "python, one of its authors"),
-        ({"flags": {"remote_rm_url": f"/{SECRET}/user_reward.py"}}, "A reward function of its authors."),
-        ({"flags": {"remote_rm_url": f"http://{SECRET}/score"}}, "A reward function of its authors."),
+        ({"flags": {"remote_rm_url": f"/{SECRET}/user_reward.py"}}, "A custom Python reward function."),
+        ({"flags": {"remote_rm_url": f"http://{SECRET}/score"}}, "A reward server."),
         ({"judge_off": "no key"}, "Correctness of the final answer."),
+        ({"judge_is_stand_in": True}, "judged by a local server in place of Gemini, whose scores mean nothing."),
     ],
 )
 def test_the_reward_is_named_without_the_users_files(run, checkpoint, changes, said) -> None:
@@ -113,6 +115,26 @@ def test_the_reward_is_named_without_the_users_files(run, checkpoint, changes, s
     (run.folder / "config.json").write_text(json.dumps(config | changes | {"flags": flags}))
     text = model_card.write_text(checkpoint, adapter_files.read(run.folder / "final"), False, "mit")
     assert said in text and SECRET not in text
+
+
+def test_a_run_with_two_rewards_names_both_and_what_each_evaluation_measured(run, checkpoint) -> None:
+    files = RunFiles(run.folder)
+    files.note_resume(12, {"remote_rm_url": [f"/{SECRET}/user_reward.py", f"/{SECRET}/reward_func.py"]}, {})
+    files.note_resume(15, {"max_steps": [18, 20]}, {})
+    first, *later = files.evals.read_text().splitlines()
+    files.evals.write_text("\n".join([first.replace("exact_match", "score"), *later]) + "\n")
+    text = model_card.write_text(checkpoint, adapter_files.read(run.folder / "final"), False, "mit")
+    for line in (
+        "| step | result, 95% interval | problems |",
+        "| 0 | score 0.400 [0.300, 0.500] | 18 |",
+        "| 20 | exact match 0.600 [0.500, 0.700] | 18 |",
+        "- from step 1: A custom Python reward function.",
+        "- from step 13: 0.6 x correctness + 0.4 x quality, judged by gemini-a gemini-b.",
+    ):
+        assert line in text.splitlines(), line
+    adapter = adapter_files.read(run.folder / "checkpoints" / "step_10" / "adapter")
+    before = model_card.write_text(checkpoint, adapter, False, "mit")
+    assert "A custom Python reward function." in before.splitlines()
 
 
 def test_a_card_needs_a_run_and_is_refused_before_anything_is_written(checkpoint, trained, tmp_path, capsys) -> None:

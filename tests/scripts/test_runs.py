@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.run.run_files import RunFiles
+from grpo.run.run_log import RunLog
 from grpo.run.run_state import Run
 from scripts import runs
 
@@ -84,6 +85,15 @@ def test_the_oldest_is_first_and_each_is_one_line(make_run, tmp_path, capsys) ->
     assert first.split()[:3] == ["b", "finished", "3/40"] and second.split()[:3] == ["a", "finished", "0/40"]
     assert "0.200 -> 0.400 [0.300, 0.500]  0.030" in first
     assert first.index("finished") == header.index("state")
+
+
+def test_a_score_and_an_exact_match_are_not_one_curve(make_run, tmp_path, capsys) -> None:
+    run = make_run()
+    RunLog(str(run.folder)).write_eval(0, {"score": 7.0, "n": 18})
+    run.evaluate(3, 0.4)
+    assert runs.main([str(tmp_path / "runs")]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "0.400 [0.300, 0.500]" in line and "->" not in line
 
 
 def test_a_moved_run_and_metrics_on_another_disk(make_run, tmp_path, capsys) -> None:

@@ -157,6 +157,12 @@ def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
     assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
     assert "no update for" in shown(state, now=9999.0) and "no update for" not in shown(state, now=1160.0)
+    RunFiles(run.folder).note_resume(15, {}, {})
+    state.refresh()
+    assert state.seconds_left(1150.0) is None, "the resumed run is starting"
+    run.step(16, seconds={"total": 10.0})
+    state.refresh()
+    assert state.seconds_left(1150.0) is not None
     run.let_go(130)
     state.refresh()
     assert state.seconds_left(1150.0) is None
@@ -242,6 +248,8 @@ def test_most_informative_samples() -> None:
     ]
     chosen = {sample.why.split()[0]: sample.response for sample in pick(rows)}
     assert chosen == {"wrong": "s20", "right": "s40", "the": "s90"}
+    ungraded = [row | {"correct": None} for row in rows]
+    assert [sample.response for sample in pick(ungraded)] == ["s90", "s10"]  # the highest reward, the lowest
     assert pick(rows[:1])[0].question == "What is 2+2?" and "gold 4" in pick(rows[:1])[0].numbers
     assert [sample.response for sample in pick([{"response": "of another version"}])] == ["of another version"]
     assert pick([]) == []

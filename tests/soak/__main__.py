@@ -133,6 +133,8 @@ class Soak:
     def _inject(self, run: TinyRun, report: Report) -> None:
         if not self._waiting:
             self._waiting = self._random.sample(self._faults, len(self._faults))
+        if self._disk:
+            self._disk.free()  # a run may wait for it
         phase, step = run.phase()
         if phase == START and not self._may_hit_start:
             return

@@ -1,4 +1,4 @@
-"""`python -m eval.evaluate` as a user types it: real vLLM, the tiny model, an adapter, a kill in the middle."""
+"""`python -m eval.evaluate` and `vllm serve` as a user types them: the tiny model, an adapter, a kill in the middle."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from scripts.export_model import export_model
 from tests import forked
 from tests.scripts.conftest import save_adapter
 
-from .rounding import distributions, most_apart, reference_model, simulate
+from . import rounding
+from .rounding import Rounding, distributions, most_apart, reference_model, simulate
 from .runs import ROOT, lines
+from .served import log_probs, page_commands, serving
 
 PROBLEMS = 16
 SAMPLING = ["--n", 4, "--k", 1, 4]
@@ -55,14 +58,12 @@ def evaluate(*arguments: object, run=forked.run) -> tuple[list[dict], str]:
 
 @pytest.fixture(scope="module")
 def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]:
-    """The most likely response to each problem, of the base, of the model with the adapter, and of the merged one."""
+    """The most likely response to each problem, of the base and of the model with the adapter."""
     out = tmp_path_factory.mktemp("greedy")
     options = ["--n", 1, "--temperature", 0]
     base, _ = evaluate(tiny_model / "bf16", data, out / "base", *options)
     changed, _ = evaluate(tiny_model / "bf16", data, out / "adapter", *options, "--adapter", adapter)
-    export_model(tiny_model / "mxfp4", adapter, out / "model", experts="bf16")
-    merged, _ = evaluate(out / "model", data, out / "merged", *options)
-    return {"base": base, "adapter": changed, "merged": merged}
+    return {"base": base, "adapter": changed}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,8 @@ def reference(tiny_model, adapter) -> torch.nn.Module:
     return reference_model(tiny_model / "mxfp4", adapter)
 
 
-def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
-    """Whether each token is the likeliest of `model`, or so near to it that a pass in bf16 may take it instead."""
+def chosen_tokens(tokenizer, data: Path, samples: list[dict]) -> list[tuple[list[int], list[int]]]:
+    """Return prompt and response of each sample whose tokens its text tells."""
     prompts = {row["id"]: row["prompt"] for row in lines(data)}
     chosen = []
     for sample in samples:
@@ -82,6 +83,12 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
         if len(response) == sample["response_length"]:  # else it was spelled with other tokens
             chosen.append((prompt, response))
     assert len(chosen) >= PROBLEMS / 2
+    return chosen
+
+
+def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
+    """Whether each token is the likeliest of `model`, or so near to it that a pass in bf16 may take it instead."""
+    chosen = chosen_tokens(tokenizer, data, samples)
     texts = [prompt + response for prompt, response in chosen]
 
     def responses() -> list[torch.Tensor]:
@@ -106,10 +113,27 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
 def test_engine_agrees_with_transformers_and_peft(greedy, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     assert is_greedy(reference, tokenizer, data, greedy["adapter"])
-    assert is_greedy(reference, tokenizer, data, greedy["merged"])
     with reference.disable_adapter():
         assert is_greedy(reference, tokenizer, data, greedy["base"])
         assert not is_greedy(reference, tokenizer, data, greedy["adapter"]), "the adapter changes nothing"
+
+
+@pytest.mark.timeout(900)
+def test_the_pages_servers_agree_with_peft(greedy, reference, tiny_model, data, adapter, tmp_path):
+    """The adapter beside its base, and the merged model."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
+    texts = [prompt + response for prompt, response in chosen_tokens(tokenizer, data, greedy["adapter"])]
+    export_model(tiny_model / "mxfp4", adapter, tmp_path / "merged", experts="bf16")
+    beside, alone = page_commands()
+    paths = {"openai/gpt-oss-120b": tiny_model / "bf16", "runs/NAME/final": adapter}
+    with TemporaryDirectory() as folder, serving(beside, paths, Path(folder)) as server:
+        base, mine = (log_probs(server, name, texts) for name in (str(tiny_model / "bf16"), "mine"))
+    with TemporaryDirectory() as folder, serving(alone, {"merged": tmp_path / "merged"}, Path(folder)) as server:
+        merged = log_probs(server, str(tmp_path / "merged"), texts)
+    exact = torch.cat(rounding.log_probs(reference, texts))
+    apart = Rounding.simulated(reference, texts)
+    assert apart.covers(exact, mine) and apart.covers(exact, merged) and apart.covers(mine, merged)
+    assert not apart.covers(mine, base), "the adapter changes nothing"
 
 
 GUESSING = """

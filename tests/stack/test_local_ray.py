@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scripts import local_ray
@@ -23,15 +24,16 @@ def other_child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child):
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.start_ray(Path(folder), cpus=1):
-        engine, name, sockets = engine_with_a_segment()  # Ray ends an actor that nobody refers to
+        engine, name, sockets, core = engine_with_a_segment()  # Ray ends an actor that nobody refers to
         file = Path("/dev/shm", name)
         assert file.exists()
         assert sockets == folder, "vLLM's sockets are deleted with the folder"
     assert engine and not file.exists()
+    assert not psutil.pid_exists(core), "it outlives the engine, which is killed"
     assert other_child.poll() is None
 
 
-def engine_with_a_segment() -> tuple[Any, str, str]:
+def engine_with_a_segment() -> tuple[Any, str, str, int]:
     import ray
 
     @ray.remote(num_cpus=0)
@@ -45,10 +47,15 @@ def engine_with_a_segment() -> tuple[Any, str, str]:
         def name(self):
             return self.segment.name
 
+        def core(self):
+            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True).pid
+
         def sockets(self):
             from vllm import envs
 
             return envs.VLLM_RPC_BASE_PATH
 
-    engine = Engine.remote()
-    return engine, ray.get(engine.name.remote()), ray.get(engine.sockets.remote())
+    engine, lost = Engine.remote(), Engine.remote()
+    core = ray.get(lost.core.remote())
+    ray.kill(lost)
+    return engine, ray.get(engine.name.remote()), ray.get(engine.sockets.remote()), core

@@ -43,8 +43,8 @@ def kill_engine(run_dir: Path) -> None:
 def resumed(finished, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the one before.
 
-    Each rank now holds the whole base. In the next step an engine is killed. After it comes a SIGTERM: the step is
-    saved, and the run resumed once more, with one engine and one rank.
+    Each rank now holds the whole base, and there are two engines. In the next step one of them is killed. After it
+    comes a SIGTERM: the step is saved, and the run resumed once more, with one engine and one rank.
 
     What a kill leaves: test_loss_and_lengths.py kills a run in a step, and
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
@@ -60,7 +60,7 @@ def resumed(finished, tmp_path_factory) -> Path:
     assert "trainer/rank_0.safetensors was changed" in refused and f"--from-step {SAVED} continues" in refused
     (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
     metrics = run_dir / "metrics.jsonl"
-    settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none"}
+    settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none", "NUM_ENGINES": "2"}
 
     def has_made_the_next_step() -> bool:
         # The launcher takes the file back to the checkpoint first.
@@ -76,7 +76,7 @@ def resumed(finished, tmp_path_factory) -> Path:
     assert_seen("an engine is killed while it samples", run.output)
     note("an engine is killed while it samples", lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
     assert re.search(rf"step {NEXT}: an engine died and was replaced", run.output) and "restart" not in run.output
-    assert "continuing after step" in train(*call, **settings, NUM_ENGINES="1", ACTOR_GPUS="1")
+    assert "continuing after step" in train(*call, **(settings | {"NUM_ENGINES": "1", "ACTOR_GPUS": "1"}))
     return run_dir
 
 

@@ -60,7 +60,7 @@ def _collect_evidence(run: RunHistory, first: int, last: int) -> list[Evidence]:
 def passes_differ(run: RunHistory) -> list[Finding] | str:
     """The ratio is far from 1 while the learning rate is almost zero: two passes of one policy differ."""
     if run.setting("OLD_LOG_PROBS") == "engine":
-        raise NotJudged("with OLD_LOG_PROBS=engine the trainer makes one pass; see mismatch")
+        raise NotJudged("with OLD_LOG_PROBS=engine the trainer makes one pass; see trainer-engine mismatch")
     rates = run.require_column("actor_lr", 3)
     resting, why = _find_resting_steps(run, rates)
     evidence = []

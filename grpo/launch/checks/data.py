@@ -170,9 +170,9 @@ def _normalise_blanks(text: str) -> str:
 
 def is_graded_by_us(config: Config) -> bool:
     """Return whether labels are for our grader."""
-    return has_own_reward(config) and not has_environment(config.args)
+    return uses_our_reward(config) and not has_environment(config.args)
 
 
-def has_own_reward(config: Config) -> bool:
+def uses_our_reward(config: Config) -> bool:
     """Return whether the reward function is this project's, which reads labels and may have a judge."""
     return Path(config.args.remote_rm_url or "").resolve() == OUR_REWARD

@@ -27,6 +27,8 @@ from grpo.stack.problem import Problem, UserError
 from reward.labels import LabelError, parse_label
 from reward.trial import locate_error
 
+_TEXTS = ("1", "one", "")  # tried for texts and numbers until the tool accepts the call, then the label
+_NUMBERS = (1, 2, 0, 10)
 _MISTAKES = (AttributeError, NameError, ImportError, TypeError, NotImplementedError)
 
 
@@ -135,6 +137,9 @@ def _play_files(settings: EnvironmentSettings, args: Namespace) -> Iterator[tupl
 class _Trial:
     """A policy that calls the first tool once, with arguments made from its schema, and then answers "1".
 
+    Args:
+        text, number: what the arguments are made from.
+
     Attributes:
         called: the function that was called, with `name` and perhaps `parameters`; None before.
         heard: what came back; None before.
@@ -143,6 +148,9 @@ class _Trial:
     tokens = 0
     called: dict[str, Any] | None = None
     heard: Any = None
+
+    def __init__(self, text: str, number: int) -> None:
+        self._text, self._number = text, number
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         said: Message = {"role": "assistant", "content": "1"}
@@ -157,23 +165,22 @@ class _Trial:
 
     def arguments(self) -> dict[str, Any]:
         schemas = self.schema().get("properties") or {}
-        return {name: _value(schema) for name, schema in schemas.items()}
+        return {name: self._value(schema) for name, schema in schemas.items()}
 
     def schema(self) -> dict[str, Any]:
         return (self.called or {}).get("parameters") or {}
 
-
-def _value(schema: Any) -> Any:
-    if not isinstance(schema, dict):  # true allows anything
-        return "1"
-    values = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-    return schema["enum"][0] if schema.get("enum") else values.get(str(schema.get("type")), "1")
+    def _value(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):  # true allows anything
+            return self._text
+        values = {"integer": self._number, "number": float(self._number), "boolean": True, "array": [], "object": {}}
+        return schema["enum"][0] if schema.get("enum") else values.get(str(schema.get("type")), self._text)
 
 
 @functools.cache  # a restart repeats the checks
 def _play_conversation(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Played:
-    """Play a conversation on a line of TRAIN_DATA, apart."""
-    deadline = DEADLINE + limits.tool_seconds + limits.score_seconds
+    """Play a conversation on a line of TRAIN_DATA, apart; others with other arguments while the tool refuses them."""
+    deadline = DEADLINE + len(_NUMBERS) * (limits.tool_seconds + limits.score_seconds)
     try:
         return _Played(*call_apart(lambda: _conversation(source, prompt, label, limits), deadline))
     except UserError as error:
@@ -181,13 +188,21 @@ def _play_conversation(source: str, prompt: str, label: str, limits: RolloutLimi
 
 
 def _conversation(source: str, prompt: str, label: str, limits: RolloutLimits) -> tuple[str, ...]:
-    kind, policy = load(source), _Trial()
-    trial = replace(limits, turns=min(2, limits.turns))
-    outcome, score = asyncio.run(play(lambda: kind(json.loads(prompt), json.loads(label)), policy, trial))
+    kind, trial = load(source), replace(limits, turns=min(2, limits.turns))
+    own, refused = json.loads(label), []
+    for text, number in zip((*_TEXTS, own if isinstance(own, str) else "a"), _NUMBERS, strict=True):
+        policy = _Trial(text, number)
+        outcome, score = asyncio.run(play(lambda: kind(json.loads(prompt), json.loads(label)), policy, trial))
+        if not outcome.errors or outcome.tool_fault or outcome.fault or outcome.ending == "time":
+            break
+        refused.append((outcome, score, policy))
+    else:
+        outcome, score, policy = refused[0]
     said, error = f'answer "1" -> reward {score.reward:g}, score {score.score:g}', ""
     if policy.called:
         name, arguments = policy.called["name"], json.dumps(policy.arguments())
-        said = f"{name}({arguments}) -> {policy.heard!r:.80}, {said}"
+        none = " (no call succeeded, so what it returns is unchecked)" if len(refused) == len(_NUMBERS) else ""
+        said = f"{name}({arguments}) -> {policy.heard!r:.80}{none}, {said}"
         if outcome.tool_fault:
             error = f"the tool {name} failed on {arguments}: {locate_error(outcome.tool_fault, Path(source))}"
     return (said, error, *_fault(outcome, kind, policy, error, limits))

@@ -107,11 +107,11 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 def check_limits() -> Iterator[Problem]:
     """Check the shell's limits on what a process may have. Ray's and torch's processes need much of both."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
-    files, space, threads = (resource.getrlimit(kind)[0] for kind in kinds)
+    (_, files), (space, _), (threads, _) = map(resource.getrlimit, kinds)  # the launcher raises that of open files
     if files != resource.RLIM_INFINITY and files < LEAST_OPEN_FILES:
         yield Problem(
             f"a process may open {files} files, but Ray's need {LEAST_OPEN_FILES}",
-            f"run ulimit -n {LEAST_OPEN_FILES}; where that is forbidden, an administrator raises the hard limit",
+            "an administrator raises the hard limit (ulimit -Hn)",
         )
     if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
         yield Problem(

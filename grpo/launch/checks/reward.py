@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch.checks.data import has_own_reward
+from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME
@@ -37,7 +37,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
         SettingsError: for invalid settings, which :func:`grpo.launch.judge.choose_judge` refuses before.
     """
     if has_environment(config.args):
-        if not has_own_reward(config):
+        if not uses_our_reward(config):
             yield Problem("REWARD has no effect: the environment gives the reward", "unset REWARD, or ENVIRONMENT")
         return
     if not is_users(config):

@@ -48,7 +48,7 @@ class NodeAgent:
             start_new_session=True,
         )
         self._pipe = starting.stdin
-        if code := starting.wait():  # it goes on in a child of its own
+        if code := starting.wait():  # its work continues in a child of its own
             raise RuntimeError(f"the agent of this node ended with exit code {code}")
 
         self._raylet = os.getppid()

@@ -24,7 +24,7 @@ LOST = "the variables of earlier calls are lost"
 class Environment(environment.Environment):
     """A problem with a Python interpreter; the reward is 1 for the gold answer, else 0.
 
-    A subclass in a file of one's own may set other limits.
+    A subclass in your own file may set other limits.
     """
 
     tools = (PYTHON,)

@@ -19,7 +19,7 @@ PARENT_SECONDS = 5.0  # between looks at the parent, whose own children may hold
 
 
 def main() -> None:
-    """Prepare, say so, and fork a guest for each message."""
+    """Import the packages, report that all is ready, and fork a guest for each message."""
     sys.path.append(_ROOT)
     from grpo.rollout.sandbox.confinement import Unconfined, seccomp
 

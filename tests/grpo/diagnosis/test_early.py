@@ -76,7 +76,7 @@ def test_clipping_at_learning_rate_zero_means_that_two_passes_differ() -> None:
     usual = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, 9)]
     assert not named(usual), "at its full height it moves the policy"
     to_the_engine = CONFIG | {"flags": CONFIG["flags"] | {"old_log_probs": "engine"}}
-    assert "see mismatch" in diagnose(build_history(tiny, (), to_the_engine)).not_judged["passes_differ"]
+    assert "see trainer-engine mismatch" in diagnose(build_history(tiny, (), to_the_engine)).not_judged["passes_differ"]
 
 
 @pytest.mark.parametrize("warm_up", [3, 12, 40])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.finding import Evidence
+from grpo.diagnosis.finding import Evidence, format_title
 from grpo.diagnosis.history import build_history
 from grpo.diagnosis.range_remedies import RANGES
 from grpo.diagnosis.remedies import OUT_OF_RANGE, REMEDIES, finding
@@ -25,6 +25,11 @@ ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGE_NAMES).items() fo
 def test_every_rule_has_a_remedy():
     assert set(REMEDIES) == set(RULES) - {"out_of_range"} and set(RANGES) == set(WATCHED)
     assert all(remedy.cause and remedy.advice for remedy in [*REMEDIES.values(), *RANGES.values()])
+
+
+def test_findings_have_the_names_of_the_documentation():
+    page = (CHECKOUT / "docs" / "diagnosis.md").read_text()
+    assert set(re.findall(r"^\| ([a-z -]+) \|", page, re.MULTILINE)) - {"finding"} == set(map(format_title, RULES))
 
 
 def test_every_setting_exists():

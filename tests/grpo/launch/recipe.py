@@ -33,5 +33,5 @@ def call(checkout: Path, *options: str, **variables: str) -> subprocess.Complete
     """Run the script."""
     kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     return subprocess.run(
-        [str(checkout / "train_grpo.sh"), *options], env=kept | variables, capture_output=True, text=True, timeout=100
+        [str(checkout / "train_grpo.sh"), *options], env=kept | variables, capture_output=True, text=True, timeout=800
     )

@@ -64,7 +64,7 @@ def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     os.kill(run.launcher.pid, signal.SIGINT)
     output = run.finish()
     note("a signal during the wait for a restart", watch.seconds())
-    assert run.launcher.returncode == 130, output
+    assert run.launcher.returncode == 130 and run.rows("ends.jsonl")[-1]["cause"] == "Ctrl-C", output
     assert_seen("a signal during the wait for a restart", output[-1])
     assert not psutil.pid_exists(run.launcher.pid)
 
@@ -197,6 +197,7 @@ def test_a_signal_saves_before_it_ends_the_run_or_ends_it_in_time(start, number:
         assert_seen("Ctrl-C", text)
     assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
     assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
+    assert run.rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if is_deaf else "Ctrl-C")
 
 
 def test_a_checkpoint_that_fails_on_sigterm_says_why(start) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -315,6 +316,10 @@ def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, 
     assert (files.ends.read_text(), files.resumes.read_text()) == before
     assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
     assert run_state.Run(setting.run_dir).state == "finished"
+    shutil.rmtree(setting.run_dir / "checkpoints")  # as with SAVE_STEPS=-1
+    files.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)))
+    assert resumed() == 0
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
 
 
 @pytest.fixture

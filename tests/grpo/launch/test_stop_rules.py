@@ -22,11 +22,12 @@ OFF = {"stop_fall": None, "stop_non_finite": False, "stop_disk_gb": None, "stop_
 WORST = {"step": 4, "dropped_values": 1, "judge_failed": 1.0}
 
 
-def found(
-    folder: Path, metrics: list[dict], evals: list[float], *, is_old: bool = False, **flags: object
-) -> Stop | None:
+def found(folder: Path, metrics: list[dict], evals: list, *, is_old: bool = False, **flags: object) -> Stop | None:
     """Return the rule that applies to these lines; `is_old`: an earlier part of the run has logged them."""
-    rows = [{"step": 10 * number, "exact_match": value} for number, value in enumerate(evals)]
+    rows = [
+        {"step": 10 * number} | (value if isinstance(value, dict) else {"exact_match": value})
+        for number, value in enumerate(evals)
+    ]
     for name, lines in (("metrics", metrics), ("eval", rows)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     progress = Progress(RunFiles(folder, folder), None)
@@ -45,10 +46,11 @@ def test_no_rule_is_on_by_default(tmp_path: Path) -> None:
     [
         ([0.5, 0.75, 0.7], None),
         ([0.5, 0.75, 0.5], "held-out exact match fell from 0.750 at step 10 to 0.500 at step 20"),
+        ([{"score": 7.0}, 0.5], None),
         ([], None),
     ],
 )
-def test_a_fall_of_the_held_out_score_is_from_the_best(tmp_path: Path, evals: list[float], reason: str | None) -> None:
+def test_a_fall_of_the_held_out_score_is_from_the_best(tmp_path: Path, evals: list, reason: str | None) -> None:
     stop = found(tmp_path, [WORST], evals, stop_fall=0.25)
     assert (stop.reason.what if stop else None) == reason
     if stop:

@@ -13,7 +13,7 @@ from grpo.model import loading, mxfp4
 
 @pytest.fixture(scope="session")
 def reference(either_checkpoint):
-    """The checkpoint as dequantised by transformers."""
+    """The checkpoint as dequantized by transformers."""
     return AutoModelForCausalLM.from_pretrained(
         either_checkpoint, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
     )

@@ -214,7 +214,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
     trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait, policy=7)
-    monkeypatch.setattr(passes, "score", lambda *_: None)
+    monkeypatch.setattr(passes, "add_log_probs", lambda *_: None)
     trainer.actors, trainer._give_advantages = gate.group, lambda made: made
     trainer._make_batches = lambda copies: scored.append(copies) or batches
     for step in (2, 3):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, describe_continuation, find_adapter
+from grpo.run.progress import Progress, describe_continuation, find_adapter, step_line
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -55,10 +55,24 @@ def test_a_step_is_one_line(tmp_path: Path, more: dict, shown: str) -> None:
     assert line == WHOLE if shown == WHOLE else shown in line
 
 
+def test_zero_has_no_sign() -> None:
+    assert step_line({"step": 1, "ppo_kl": -0.0}, None).endswith("ppo_kl 0")
+
+
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None, "seconds": {"train": None}})
     append(tmp_path / "metrics.jsonl", {"step": 2, "seconds": 3.0})
     assert Progress(RunFiles(tmp_path, tmp_path), None).poll() == ["step 1", "step 2"]
+
+
+def test_a_comparison_that_waits_for_the_same_engines_is_shown_once(tmp_path: Path) -> None:
+    row = {"has_adapter": True, "ends": [], "rows": [], "limit": 0.05, "since": 1, "problems": [], "routing": ""}
+    progress = Progress(RunFiles(tmp_path, tmp_path), None)
+    shown = []
+    for step, waits in enumerate(("engines 0 and 1", "engines 0 and 1", "engine 1", "")):
+        append(tmp_path / "parity.jsonl", row | {"step": step + 1, "waits": waits})
+        shown.append(len(progress.poll()))
+    assert shown == [1, 0, 1, 1]
 
 
 def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -248,3 +262,6 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
     shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
     assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line or "not comparable" in line for line in shown)
+    append(tmp_path / "eval.jsonl", {"step": 20, "exact_match": 0.5, "n": 18, "problems": 18})  # resumed with ours
+    ends = [line for line in lines_of(tmp_path) if "at step" in line]
+    assert ends == ["exact match  0.500 (n=18) at step 20"]

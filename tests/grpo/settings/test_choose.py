@@ -70,7 +70,7 @@ def test_what_is_in_the_users_file_is_no_change_of_this_start():
     changes = choose.changes(Options(), {"LEARNING_RATE": "3e-6", "STEPS": "5"}, file, recipe())
     assert changes == {"STEPS": ["5", "4"]}
     assert choose.describe(changes, file) == [
-        "set by you  LEARNING_RATE=3e-6 (by --config)",
+        "set by you  LEARNING_RATE=3e-6 (kept, or by --config)",
         "            STEPS=5 (default: 4)",
     ]
 

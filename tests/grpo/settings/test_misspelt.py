@@ -19,6 +19,7 @@ READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["']([A-Z][A-Z_0-9]+
         ("EVALSTEPS", "EVAL_STEPS"), ("N_SAMPLES_PER_PROMT", "N_SAMPLES_PER_PROMPT"), ("KL_COEFF", "KL_COEF"),
         ("ROLLOUT_BATCHSIZE", "ROLLOUT_BATCH_SIZE"), ("GENERATE_MAX_LENGTH", "GENERATE_MAX_LEN"),
         ("TRAIN_BATCH", "TRAIN_BATCH_SIZE"), ("LR_WARMUP", "LR_WARMUP_RATIO"), ("learning_rate", "LEARNING_RATE"),
+        ("JUGDE", "JUDGE"), ("REWRAD", "REWARD"), ("MODLE", "MODEL"),
     ],
 )  # fmt: skip
 def test_a_misspelt_variable_is_refused_with_the_right_name(name, meant):

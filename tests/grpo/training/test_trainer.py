@@ -56,7 +56,7 @@ def made(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(module.step_metrics, "add_step_metrics", lambda *_: None)
     monkeypatch.setattr(Trainer, "_make_batches", lambda *_: [])
     monkeypatch.setattr(Trainer, "_give_advantages", lambda *_: [])
-    monkeypatch.setattr(module.passes, "score", lambda *_: None)
+    monkeypatch.setattr(module.passes, "add_log_probs", lambda *_: None)
     data = tmp_path / "problems.jsonl"
     data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
 

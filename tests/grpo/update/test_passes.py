@@ -153,7 +153,7 @@ def scored(monkeypatch, routings=None, engine=None, **changes):
         batch.rollout_log_probs, batch.info = engine, {}
         batch.action_mask = batch.action_mask.clone()
         batch.action_mask[:, :3] = 0
-    passes.score(batches, arguments(**changes), ranks)
+    passes.add_log_probs(batches, arguments(**changes), ranks)
     return ranks, batches[1], trainer, base
 
 

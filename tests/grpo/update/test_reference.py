@@ -95,3 +95,9 @@ def test_the_kl_is_openrlhfs(estimator, dtype):
     assert (ours.abs() == reference.MOST_KL).any() and ours.dtype == torch.float32
     means = reference.masked_mean(ours, mask)
     assert torch.equal(means[1:], masked_mean(ours, mask, dim=-1)[1:]) and means[0] == 0
+
+
+def test_a_token_that_the_policy_has_given_up_leaves_the_gradient_finite():
+    log_probs = torch.tensor([-200.0, -1.0], requires_grad=True)
+    reference.estimate_kl(log_probs, torch.tensor([-1.0, -2.0]), "k3").sum().backward()
+    assert log_probs.grad is not None and log_probs.grad[0] == 0 and log_probs.grad[1] > 0

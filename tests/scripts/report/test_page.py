@@ -16,9 +16,9 @@ from scripts.report import headline
 from scripts.report.__main__ import main
 from scripts.report.chart import draw
 from scripts.report.page import render
-from scripts.report.panels import panels
+from scripts.report.panels import missing, panels
 from scripts.report.runs import read
-from tests.scripts.report.conftest import UNSEEN, Finding, sample, write_lines
+from tests.scripts.report.conftest import UNSEEN, Finding, eval_line, sample, write_lines
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
 
@@ -193,6 +193,39 @@ def test_the_score_of_an_own_reward_has_its_held_out_curve_in_the_first_section(
     first = panels(read([folder]))[0]
     assert (first.metric.name, first.metric.tier) == ("score", 1)
     assert [point.value for point in first.curves[0].held_out] == pytest.approx([0.3, 0.45, 0.6])
+
+
+def test_the_options_are_set_by_the_user_and_a_judge_that_is_off_has_no_settings(make_run):
+    config = {"judge": {"JUDGE": "1"}, "judge_off": "REWARD is your own function", "changes": {"REWARD": ["r.py", ""]}}
+    folder = make_run()
+    (folder / "config.json").write_text(json.dumps(config | {"options": ["--tiny", "--steps", "8"]}))
+    (run,) = read([folder])
+    assert run_settings.set_by_user(run) == {"REWARD": ["r.py", ""], "--tiny": ["", ""], "--steps": ["8", ""]}
+    assert "JUDGE" not in run_settings.settings(run) and "JUDGE" not in run_settings.read_given(run)
+
+
+def test_it_says_why_runs_are_not_compared(make_run):
+    ours, own, empty = make_run("ours"), make_run("own"), make_run("empty", evals=False)
+    for file in (own / "samples").glob("eval_*.jsonl"):
+        write_lines(file, [sample(1, 0.0, 0.5) | {"measure": "score", "score": 0.5}])
+    for pair, why in (
+        ((ours, own), "ours measures the exact match and own the score"),
+        ((empty, ours), "empty has no"),
+    ):
+        notes = {tile.label: tile.note for tile in headline.tiles(*reversed(read(pair)))}
+        assert notes[f"held-out, against {pair[0].name}"].startswith(why)
+
+
+def test_what_an_environment_counts_as_solved_is_not_called_exact_match(make_run):
+    folder = make_run()
+    write_lines(folder / "eval.jsonl", [{**eval_line(step, 0.5), "in_environment": True} for step in (0, 30)])
+    assert panels(read([folder]))[0].metric.name == "solved"
+    assert ">exact_match<" not in render(read([folder]))
+
+
+def test_metrics_of_our_reward_are_not_missing_with_another_one(make_run):
+    run = read([make_run(steps=0, evals=False, remote_rm_url="user_reward.py")])[0]
+    assert not {"correct", "judge_calls", "high_reward_wrong"} & set(missing(run)) and "reward" in missing(run)
 
 
 def test_resumptions_are_marked_and_their_changes_listed(make_run):

@@ -21,6 +21,7 @@ def test_each_problem_has_its_history_and_the_least_solved_come_first(make_run):
         ("problem-1", [(1, "1/2"), (10, "2/2")]),
         ("problem-2", [(1, "1/1")]),
     ]
+    assert training.measure == "rollouts that were right"
     assert training.problems[0].about == "What is 3 plus 1?" and training.left_out == 0
     assert [one.id for one in held_out.problems] == ["problem-7"]
     assert main([str(folder)]) == 0
@@ -36,6 +37,7 @@ def test_a_reward_without_correctness_is_shown_as_its_mean(make_run):
     write_lines(folder / "samples" / "step_1.jsonl", [*rows, {"prompt": "no id", "correct": 1.0}, {"id": "problem-2"}])
     [table] = problems.tables(Run(folder))
     assert [(one.id, one.drawn) for one in table.problems] == [("problem-1", [(1, "1.25")])]
+    assert table.measure == "mean score"
 
 
 def test_a_score_of_ones_own_reward_is_not_called_exact_match(make_run, capsys):

@@ -53,6 +53,12 @@ def test_the_extremes_of_a_step():
     assert only["response"] == "x" and "longest" in why
 
 
+def test_rollouts_without_a_grade_are_told_by_their_reward():
+    rows = [sample(n, 0.0, reward) | {"correct": None} for n, reward in enumerate([0.1, 0.9, 0.4])]
+    grades = {why: samples.describe(row, why).grade for row, why in samples.extremes(rows)}
+    assert grades["highest reward, of middle length"] == "reward 0.9" and grades["lowest reward"] == "reward 0.1"
+
+
 def test_files_are_spread_over_the_run(make_run):
     folder = make_run()
     for step in range(1, 100):

@@ -166,6 +166,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
         ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
+        ({"SUM": "if number == 1: raise environment.ToolError\n        return number"}, "returned int instead of text"),
         ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py cannot be imported (SystemExit: 0)"),
     ],
 )
@@ -178,7 +179,11 @@ def test_one_conversation_is_played_before_a_run(play_counter, changes, what) ->
     ("changes", "heard", "warning"),
     [
         ({}, "'2'", ""),
-        ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'", ""),
+        (
+            {"SUM": "raise environment.ToolError('too small')"},
+            "'error: too small' (no call succeeded, so what it returns is unchecked)",
+            "",
+        ),
         ({"SUM": "raise SystemExit(1)"}, "'error: add failed'", "RuntimeError: it raised SystemExit: 1"),
         ({"SUM": "return {}[number]"}, "'error: add failed'", 'the tool add failed on {"number": 1}: KeyError: 1 ('),
         # made-up arguments that the schema does not allow explain any error
