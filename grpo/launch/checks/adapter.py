@@ -52,12 +52,12 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     yield from (Problem(f"ADAPTER {folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
-    yield from _check_settings(config, adapter, Architecture.from_config(model.config))
+    yield from _check_settings(config, adapter, Architecture.from_config(model.config) if model else None)
     if broken := adapter_files.non_finite(adapter):
         yield Problem(f"ADAPTER {folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
 
 
-def _check_settings(config: Config, adapter: Adapter, base: Architecture) -> Iterator[Problem]:
+def _check_settings(config: Config, adapter: Adapter, base: Architecture | None) -> Iterator[Problem]:
     args = config.args
     if adapter.config.get("use_rslora"):
         alpha = adapter.alpha * math.sqrt(adapter.rank)
@@ -74,7 +74,7 @@ def _check_settings(config: Config, adapter: Adapter, base: Architecture) -> Ite
     }
     targets = [name for name in TARGETS if name in args.target_modules]
     of_run = {"LORA_RANK": f"{args.lora_rank}", "LORA_ALPHA": f"{args.lora_alpha}", "TARGET_MODULES": " ".join(targets)}
-    if rank := adapter.find_expert_rank(base):
+    if base and (rank := adapter.find_expert_rank(base)):
         of_adapter["EXPERT_RANK"] = f"{rank}"
         of_run["EXPERT_RANK"] = f"{base.find_expert_rank(args)}"
     if differing := [name for name, value in of_run.items() if value != of_adapter[name]]:
