@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from grpo.lora import expert_form
+from grpo.lora.expert_form import MODULES
 from grpo.stack.upstream.arguments import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
@@ -76,14 +77,14 @@ def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torc
     return {spec.name: flat[spec.offset : spec.offset + spec.numel].view(spec.shape) for spec in specs}
 
 
-def row_sums(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the 64-bit words of each row, modulo 2**64: int64 ``[rows]``.
+def row_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the 64-bit words of each row, modulo 2**64: int64 ``[rows]``. A row of experts is an expert.
 
     Args:
-        matrix: bf16 ``[rows, columns]``, contiguous; slices by columns hold a multiple of 4 of them.
+        tensor: bf16 ``[rows, columns]`` or ``[E, rows, columns]``; slices by columns hold a multiple of 4 of them.
     """
-    words = matrix.view(torch.int64 if matrix.shape[1] % 4 == 0 else torch.int16)
-    return words.sum(1, dtype=torch.int64)
+    words = tensor.view(torch.int64 if tensor.shape[-1] % 4 == 0 else torch.int16)
+    return words.sum(tuple(range(1, words.dim())), dtype=torch.int64)
 
 
 def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...]) -> torch.Tensor:
@@ -110,8 +111,11 @@ def _row_weights(rows: tuple[tuple[int, int, int], ...], device: torch.device) -
 
 
 def is_split(name: str) -> bool:
-    """Return whether an engine's workers each hold a slice of a tensor: q, k, v are split by output, o by input."""
-    return ("o_proj" in name) == ("lora_A" in name)
+    """Return whether an engine's workers each hold a slice of a tensor.
+
+    q, k, v and the experts' gate_up are split by output, o and the experts' down by input.
+    """
+    return ("o_proj" in name or f".{MODULES['down_proj']}.lora" in name) == ("lora_A" in name)
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,17 @@ class Receipt:
         return (self.split + workers * self.whole) % 2**64
 
 
-def engine_config(args: Arguments) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``: the adapter's rank and scale, and which routings to record.
+def engine_config(args: Arguments, expert_rank: int = 0) -> dict[str, Any]:
+    """Return vLLM's ``additional_config``: the adapter's ranks and scale, and which routings to record.
 
     The parity gate names the requests whose routings it wants. Compiled or captured code cannot see them.
+
+    Args:
+        expert_rank: of the adapters of experts; 0 if they have none.
     """
     config: dict[str, Any] = {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}
+    if expert_rank:
+        config["expert_rank"] = expert_rank
     if args.routing_replay:
         config[RECORDS] = ALL
     elif args.parity_limit > 0 and args.enforce_eager and not args.partial_rollouts:

@@ -17,25 +17,25 @@ from grpo.model.architecture import EXPERT_PROJECTIONS
 if TYPE_CHECKING:
     import torch
 
-_MODULES = {"gate_up_proj": "experts.base_layer", "down_proj": "experts"}  # of PEFT's names
+MODULES = {"gate_up_proj": "experts.base_layer", "down_proj": "experts"}  # of PEFT's names
 PARAMETERS = tuple(f"experts.{name}" for name in EXPERT_PROJECTIONS)
 
 
 def to_file_name(name: str) -> str:
     """Return the name of an adapter's tensor in PEFT's file for that of its parameter in a PeftModel."""
-    for projection, module in _MODULES.items():
+    for projection, module in MODULES.items():
         name = name.replace(f".experts.adapters.{projection}.", f".{module}.")
     return name.replace(".default.", ".")
 
 
 def name_modules(layer: int) -> dict[str, str]:
     """Return PEFT's names of the modules that hold the adapters of a layer's experts, by their projections."""
-    return {name: f"model.layers.{layer}.mlp.{module}" for name, module in _MODULES.items()}
+    return {name: f"model.layers.{layer}.mlp.{module}" for name, module in MODULES.items()}
 
 
 def name_parameter(module: str) -> str:
     """Return the name of the base's parameter that a module of PEFT's adapts."""
-    for name, inner in _MODULES.items():
+    for name, inner in MODULES.items():
         if module.endswith(f".mlp.{inner}"):
             return f"{module.removesuffix(inner)}experts.{name}"
     return f"{module}.weight"

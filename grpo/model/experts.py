@@ -90,17 +90,21 @@ class Experts(nn.Module):
 
 @fused
 def activate(gate_up: torch.Tensor, bias: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-    """Return gpt-oss's gated activation of rows, ``[R, I]``.
+    """Return the activation of rows and their bias, ``[R, I]``.
 
     Args:
         gate_up: ``[R, 2I]``, gate and up in turns.
         bias: ``[E, 2I]``.
         expert: of each row, long ``[R]``.
     """
-    biased = gate_up + bias[expert]
-    gate = biased[..., ::2].clamp(max=LIMIT)
-    up = biased[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
-    return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
+    return gate(gate_up + bias[expert])
+
+
+def gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gpt-oss's gated activation of rows, ``[R, I]``; of ``[R, 2I]``, gate and up in turns."""
+    gates = gate_up[..., ::2].clamp(max=LIMIT)
+    up = gate_up[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
+    return (up + 1) * (gates * torch.sigmoid(gates * ALPHA))
 
 
 class _GroupedProduct(torch.autograd.Function):
