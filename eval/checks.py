@@ -118,9 +118,6 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
     faults = adapter_files.check_against(adapter, model)
     if faults:
         raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
-    if architecture.EXPERTS_TARGET in adapter.projections:
-        remedy = "merge it with python -m scripts.export_model --experts bf16, and evaluate the result"
-        raise UserError(f"{folder} has adapters of experts, which the engine does not apply", remedy)
     if broken := adapter_files.non_finite(adapter):
         raise UserError(
             f"{folder} has NaN or infinity, for example in {broken[0]}", "use the adapter of an earlier step"

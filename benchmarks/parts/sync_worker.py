@@ -18,5 +18,5 @@ class OneByOneWorker(AdapterWorker):
         whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
         layer, _, rest = tensor_name.partition("layers.")[2].partition(".self_attn.")
         attention = self.model_runner.model.model.layers[int(layer)].attn  # type: ignore[attr-defined]
-        buffer, rows, columns = slots(attention)[rest.removesuffix(".weight")]
-        buffer.copy_(whole[rows, columns])
+        buffer, part = slots(attention)[rest.removesuffix(".weight")]
+        buffer.copy_(whole[part])

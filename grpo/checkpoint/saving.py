@@ -141,7 +141,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         folder = str(config.base_model_name_or_path)
         base = adapter_files.compute_fingerprint(folder)
         metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
-        tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat.cpu(), specs).items()}
+        tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat, specs).items()}
         save_file(tensors, directory / adapter_files.WEIGHTS, metadata=metadata)
         # A folder of this machine would be of no use elsewhere, and its name may be private.
         config.base_model_name_or_path = hub.find_id(folder) or folder

@@ -173,11 +173,17 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
 
 
 def _side_path(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections of attention."""
+    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections of attention.
+
+    Those of experts are for all of them too, if they have adapters.
+    """
     workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
     of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
     widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
-    return 2 * architecture.layers * args.lora_rank * widths
+    of_expert = 2 * hidden + 3 * architecture.intermediate // workers
+    padded = 8 * math.ceil(architecture.find_expert_rank(args) / 8)  # grpo.lora.expert_side_path
+    of_experts = architecture.experts * padded * of_expert
+    return 2 * architecture.layers * (args.lora_rank * widths + of_experts)
 
 
 def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:

@@ -27,7 +27,8 @@ def host_memory(
         object_store_bytes: of Ray's object store, in /dev/shm.
     """
     args = config.args
-    cpu = not is_for_gpus(Architecture.from_config(model.config))
+    architecture = Architecture.from_config(model.config)
+    cpu = not is_for_gpus(architecture)
     parts = {}
     if cpu:
         copies = config.actor_ranks if args.actor_shard == NO_SHARD else 1
@@ -39,6 +40,10 @@ def host_memory(
     if cpu:
         parts["engines' models"] = args.vllm_num_engines * engine_model.bf16_bytes
         parts["engines' key/value caches"] = config.engine_gpus * kv_cache_bytes()
+    # The first rank has one, and each engine's actor one, beside those in the object store.
+    parts["adapter, on its way to the engines"] = (
+        (1 + args.vllm_num_engines) * 2 * architecture.count_lora_parameters(args)
+    )
     parts["Ray's object store, in /dev/shm"] = object_store_bytes
     parts[f"{processes(config)} processes"] = int(processes(config) * _PROCESS_BYTES[cpu])
     return parts

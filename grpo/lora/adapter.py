@@ -1,11 +1,12 @@
 """The LoRA adapter as a list of named tensors: names, flat form and file."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from grpo.lora import expert_form
@@ -14,6 +15,7 @@ from grpo.stack.upstream.arguments import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
 ALL, NAMED = "all passes", "passes of a named request"
+GATHERED = 1 << 26  # values; the attention's adapter of the 120b at rank 64 has fewer
 
 
 @dataclass(frozen=True)
@@ -47,29 +49,58 @@ def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[Tensor
 
 
 def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """Gather the whole adapter from all ranks. A collective call.
+    """Gather the whole adapter in the host memory of the first rank. A collective call.
+
+    Devices never hold more than twice ``GATHERED`` values, or twice the largest tensor: an adapter of experts is 2 GB.
 
     Returns:
-        bf16 ``[elements]`` on the parameters' device, and the location of each tensor in it.
+        bf16 ``[elements]`` in host memory, on other ranks than the first ``[0]``; and the location of each tensor.
 
     Raises:
         FloatingPointError: if a value is not finite. DeepSpeed's ZeRO-3 applies a NaN gradient and reports a norm of
             1.0. The NaN first shows here, before an engine or a checkpoint gets it.
     """
-    from grpo.model.zero import gather_flat, whole_shape  # the engines import this module without DeepSpeed
+    from grpo.model.zero import whole_shape  # the engines import this module without DeepSpeed
 
     names, parameters = adapter_parameters(model)
-    flat = gather_flat(parameters).to(torch.bfloat16)
     specs = layout(names, map(whole_shape, parameters))
-    if not flat.sum().isfinite():  # summing in another dtype would copy the adapter
-        # The sum of finite values may overflow, too.
-        broken = [name for name, tensor in unflatten(flat, specs).items() if not tensor.isfinite().all()]
-        if broken:
-            raise FloatingPointError(
-                f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
-                "step destroyed the adapter. Look at its rollouts, and start again with a lower LEARNING_RATE"
-            )
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    flat = torch.empty(specs[-1].offset + specs[-1].numel if is_first else 0, dtype=torch.bfloat16)
+    broken: list[str] = []
+    for start, stop in _cut(specs):
+        broken += _gather_part(parameters[start:stop], specs[start:stop], flat if is_first else None)
+    if broken:
+        raise FloatingPointError(
+            f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
+            "step destroyed the adapter. Look at its rollouts, and start again with a lower LEARNING_RATE"
+        )
     return flat, specs
+
+
+def _gather_part(
+    parameters: Sequence[nn.Parameter], specs: Sequence[TensorSpec], flat: torch.Tensor | None
+) -> list[str]:
+    """Gather some tensors into their places in ``flat``, and return the names of those that are not finite."""
+    from grpo.model.zero import gather_flat
+
+    part = gather_flat(parameters).to(torch.bfloat16)
+    if flat is not None:
+        flat[specs[0].offset :][: len(part)].copy_(part)
+    if part.sum().isfinite():  # summing in another dtype would copy it
+        return []
+    # The sum of finite values may overflow, too.
+    tensors = part.split([spec.numel for spec in specs])
+    return [spec.name for spec, tensor in zip(specs, tensors, strict=True) if not tensor.isfinite().all()]
+
+
+def _cut(specs: Sequence[TensorSpec]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of consecutive tensors that have at most ``GATHERED`` values together."""
+    start = 0
+    for number, spec in enumerate(specs):
+        if number > start and spec.offset + spec.numel - specs[start].offset > GATHERED:
+            yield start, number
+            start = number
+    yield start, len(specs)
 
 
 def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:

@@ -127,7 +127,7 @@ def slots(attention: Attention) -> Slots:
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
     parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
-    held = {}
+    held: dict[str, tuple[torch.Tensor, tuple[slice, ...]]] = {}
     for name, a in zip(parts, qkv.lora_A.chunk(len(parts)), strict=True):
         held[f"{name}_proj.lora_A"] = a, (everything,)
     for part, (name, b) in enumerate(zip(parts, qkv.lora_B.split(list(parts.values())), strict=True)):

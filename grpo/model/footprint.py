@@ -100,8 +100,9 @@ class Actor:
 
     def _gathered_bytes(self, of_base: dict[str, int]) -> int:
         layer = {name: size for name, size in of_base.items() if name.startswith("model.layers.0.")}
+        adapter = _BF16 * self.lora_parameters // self.architecture.layers if self.sharded else 0
         head = of_base["lm_head.weight"]
-        return max(sum(layer.values()), head) + max(layer.values())
+        return max(sum(layer.values()) + adapter, head) + max(layer.values())
 
     def _unpacked_bytes(self) -> int:
         """Return the bytes of unpacked weights: a part is in use while the next is unpacked."""

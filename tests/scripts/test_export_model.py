@@ -20,7 +20,7 @@ from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.lora import expert_form
 from grpo.lora.adapter import unflatten
 from grpo.model import loading, model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, check
+from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, check
 from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
@@ -129,7 +129,7 @@ def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained, ad
     base = tensors(checkpoint)[f"{module}.weight"]
     assert torch.equal(tensors(tmp_path / "out")[f"{module}.weight"], (base.float() + 2 * b @ a).bfloat16())
     assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
-    flat, specs = flatten(adapter_files.read(adapter))
+    flat, specs = flatten(adapter_files.read(adapter), Architecture.from_config(model_files.read(checkpoint).config))
     assert all(torch.equal(value, expected[key].bfloat16()) for key, value in unflatten(flat, specs).items())
 
 

@@ -276,8 +276,7 @@ class Stack:
         def gather(actor):
             from grpo.lora import adapter
 
-            flat, specs = adapter.gather(actor.actor.model.module)
-            return flat.cpu(), specs
+            return adapter.gather(actor.actor.model.module)
 
         return self.every_rank(gather)[0]
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GptOssConfig, GptOssForCausalLM
 
+from eval.engine import flatten
 from grpo.checkpoint import adapter_files, digests, saving
 from grpo.lora import expert_form
-from grpo.lora.adapter import adapter_parameters
+from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model import expert_lora, experts
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
@@ -121,6 +122,9 @@ def faults(folder):
 def test_an_adapter_of_experts_fits_its_base(ours, targets, single_rank, tmp_path):
     saving.save_adapter(ours, tmp_path)
     adapter, found = faults(tmp_path)
+    evaluated, synced = (unflatten(*pair) for pair in (flatten(adapter, BASE), gather(ours)))
+    assert evaluated.keys() == synced.keys()
+    assert all(torch.equal(evaluated[name], tensor) for name, tensor in synced.items())
     assert found == [] and adapter.projections == targets
     assert adapter.find_expert_rank(BASE) == 2 and adapter.scale == 1.5
     assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(ours)[1])
