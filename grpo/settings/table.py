@@ -226,8 +226,8 @@ OPTIMIZER = (
             "max_norm", check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
     Setting("LORA_ALPHA", int, "The adapter is scaled by this / LORA_RANK.", flag="lora_alpha", check=POSITIVE),
-    Setting("TARGET_MODULES", str, "Projections with an adapter, of the attention alone: the engines do not apply "
-            "adapters of `experts`.", flag="target_modules", count=0),
+    Setting("TARGET_MODULES", str, "What has an adapter: projections of the attention, and `experts`, see [tuning]"
+            "(tuning.md#adapters-of-the-experts).", flag="target_modules", count=0),
     Setting("EXPERT_RANK", int, "Rank of each expert's adapter, for `experts` in TARGET_MODULES. Empty: LORA_RANK "
             "divided by the experts of a token, and at least 1.", "", "expert_rank", is_ours=True, check=POSITIVE),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.lora import expert_form
 from grpo.lora.adapter import unflatten
-from grpo.model import loading, model_files
+from grpo.model import loading, model_files, mxfp4
 from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, check
 from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
@@ -102,16 +103,36 @@ def test_other_scales_and_targets(checkpoint, tmp_path, settings) -> None:
 
 def test_experts_are_merged_into_bf16(checkpoint, tmp_path) -> None:
     adapter = save_adapter(checkpoint, tmp_path / "adapter", target_modules=["q_proj"], **OF_EXPERTS)
-    with pytest.raises(UserError, match="changes experts, which MXFP4 would round"):
+    with pytest.raises(UserError, match="changes experts, and MXFP4 would lose most of it: use --experts bf16"):
         export_model.export_model(checkpoint, adapter, tmp_path / "out")
     merge = export_model.export_model(checkpoint, adapter, tmp_path / "out", "bf16")
-    assert merge.merged == 2 * (1 + 2) and 0 < merge.lost < 0.2
+    assert merge.merged == 2 * (1 + 2) and 0 < merge.bf16.lost < 0.2 and not merge.packed.update
     merged, before = tensors(tmp_path / "out"), dict(unpacked(checkpoint).named_parameters())
     for name, parameter in peft_merge(checkpoint, adapter).named_parameters():
         is_trained = "q_proj.weight" in name or name.endswith(expert_form.PARAMETERS)
         assert torch.equal(before[name], merged[name]) is not is_trained
         # PEFT adds up an update in another order than we do, so a few values round the other way.
         assert (parameter == merged[name]).float().mean() > 0.99 and torch.allclose(parameter, merged[name], rtol=2**-7)
+
+
+def test_experts_are_merged_into_mxfp4_if_asked(checkpoint, tmp_path, capsys) -> None:
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", target_modules=["q_proj"], **OF_EXPERTS)
+    out = tmp_path / "out"
+    words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(out), "--experts", "mxfp4"]
+    assert export_model.main(words) == 0
+    base, merged = (dict(unpacked(folder).named_parameters()) for folder in (checkpoint, out))
+    exact = dict(peft_merge(checkpoint, adapter).named_parameters())
+    error = update = 0.0
+    for name, parameter in exact.items():
+        if name.endswith(expert_form.PARAMETERS):
+            assert torch.equal(merged[name], mxfp4.dequantize(*mxfp4.quantize(merged[name].detach())))
+            error += (merged[name].float() - parameter.float()).square().sum().item()
+            update += (parameter.float() - base[name].float()).square().sum().item()
+        elif "q_proj.weight" not in name:
+            assert torch.equal(base[name], merged[name])
+    said = capsys.readouterr().out
+    [told] = re.findall(r"rounding to MXFP4 changes the update by ([\d.]+)% of its norm", said)
+    assert float(told) == pytest.approx(100 * (error / update) ** 0.5, rel=0.05) and "rounding to bf16" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -177,8 +198,8 @@ def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, ca
         weight = name.removeprefix("base_model.model.").replace("lora_A.", "")
         update += wanted.square().sum()
         error += (after[weight].double() - before[weight].double() - wanted).square().sum()
-    assert merge.lost == pytest.approx(float(error / update) ** 0.5, rel=1e-3)
-    assert merge.lost > 0.1
+    assert merge.bf16.lost == pytest.approx(float(error / update) ** 0.5, rel=1e-3)
+    assert merge.bf16.lost > 0.1
 
     save_file({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, adapter / WEIGHTS)
     words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(tmp_path / "zero")]
