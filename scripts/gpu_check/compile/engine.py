@@ -110,8 +110,9 @@ def experts(config: GptOssConfig, workers: int) -> None:
         inner = config.intermediate_size // workers
         method.create_weights(layer, config.num_local_experts, config.hidden_size, inner, torch.bfloat16)
         layer.quant_method, layer.hidden_size, layer.top_k = method, config.hidden_size, config.num_experts_per_tok
-        serial: Any = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
-        expert_side_path.attach(layer, SimpleNamespace(parallel_config=serial), rank=_EXPERT_RANK, scale=2.0)
+        serial = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
+        engine: Any = SimpleNamespace(parallel_config=serial)
+        expert_side_path.attach(layer, engine, rank=_EXPERT_RANK, scale=2.0)
         method.process_weights_after_loading(layer)
         for tokens in TOKENS:
             states, logits = _empty(tokens, config.hidden_size), _empty(tokens, config.num_local_experts)
