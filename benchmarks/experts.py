@@ -12,14 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from benchmarks.harness import Result, time_in_turn
 from benchmarks.machine import Copy
 from benchmarks.parts.random_values import expert_values
-from grpo.model.expert_lora import ExpertLora
 from grpo.model.experts import Experts
 from grpo.model.routing import WEIGHS_CHOSEN, format_router_weights
 
@@ -63,6 +61,10 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torch.nn.Module]:
     """Return transformers' experts, and ours in bf16, packed, and with an adapter, all with the same weights."""
+    from peft import LoraConfig  # the GPU check imports this module without it
+
+    from grpo.model.expert_lora import ExpertLora
+
     config = GptOssConfig(
         num_local_experts=options.experts,
         num_experts_per_tok=CHOSEN,
