@@ -1,23 +1,19 @@
 """Reads the files of a LoRA adapter in PEFT's format and checks them against a base model. Works without torch."""
 
-import functools
-import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.checkpoint import digests
 from grpo.lora import expert_form
-from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERT_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
+from grpo.model.architecture import EXPERT_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
 from grpo.model.model_files import (
     CheckpointError,
     FileFault,
     HeaderError,
-    Model,
     Tensor,
     read_header,
     read_json,
@@ -37,7 +33,6 @@ _CONVERT = (
 )
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
-_BASE_BYTES = 4096  # bytes of each tensor that identify a base model
 _LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
 # PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
@@ -45,27 +40,6 @@ _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.de
 _MODULE = re.compile(
     r"model\.layers\.(?P<layer>\d{1,3})\.(self_attn\.(?P<projection>\w+)|mlp\.(?P<experts>experts)(\.base_layer)?)"
 )
-# PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-    "kasa_config": (None,),
-    "velora_config": (None,),
-    "monteclora_config": (None,),
-    "bias": ("none", None),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "layers_to_transform": (None, []),
-    "exclude_modules": (None, []),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    # Others (pissa, olora, corda, loftq) change the base model before training.
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
-}
 
 
 @dataclass(frozen=True)
@@ -222,21 +196,21 @@ def _check_pairs(adapter: Adapter) -> list[FileFault]:
     ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
     types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
     layers = (int(match["layer"]) for match in map(_MODULE.fullmatch, by_module) if match)
-    wanted = _wanted_modules(adapter, max(layers, default=-1) + 1)
+    wanted = list_wanted_modules(adapter, max(layers, default=-1) + 1)
     absent = [tensor_name(module, "A") for module in wanted if module not in by_module]
     faults = [
-        _fault(foreign, "tensors that do not belong to a LoRA pair"),
-        _fault(single, "pairs with only one half"),
-        _fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
-        _fault(types, "tensors that are not floating point"),
-        _fault(absent, "missing projections that other layers have"),
+        make_fault(foreign, "tensors that do not belong to a LoRA pair"),
+        make_fault(single, "pairs with only one half"),
+        make_fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
+        make_fault(types, "tensors that are not floating point"),
+        make_fault(absent, "missing projections that other layers have"),
     ]
     if not adapter.tensors:
         faults = [FileFault(WEIGHTS, "has no tensors", _AGAIN)]
     return [fault for fault in faults if fault]
 
 
-def _fault(names: list[str], what: str) -> FileFault | None:
+def make_fault(names: list[str], what: str) -> FileFault | None:
     return FileFault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
 
 
@@ -249,7 +223,7 @@ def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: st
     return is_other or (a[0] if half == "A" else b[1]) == adapter.rank
 
 
-def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
+def list_wanted_modules(adapter: Adapter, layers: int) -> list[str]:
     """Return the modules that an adapter of a model with ``layers`` layers must contain."""
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
@@ -264,122 +238,6 @@ def list_modules(layers: int, targets: Sequence[str]) -> list[str]:
         names += [f"model.layers.{layer}.self_attn.{name}" for name in targets if name != EXPERTS_TARGET]
         names += expert_form.name_modules(layer).values() if EXPERTS_TARGET in targets else ()
     return names
-
-
-def fingerprint(model: Model) -> str | None:
-    """Return a SHA-256 that tells a base model from others of its shape; None if tensors or files for it are missing.
-
-    It covers the beginnings of the last norm and of every layer's q_proj. An MXFP4 checkpoint and its bf16 copies share
-    them.
-    """
-    names = ["model.norm.weight"]
-    layers = Architecture.from_config(model.config).layers
-    names += [f"{module}.weight" for module in list_modules(layers, ["q_proj"])]
-    digest = hashlib.sha256()
-    for name in names:
-        tensor = model.tensors.get(name)
-        if tensor is None or not tensor.file.is_file():
-            return None
-        with tensor.file.open("rb") as file:
-            file.seek(tensor.start)
-            digest.update(file.read(min(_BASE_BYTES, tensor.stop - tensor.start)))
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=1)
-def compute_fingerprint(folder: str) -> str | None:
-    """Return the fingerprint of the model in a folder; None if it cannot be read (any more)."""
-    try:
-        return fingerprint(model_files.read(Path(folder)))
-    except (CheckpointError, OSError, KeyError):
-        return None
-
-
-def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
-    """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
-    base, faults = Architecture.from_config(model.config), list(adapter.faults)
-    if None not in (adapter.base, known := fingerprint(model)) and adapter.base != known:
-        named = adapter.config.get("base_model_name_or_path")
-        what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
-        faults.append(FileFault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
-    for key, plain in _PLAIN.items():
-        if adapter.config.get(key) not in plain:
-            what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
-            faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
-    faults += _find_pattern_faults(adapter)
-    by_module, shapes = pairs(adapter), _find_shapes(adapter, base)
-    foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in shapes for h in halves]
-    absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in by_module]
-    wrong = [
-        tensor_name(module, half)
-        for module in by_module.keys() & shapes
-        for half, tensor in by_module[module].items()
-        if tensor.shape != shapes[module][half]
-    ]
-    explained = {name for fault in adapter.faults for name in fault.tensors}
-    if any(_is_exchanged(by_module[module], shapes[module]) for module in by_module.keys() & shapes):
-        what = "is in the form of PEFT with transformers 4, which exchanges A and B of experts"
-        return [*faults, FileFault(WEIGHTS, what, "train it with transformers 5, or exchange them expert by expert")]
-    for names, what in (
-        (foreign, "tensors of modules that are neither attention projections nor experts of the base"),
-        (wrong, "tensors whose shapes differ from the base's projections"),
-        (absent, "missing projections that the adapter targets"),
-    ):
-        fault = _fault(sorted(set(names) - explained), what)
-        if fault:
-            remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
-            faults.append(FileFault(fault.file, fault.what, remedy, fault.tensors))
-    return faults
-
-
-def _find_shapes(adapter: Adapter, base: Architecture) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the shapes of A and B of every module of the base that an adapter can have, by PEFT's names."""
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    rank, rows = adapter.rank, adapter.find_expert_rank(base) * base.experts
-    for module in list_modules(base.layers, ATTENTION_PROJECTIONS):
-        outer, inner = base.projection(module.rpartition(".")[2])
-        shapes[module] = {"A": (rank, inner), "B": (outer, rank)}
-    for layer in range(base.layers):
-        for projection, module in expert_form.name_modules(layer).items():
-            inner, outer = base.expert_projection(projection)
-            shapes[module] = {"A": (rows, inner), "B": (outer, rows)}
-    return shapes
-
-
-def _is_exchanged(halves: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Return whether A and B have each other's shapes, transposed."""
-    return (
-        len(halves) == len(HALVES)
-        and halves["A"].shape != shapes["A"]
-        and (halves["A"].shape, halves["B"].shape) == (shapes["B"][::-1], shapes["A"][::-1])
-    )
-
-
-def _find_pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
-    """Yield what an adapter's config says of parameters other than experts', or of experts but not of all its parts."""
-    for key, kind in (("rank_pattern", dict), ("alpha_pattern", dict), ("target_parameters", list)):
-        value = adapter.config.get(key)
-        if value and not (isinstance(value, kind) and _is_of_experts(value)):
-            what = f"has {key} {value}, but only experts may differ from the attention"
-            yield FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting")
-            return
-    scales = {parameter: adapter.find_expert_scale(parameter) for parameter in expert_form.PARAMETERS}
-    for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
-        if not math.isclose(scale, adapter.scale):
-            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM 0.15 would not"
-            remedy = (
-                f"in a copy, multiply their lora_B by {scale:g} / {adapter.scale:g}, and set their alpha_pattern so"
-            )
-            yield FileFault(CONFIG, what, f"{remedy} that both scales are equal")
-
-
-def _is_of_experts(names: Any) -> bool:
-    """Return whether all names are of the parameters of experts, and what they map to, if anything, is above 0."""
-    known = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
-    numbers = names.values() if isinstance(names, dict) else ()
-    return all(type(name) is str and name in known for name in names) and all(
-        type(number) in (int, float) and number > 0 for number in numbers
-    )
 
 
 def load(adapter: Adapter) -> "dict[str, torch.Tensor]":

@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grpo.checkpoint import adapter_files, digests, trainer_state
+from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
 from grpo.checkpoint.rotation import choose_kept_steps, find_steps_before_falls
 from grpo.diagnosis.falls import read_onsets
 from grpo.lora import expert_form
@@ -139,7 +139,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         directory.mkdir(exist_ok=True)
         config = copy.copy(model.peft_config["default"])
         folder = str(config.base_model_name_or_path)
-        base = adapter_files.compute_fingerprint(folder)
+        base = adapter_base.compute_fingerprint(folder)
         metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
         tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat, specs).items()}
         save_file(tensors, directory / adapter_files.WEIGHTS, metadata=metadata)

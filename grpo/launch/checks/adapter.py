@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.config import Config
 from grpo.launch.run_dir import data_digest
@@ -48,7 +48,7 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     except CheckpointError as error:
         yield Problem(f"ADAPTER: {error.problem.what}", error.problem.remedy)
         return
-    faults = adapter_files.check_against(adapter, model) if model else list(adapter.faults)
+    faults = adapter_base.check_against(adapter, model) if model else list(adapter.faults)
     yield from (Problem(f"ADAPTER {folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
