@@ -100,14 +100,19 @@ def simulate_kernel(x, weight, bias, routing, precision_config):
     return torch.cat(products).to(x.dtype)
 
 
-@pytest.fixture
-def triton(monkeypatch):
-    package, products, routing = (ModuleType(f"triton_kernels{name}") for name in ("", ".matmul_ogs", ".routing"))
+@pytest.fixture(params=["vLLM 0.15", "vLLM 0.17"])
+def triton(request, monkeypatch):
+    names = ("", ".matmul_ogs", ".routing", ".tensor")
+    package, products, routing, tensor = (ModuleType(f"triton_kernels{name}") for name in names)
+    package.tensor = tensor
     products.matmul_ogs = simulate_kernel
     fields = ("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data")
-    routing.RoutingData = lambda *values: SimpleNamespace(**dict(zip(fields, values, strict=True)))
-    routing.compute_expt_data = lambda counts, experts, rows: (counts.tolist(), rows)
-    for module in (package, products, routing):
+    products.RoutingData = lambda *values: SimpleNamespace(**dict(zip(fields, values, strict=True)))
+    if request.param == "vLLM 0.15":
+        routing.compute_expt_data = lambda counts, experts, rows: (counts.tolist(), rows)
+    else:
+        tensor.make_ragged_tensor_metadata = lambda counts, rows: (counts.tolist(), rows)
+    for module in (package, products, routing, tensor):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
