@@ -1,7 +1,7 @@
 r"""Finds near-duplicates: problems that say the same in other words, and variants, which differ in a number.
 
 A text becomes a sequence of words, LaTeX commands and signs, without markup and diagrams. Number words and dashes are
-normalised. Names of variables and points are masked. Numbers are masked too, and kept beside the sequence. Two texts
+normalized. Names of variables and points are masked. Numbers are masked too, and kept beside the sequence. Two texts
 are alike if they share `SIMILARITY` of the 3-token shingles of the shorter one. This is the containment of Broder 1997,
 "On the resemblance and containment of documents". A part, a heading or another question at the end thus hides nothing.
 Containment is computed exactly. A prefix filter (Chaudhuri, Ganti and Kaushik 2006, "A primitive operator for

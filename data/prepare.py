@@ -103,7 +103,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     for split, members in chosen.items():
         if not members:
             remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
-            raise UserError(f"the {split} split would be empty (left out: {_summarise_left_out(left_out)})", remedy)
+            raise UserError(f"the {split} split would be empty (left out: {_summarize_left_out(left_out)})", remedy)
     records = {split: [to_record(problem) for problem in members] for split, members in chosen.items()}
     described = {split: card.counts(members) for split, members in chosen.items()}
     about |= {"left_out": {reason: what for reason, what in left_out.items() if what}, **alike}
@@ -164,7 +164,7 @@ def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem]
     return chosen, skipped
 
 
-def _summarise_left_out(left_out: dict[str, Any]) -> str:
+def _summarize_left_out(left_out: dict[str, Any]) -> str:
     counts = {reason: len(what) if isinstance(what, list) else what for reason, what in left_out.items()}
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items() if count) or "nothing"
 

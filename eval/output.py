@@ -212,7 +212,7 @@ def write_result(folder: Path) -> dict[str, Any]:
     else:
         grades = [records.grade_sample(samples[key]) for key in keys]
     replace_rows(folder / GRADES, grades)
-    result = records.summarise_by_source(grades, config["k"])
+    result = records.summarize_by_source(grades, config["k"])
     if means := records.average_conversations(grades):
         result["means"] = means
     _write_json(folder / RESULT, result)

@@ -29,7 +29,7 @@ _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("an
 
 
 def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return labelled results of :func:`grpo.run.records.summarise` as lines; empty columns are left out.
+    """Return labeled results of :func:`grpo.run.records.summarize` as lines; empty columns are left out.
 
     Raises:
         UserError: if one of them is something else.
@@ -86,7 +86,7 @@ def result_table(result: dict[str, Any]) -> list[str]:
 
 
 def read_rows(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the labelled results of a run's evaluations, or of the one in an evaluation's folder.
+    """Return the labeled results of a run's evaluations, or of the one in an evaluation's folder.
 
     Raises:
         UserError: if the folder has no result.
@@ -107,7 +107,7 @@ def read_rows(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_all_rows(folders: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the labelled results of all folders. With several runs, the rows of each begin with its folder."""
+    """Return the labeled results of all folders. With several runs, the rows of each begin with its folder."""
     rows = {folder: read_rows(folder) for folder in folders}
     runs = [folder for folder in folders if read_steps(RunFiles(folder).evals)]
     named = runs if len(runs) > 1 else ()

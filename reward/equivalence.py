@@ -87,7 +87,7 @@ def warm_up() -> None:
     Call it before the work that precedes grading. A call while a worker is idle starts nothing.
     """
     pool.is_settled.clear()
-    threading.Thread(target=pool.warm_up, name="equivalence-warm-up", daemon=True).start()
+    threading.Thread(target=pool.warm_up, name="equivalence-warmup", daemon=True).start()
 
 
 def _decide_or_raise(first: str, second: str, question: str) -> bool:

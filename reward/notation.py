@@ -1,6 +1,6 @@
 r"""One spelling for short LaTeX answers that differ only in how they are written.
 
-String work in linear time; nothing is evaluated. Fonts, colours, sizes, invisible characters and the width of digits
+String work in linear time; nothing is evaluated. Fonts, colors, sizes, invisible characters and the width of digits
 mean nothing and are dropped. A percent sign, a degree sign, a currency sign and words such as `\text{ cm}` are units
 (`units`). If a gold answer of MATH ends in `\%`, the question asks for a percentage, so `50\%` is 50 and not 0.5.
 """
@@ -49,7 +49,7 @@ _DOUBLED = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|mathrm|leq?|geq?|infty|cdot|times|cup|circ|pm)(?![A-Za-z]))"
 )
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
-# Commands that go with their argument: colours and spaces, also that of a row.
+# Commands that go with their argument: colors and spaces, also that of a row.
 _ORNAMENT = re.compile(
     r"(?<=\\\\)\[-?[0-9.]+ ?(?:pt|em|ex|mm)\]"
     r"|\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}"

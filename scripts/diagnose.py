@@ -3,7 +3,7 @@
     python -m scripts.diagnose RUN_DIR [--json]
 
 The output also lists what is in order, and which rules could not be judged and why. The run may be in progress, ended,
-crashed or resumed. Rules about learning skip the warm-up of the learning rate. No rule expects the policy loss to fall,
+crashed or resumed. Rules about learning skip the warmup of the learning rate. No rule expects the policy loss to fall,
 because in GRPO it does not. docs/diagnosis.md describes the rules.
 
 Exit code: 0 with or without findings; 2 if RUN_DIR is not a run or cannot be read.

@@ -14,7 +14,7 @@ main() {
             --check | --plan | --dry-run) is_run=0 ;;
         esac
     done
-    # Set-up can take minutes: wrong options are refused before it, if there is a Python already.
+    # Setup can take minutes: wrong options are refused before it, if there is a Python already.
     if python="$(find_python)"; then PYTHONPATH="$here" "$python" -P -m grpo.settings.options "$@" || exit; fi
     if ((shows_help)); then
         sed -n '2,/^exec /{/^#/s/^# \{0,1\}//p}' "$here/train_grpo.sh"
@@ -41,7 +41,7 @@ find_python() {
     return 1
 }
 
-# Set-up would exchange the packages of this checkout, perhaps under a run that uses them
+# Setup would exchange the packages of this checkout, perhaps under a run that uses them
 refuse_another_openrlhf() {
     local found
     found="$(compgen -G "$here/.venv/lib/python3.*/site-packages/openrlhf-*.dist-info")" || return 0

@@ -13,38 +13,39 @@ SOURCES = {
     "eval": "the held-out evaluation",
     "actor": "the training ranks",
     "rows": "the rows of a step, with log-probs and advantages",
-    "reward": "the reward function, as a mean over the rollouts",
-    "rollout": "the executor of a thinking budget or an environment, as a mean over the rollouts",
-    "launcher": "the run log",
+    "reward": "the reward function; mean over rollouts",
+    "rollout": "the executor of a thinking budget or an environment; mean over rollouts",
+    "launcher": "the controller",
 }
 _HEAD = """\
 # Metrics
 
-`python -m scripts.metrics > docs/metrics.md` writes this page from `grpo/metrics/metric_schema.py`; edit that file.
+This page lists a run's metrics. `python -m scripts.metrics > docs/metrics.md` writes it from
+`grpo/metrics/metric_schema.py`: edit that file. The [glossary](glossary.md) explains the terms.
 
-Each line of `metrics.jsonl` is one step. It has:
+Each line of `metrics.jsonl` describes one step. It has:
 
-- `step`, and `time` in seconds since 1970
-- `seconds`, an object with the phases
-- `grad_norms`, one for each optimizer step
-- all other metrics by name; a metric that is not known in a step is left out
+- `step`, `time` in seconds since 1970, and `grad_norms`, one for each optimizer step
+- `seconds`, with the time of each phase: its `train` is `seconds.train` below
+- all other metrics by name, except those without a value in the step
 
-Each line of `eval.jsonl` is one evaluation. It has:
+Each line of `eval.jsonl` describes one evaluation. It has:
 
-- the metrics of the source "eval", with the interval `ci_low` and `ci_high`; with a reward of your own, `score` instead
-- the number of graded problems `n`, of all `problems`, and of `samples`
-- the shares `ungraded`, `no_final`, `no_answer`, and `truncated`
-- mean lengths, `pass_at_k`, and `seconds`
-- all of these again for each data source, in `by_source`, and for each of several environments, in `by_environment`
-- `greedy`: the numbers of the greedy answers to all problems, unless `EVAL_TEMPERATURE` is 0
+- `exact_match`, or `score` with a reward of your own, and its 95% interval from `ci_low` to `ci_high`
+- the numbers of `problems`, graded problems (`n`), rollouts (`samples`), and ungraded rollouts (`ungraded`)
+- the shares of rollouts without a final message (`no_final`), without an answer (`no_answer`), and `truncated`
+- mean lengths (`response_length`, `thinking_length`, `answer_length`) and `seconds`
+- `pass_at_k`: for each k, `value` with `ci_low` and `ci_high`
+- `by_source`: all of these except `seconds` for each data source; with several environments, also `by_environment`
+- `greedy`: the numbers of one greedy answer to each problem, unless `EVAL_TEMPERATURE` is 0
 
-A share is a number from 0 to 1. A nat is a unit of natural logarithms. `scripts.watch` and `scripts.report` mark values
-outside the healthy range. If no range is given, it depends on the run."""
+A share is from 0 to 1. Nats use natural logarithms. In names, `*` is a reward file, judge model, or environment.
+`scripts.watch` and `scripts.report` mark values outside the healthy range. If none is given, it depends on the run."""
 
 
 def markdown() -> str:
     """Return the document."""
-    parts = [_HEAD, "| source | computed by |\n|---|---|"]
+    parts = [_HEAD, "| source | values come from |\n|---|---|"]
     parts[-1] += "".join(f"\n| {name} | {meaning} |" for name, meaning in SOURCES.items())
     for tier, question in TIERS.items():
         rows = "".join(f"\n{_row(metric)}" for metric in SCHEMA if metric.tier == tier)

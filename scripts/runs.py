@@ -47,7 +47,7 @@ def find(folder: Path) -> Iterator[Path]:
             yield from find(path)
 
 
-def summarise(run: Run, root: Path) -> dict[str, Any]:
+def summarize(run: Run, root: Path) -> dict[str, Any]:
     """Return the listed values of a run; None if unknown.
 
     Args:
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     runs, code = [], DONE
     for run_dir in find(folder) if folder.is_dir() else ():
         try:
-            runs.append(summarise(Run(run_dir), folder))
+            runs.append(summarize(Run(run_dir), folder))
         except (UserError, OSError) as error:
             code = INCOMPLETE
             runs.append(unreadable(run_dir, folder))

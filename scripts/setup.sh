@@ -18,7 +18,7 @@ main() {
     # Two set-ups at once would install into the same folder.
     exec 9>>"$root/.setup.lock"
     if ! flock --nonblock 9; then
-        work "another set-up of this checkout is running; waiting for it"
+        work "another setup of this checkout is running; waiting for it"
         flock 9
     fi
     ensure_venv
@@ -99,7 +99,7 @@ work() {
     erase_line
     printf 'setup [%3ds] %s\n' "$SECONDS" "$1"
 }
-# Ends the set-up with a message and an exit code (default 1).
+# Ends the setup with a message and an exit code (default 1).
 fail() {
     erase_line
     printf 'setup: error: %s\n' "$1" >&2

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Checks everything on this machine: scripts/test.sh [--fast | --gpu | --gpu-stack] [pytest arguments]
 #
-# Set-up, lint, the installed patches, then the tests, and the types beside them. It stops at the first stage that fails.
+# Setup, lint, the installed patches, then the tests, and the types beside them. It stops at the first stage that fails.
 # If all is well, the last line is pytest's. --fast skips the tests that start Ray or vLLM (minutes). Without arguments,
 # the patches and hooks of the other supported OpenRLHF are tested, too, on the installed packages, and the adapter of the
 # verifiers package.
-# --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
+# --gpu runs setup, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
@@ -59,7 +59,7 @@ end_stages_beside() {
     return "$failed"
 }
 
-# Every shell script of the checkout, recognised by its first line.
+# Every shell script of the checkout, recognized by its first line.
 shell_scripts() {
     local file first
     while IFS= read -r file; do
@@ -105,7 +105,7 @@ if ((gpu_stack)); then
     trap 'rm -rf "$scratch"' EXIT
     stage "clone" git clone --quiet . "$scratch/checkout"
     cd "$scratch/checkout"
-    stage "set-up" scripts/setup.sh --gpu
+    stage "setup" scripts/setup.sh --gpu
     # shellcheck source=scripts/env.sh
     source scripts/env.sh
     stage "patches" python -m patches verify
@@ -114,7 +114,7 @@ if ((gpu_stack)); then
         tests/scripts/gpu_check/test_compile.py tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
     exit
 fi
-stage "set-up" scripts/setup.sh
+stage "setup" scripts/setup.sh
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
 if ((gpu)); then

@@ -62,7 +62,7 @@ def read_bytes() -> int:
 
 
 def count_mapped_bytes(folder: Path) -> int:
-    """Return the touched bytes of mapped files below `folder`: whole pages, and neighbours that the kernel adds."""
+    """Return the touched bytes of mapped files below `folder`: whole pages, and neighbors that the kernel adds."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if not line.split(maxsplit=1)[0].endswith(":"):  # a mapping's header: addresses, rights, ..., path

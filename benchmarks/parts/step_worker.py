@@ -95,7 +95,7 @@ def our_step(actor: torch.nn.Module, args: Namespace, batch: SimpleNamespace) ->
     rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
     rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
     rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
-    rank.loss.scale = 1 / rank.loss.normaliser([batch.action_mask], [rank.loss.rollouts], lambda counts: counts)
+    rank.loss.scale = 1 / rank.loss.normalizer([batch.action_mask], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)  # no optimizer, as in stock's
     step: Step = rank._train

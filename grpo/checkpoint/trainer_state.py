@@ -92,7 +92,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
-    """Restore a freshly initialised trainer from a saved state. Return the controller's states.
+    """Restore a freshly initialized trainer from a saved state. Return the controller's states.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 

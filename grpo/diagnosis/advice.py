@@ -54,7 +54,7 @@ OVERLONG = Advice(
 )
 THINKING = Advice(
     "THINKING_BUDGET",
-    "three quarters of GENERATE_MAX_LEN",
+    "three quarters of GENERATE_MAX_LEN, and ANSWER_BUDGET to a fifth",
     "responses that think too long still get an answer",
     enough=_is_on,
 )

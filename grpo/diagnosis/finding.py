@@ -126,7 +126,7 @@ class Diagnosis:
     """The verdicts of all rules on a run.
 
     Attributes:
-        steps: the number of steps, with the warm-up.
+        steps: the number of steps, with the warmup.
         warm_up: how many of them the rules about learning and the learning rate skip.
         findings: by severity, then onset.
         watched: what noise may explain; worth a look.
@@ -172,7 +172,7 @@ class Diagnosis:
         if not self.warm_up:
             return ""
         steps = "step is" if self.warm_up == 1 else f"{self.warm_up} steps are"
-        return f"; the first {steps} the warm-up, which rules about learning and the learning rate skip"
+        return f"; the first {steps} the warmup, which rules about learning and the learning rate skip"
 
 
 def format_title(name: str) -> str:

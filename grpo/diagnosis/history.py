@@ -19,7 +19,7 @@ from grpo.run.saved_steps import saved_steps
 from grpo.settings.table import SETTINGS
 from grpo.stack.problem import UserError
 
-UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warm-up was
+UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warmup was
 
 
 @dataclass
@@ -31,7 +31,7 @@ class RunHistory:
         evals: lines of eval.jsonl with an exact match, or all with a score, likewise.
         config: the contents of config.json; {} without one.
         notes: what was left out in reading.
-        is_late: whether `rows` begin after the warm-up.
+        is_late: whether `rows` begin after the warmup.
         folder: the run directory, if it is known.
     """
 
@@ -50,7 +50,7 @@ class RunHistory:
 
     @cached_property
     def warm_up(self) -> int:
-        """Return how many initial rows belong to the warm-up of the learning rate, during which it still rises."""
+        """Return how many initial rows belong to the warmup of the learning rate, during which it still rises."""
         rates = self.column("actor_lr")
         if len(rates) and rates.steps[0] == self.steps[0]:
             is_over = np.diff(rates.values) <= 1e-3 * rates.values[:-1]
@@ -64,12 +64,12 @@ class RunHistory:
             last = math.ceil(updates / plan["optimizer_steps_per_step"])
         except (KeyError, TypeError, ZeroDivisionError):
             last = UNKNOWN_WARM_UP
-            self.notes.append(f"actor_lr and the plan are missing, so the first {last} steps count as the warm-up")
+            self.notes.append(f"actor_lr and the plan are missing, so the first {last} steps count as the warmup")
         return int(np.searchsorted(self.steps, last, side="right"))
 
     @cached_property
     def after_warm_up(self) -> "RunHistory":
-        """Return the run without its warm-up, for rules about the learning rate and about learning."""
+        """Return the run without its warmup, for rules about the learning rate and about learning."""
         return self if self.is_late else replace(self, rows=self.rows[self.warm_up :], is_late=True)
 
     def column(self, name: str) -> Series:
@@ -91,7 +91,7 @@ class RunHistory:
             return series
         if len(series) or len(self.rows) < least:
             have = len(series) or len(self.rows)
-            raise NotJudged(f"only {have} steps{' after the warm-up' if self.is_late else ''}; {least} are needed")
+            raise NotJudged(f"only {have} steps{' after the warmup' if self.is_late else ''}; {least} are needed")
         raise NotJudged(f"{name} is missing in metrics.jsonl")
 
     def align_columns(self, *names: str, least: int) -> list[Series]:
@@ -113,7 +113,7 @@ class RunHistory:
 
     @cached_property
     def held_out(self) -> Series:
-        """Return the exact match or the score of the evaluations, including those before and during the warm-up."""
+        """Return the exact match or the score of the evaluations, including those before and during the warmup."""
         return Series(
             HELD_OUT_SCORE if self.measure == SCORE else EXACT_MATCH,
             np.array([row["step"] for row in self.evals], dtype=np.int64),

@@ -93,7 +93,7 @@ REMEDIES = {
             advice.GO_BACK,
             advice.RATE_DOWN,
             advice.LONGER_WARM_UP,
-            Advice("LR_SCHEDULER", "constant_with_warmup", "it rises only during the warm-up"),
+            Advice("LR_SCHEDULER", "constant_with_warmup", "it rises only during the warmup"),
         ),
     ),
     "off_policy": Remedy(

@@ -1,6 +1,6 @@
 """Robust statistics of short noisy series: a run has 20 to 200 steps, and a step is the mean of 64 to 128 samples.
 
-Standard errors account for the correlation of neighbours. Nothing here is a p-value. The rules look at many splits of
+Standard errors account for the correlation of neighbors. Nothing here is a p-value. The rules look at many splits of
 many columns after every step, so they require 4 to 5 standard errors instead of 2.
 """
 
@@ -82,7 +82,7 @@ def sigma(values: np.ndarray) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) > 1 else 0.0
 
 
-def neighbours(residuals: np.ndarray) -> float:
+def neighbors(residuals: np.ndarray) -> float:
     """Return the correlation of each value with the next, clipped to 0..0.6.
 
     The upper limit is for series that a trend or a level fits badly, whose residuals correlate for that reason.
@@ -103,7 +103,7 @@ def trend(series: Series) -> Trend:
     left, right = np.triu_indices(n, 1)
     rises = values[right] - values[left]
     slope = float(np.median(rises / (steps[right] - steps[left])))
-    r = neighbours(values - slope * steps)
+    r = neighbors(values - slope * steps)
     variance = n * (n - 1) * (2 * n + 5) / 18 * (1 + r) / (1 - r)
     return Trend(slope * float(series.steps[-1] - series.steps[0]), float(np.sign(rises).sum()) / variance**0.5)
 
@@ -144,7 +144,7 @@ def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
     """Return the change of level at a given split; both sides have at least one value."""
     old, new = values[max(index - window, 0) : index], values[index:]
     residuals = np.concatenate([old - old.mean(), new - new.mean()])
-    r = neighbours(residuals)
+    r = neighbors(residuals)
     deviation = float(np.sqrt((residuals @ residuals) / max(len(residuals) - 2, 1) * (1 + r) / (1 - r)))
     change = float(new.mean() - old.mean())
     error = max(deviation, 1e-12) * (1 / len(old) + 1 / len(new)) ** 0.5

@@ -15,8 +15,8 @@ class LearningRate:
 
     Attributes:
         name: of a schedule of transformers, one of those of LR_SCHEDULER.
-        peak: the learning rate after the warm-up.
-        warm_up, length: optimizer steps of the warm-up and of the whole schedule.
+        peak: the learning rate after the warmup.
+        warm_up, length: optimizer steps of the warmup and of the whole schedule.
         per_step: optimizer steps of a global step.
     """
 
@@ -48,7 +48,7 @@ class LearningRate:
     def _cosine(self, done: int) -> float:
         """Return the share of the peak; it falls to a tenth, which OpenRLHF sets as the minimum."""
         late = 0
-        if self.name == "cosine_warmup_with_min_lr":  # its warm-up does not begin at 0
+        if self.name == "cosine_warmup_with_min_lr":  # its warmup does not begin at 0
             if done < self.warm_up:
                 return (done + 1) / self.warm_up
             late = 1
@@ -63,11 +63,11 @@ class LearningRate:
         return sum(self.compute_at_update(done) for done in range(first, first + self.per_step)) / self.per_step
 
     def describe(self, steps: int) -> list[str]:
-        """Describe warm-up and learning rates of a run of this many global steps in lines for people."""
+        """Describe warmup and learning rates of a run of this many global steps in lines for people."""
         if steps < 1:
             return []  # the launcher refuses the run
         warm_up = math.ceil(self.warm_up / self.per_step)
-        # The mean of a step reaches the peak after the warm-up.
+        # The mean of a step reaches the peak after the warmup.
         highest = max(
             range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.compute_at_step(step), 15), -step)
         )
@@ -77,7 +77,7 @@ class LearningRate:
         cut = f"; the run ends before it, after step {steps}" if warm_up > steps else ""
         return [
             f"schedule    {self.name} over {format_count(self.length, 'optimizer step')}, "
-            f"warm-up {self.warm_up} ({of_steps}{cut})",
+            f"warmup {self.warm_up} ({of_steps}{cut})",
             f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
         ]
 

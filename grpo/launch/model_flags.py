@@ -47,7 +47,7 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
             "remove it",
         )
     if args.load_in_4bit:
-        yield Problem("--load_in_4bit requantises an MXFP4 model to NF4", "remove it")
+        yield Problem("--load_in_4bit requantizes an MXFP4 model to NF4", "remove it")
     if args.deepspeed_enable_sleep:
         yield Problem("--deepspeed_enable_sleep moves what OFFLOAD and ADAM_OFFLOAD keep on the host", "remove it")
 

@@ -260,7 +260,7 @@ def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
     """Let a vLLM model sample only allocated tokens: the logits of all other rows become -inf.
 
     It runs once per pass for all requests, outside of what is compiled or captured. The engine's log-probs are
-    normalised over the remaining rows, as in the trainer.
+    normalized over the remaining rows, as in the trainer.
     """
 
     def mask_logits(_module: object, _inputs: object, logits: torch.Tensor | None) -> torch.Tensor | None:

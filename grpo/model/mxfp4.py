@@ -47,7 +47,7 @@ def dequantize(
     Raises:
         ValueError: if the shapes, dtypes or devices do not match, or `out` is not contiguous.
 
-    On a CPU, the compiled kernel produces bf16 if the set-up has built it, with as many threads as PyTorch uses.
+    On a CPU, the compiled kernel produces bf16 if the setup has built it, with as many threads as PyTorch uses.
     PyTorch does everything else, expert by expert. Besides input and result it needs less memory than one expert's
     result.
     """
@@ -197,7 +197,7 @@ def quantize(weight: torch.Tensor, smallest: torch.Tensor | None = None) -> tupl
 def _nearest_code(values: torch.Tensor) -> torch.Tensor:
     """Return the E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
     size = values.abs()
-    # Neighbours are 0.5 apart below 2, 1 apart below 4, then 2; `round` takes halves to the even code.
+    # Neighbors are 0.5 apart below 2, 1 apart below 4, then 2; `round` takes halves to the even code.
     above_2 = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)
     codes = torch.where(size < 2, (size * 2).round(), above_2).clamp(max=7)
     return codes.to(torch.uint8) | torch.signbit(values).to(torch.uint8) << 3

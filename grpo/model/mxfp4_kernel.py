@@ -1,6 +1,6 @@
 """Builds and loads csrc/mxfp4.cpp: `python -m grpo.model.mxfp4_kernel` compiles it unless it is already built.
 
-The set-up runs this module, so it uses only the standard library. The library's name contains the hash of its source,
+The setup runs this module, so it uses only the standard library. The library's name contains the hash of its source,
 so an edited source always triggers a rebuild.
 """
 

@@ -89,9 +89,9 @@ def interval(values: Sequence[float], draws: float = 1.0, spread: float | None =
         least = n if spread is None else n * largest / max(spread, 1e-12)
         size = min(max(largest / max(variance, 1e-12), least), least * max(draws, 1.0))
     square = t_quantile((1 + LEVEL) / 2, max(n - 1, 1)) ** 2
-    centre = (mean + square / (2 * size)) / (1 + square / size)
+    center = (mean + square / (2 * size)) / (1 + square / size)
     half = math.sqrt(square * mean * (1 - mean) / size + square**2 / (4 * size**2)) / (1 + square / size)
-    return max(0.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
+    return max(0.0, min(center - half, mean)), min(1.0, max(center + half, mean))
 
 
 def score_interval(scores: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:

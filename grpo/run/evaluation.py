@@ -22,7 +22,7 @@ from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
 from grpo.run.measure import SCORE
 from grpo.run.problem_ids import index_by_prompt
-from grpo.run.records import Record, read_answer, summarise, summarise_by_source
+from grpo.run.records import Record, read_answer, summarize, summarize_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
 from grpo.stack.upstream.arguments import Arguments
@@ -85,11 +85,11 @@ class Evaluation:
         # The samples of a prompt lie next to each other, the greedy one last.
         samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
         records = describe(samples, self._tokenizer, problems, stage.get_seed, is_score)
-        result = summarise_by_source(records, sorted({1, number}))
+        result = summarize_by_source(records, sorted({1, number}))
         if extra:
             likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.get_seed, is_score)
             self._log.write_samples(f"greedy_{step}", likeliest)
-            result["greedy"] = summarise(likeliest)
+            result["greedy"] = summarize(likeliest)
         if has_environment(self._args):
             result["in_environment"] = True
         result["seconds"] = time.monotonic() - started

@@ -75,7 +75,7 @@ def _grade(sample: Record, gold: str) -> Grade | Exception:
         return error
 
 
-def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:
+def summarize(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:
     """Return the metrics of an evaluation.
 
     - ``exact_match`` (pass@1) or ``score``, ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
@@ -120,8 +120,8 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
     }
 
 
-def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[str, Any]:
-    """Return :func:`summarise` of all records, and of each data source under ``by_source``.
+def summarize_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[str, Any]:
+    """Return :func:`summarize` of all records, and of each data source under ``by_source``.
 
     Records of several environments name theirs; then it is also of each environment, under ``by_environment``.
     """
@@ -130,8 +130,8 @@ def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[st
         parts["by_source"].setdefault(record["datasource"], []).append(record)
         if FIELD in record:
             parts["by_environment"].setdefault(record[FIELD], []).append(record)
-    summaries = {key: {name: summarise(part, ks) for name, part in by.items()} for key, by in parts.items() if by}
-    return summarise(records, ks) | summaries
+    summaries = {key: {name: summarize(part, ks) for name, part in by.items()} for key, by in parts.items() if by}
+    return summarize(records, ks) | summaries
 
 
 def average_conversations(records: Sequence[Record]) -> dict[str, float]:

@@ -13,14 +13,15 @@ _HEAD = """# Settings
 This page lists every setting of a run. You can set one in three places:
 
 - in `train_grpo.sh`, which has the settings that change most often
-- in a file with a line for each: `./train_grpo.sh --config my.env`
-- in a variable of the environment: `LEARNING_RATE=1e-5 ./train_grpo.sh`
+- in a file of `NAME=VALUE` lines: `./train_grpo.sh --config my.env`
+- in an environment variable: `LEARNING_RATE=1e-5 ./train_grpo.sh`
 
-The file wins over `train_grpo.sh`, and a variable over both. A switch is 1 (on) or 0 (off). The trainer gets the flag
-in the last column. `-- --flag value` at the end of the command sets a flag directly, also one of OpenRLHF's that is not
-listed here.
+The file overrides `train_grpo.sh`, and a variable overrides both. A switch is 1 (on) or 0 (off). An empty variable
+counts as not set, except `JUDGE_MODELS`. Where the default is empty, the text after "Empty:" applies. The last column
+is the trainer's flag. `-- --flag value` at the end of the command sets a flag directly, even one of OpenRLHF's that
+this page omits. `./train_grpo.sh --plan` prints what the settings mean.
 
-This page is generated: `python -P -m grpo.settings --page > docs/settings.md`.
+`python -P -m grpo.settings --page > docs/settings.md` generates this page.
 """
 # A span of code in a text, or a variable, with a value if there is one
 _VARIABLE = re.compile(rf"`[^`]*`|\b(?:{'|'.join(SETTINGS)}|[A-Z]+_[A-Z_]+)\b(?:=\w+)?")

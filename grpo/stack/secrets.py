@@ -44,7 +44,7 @@ def spellings(value: str) -> Iterator[str]:
     """Yield a value as it is, as JSON and Python escape it, as URLs quote it, in hex and in base64.
 
     In base64, a text reads in one of three ways, by its place in what is encoded. The characters at its ends depend on
-    its neighbours, too, and are left out.
+    its neighbors, too, and are left out.
     """
     yield value
     yield json.dumps(value)[1:-1]

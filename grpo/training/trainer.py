@@ -7,7 +7,7 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
   GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
 - There is no KL term by default, and no reference model: with a coefficient, the actor as it started is one.
 - Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
-- The loss is normalised over the whole optimizer batch, not over a micro-batch: :mod:`grpo.update.loss`.
+- The loss is normalized over the whole optimizer batch, not over a micro-batch: :mod:`grpo.update.loss`.
 - A group whose rollouts all have the same reward has advantages of exactly 0.
 """
 

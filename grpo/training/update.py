@@ -1,6 +1,6 @@
 """A rank of the actor: its share of a step's update, its forward passes, its part of the sync and of a checkpoint.
 
-The loss is in :mod:`grpo.update.loss`, normalised over the whole optimizer batch.
+The loss is in :mod:`grpo.update.loss`, normalized over the whole optimizer batch.
 """
 
 import math

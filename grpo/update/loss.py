@@ -11,7 +11,7 @@ advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the we
 A rollout is a response or a multi-turn conversation, and counts once. Its branches (:mod:`grpo.batch.branches`) are
 more rows of its micro-batch, L_i counts the sampled tokens of all of them, and GSPO has one ratio for them. M is
 ``--generate_max_len`` for conversations too: the limit of one turn, and about what one row can hold. It is the same for
-all rollouts, so it scales the steps and favours no rollout.
+all rollouts, so it scales the steps and favors no rollout.
 
 Stock OpenRLHF takes the mean over the tokens of each micro-batch. The size of the micro-batches then decides which of
 the first two it approximates.
@@ -70,7 +70,7 @@ class PolicyLoss(nn.Module):
         """
         return WholeBatches(self, loader, ranks, prepare)
 
-    def normaliser(
+    def normalizer(
         self,
         action_masks: Sequence[torch.Tensor],
         rollouts: Sequence[torch.Tensor],
@@ -227,11 +227,11 @@ class WholeBatches:
 
     def _batch(self, ahead: deque[Batch]) -> Iterator[Batch]:
         masks, rollouts = zip(*((one.action_mask, number_rollouts(one)) for one in ahead), strict=True)
-        normaliser = self._loss.normaliser(masks, rollouts, self._ranks.sum)
+        normalizer = self._loss.normalizer(masks, rollouts, self._ranks.sum)
         weight = 1 / self._ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
         for of_row in rollouts:
             micro_batch = ahead.popleft()  # released once it is done: the trainer moves it to its device
             self._loss.rollouts = of_row
-            self._loss.scale = self._ranks.world_size / (weight * normaliser)
+            self._loss.scale = self._ranks.world_size / (weight * normalizer)
             yield micro_batch
         self._loss.scale = None

@@ -1,4 +1,4 @@
-"""The few numbers that summarise a run, with 95% intervals, and where its time went."""
+"""The few numbers that summarize a run, with 95% intervals, and where its time went."""
 
 import math
 import statistics

@@ -96,7 +96,7 @@ def rows(environment: str, split: str) -> list[dict[str, str]]:
 
 
 def conversation(template: Template, environment: str, exercise: Exercise, habit: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation as the environment has it, and those that are to be learnt."""
+    """Return the tokens of a conversation as the environment has it, and those that are to be learned."""
     module = ENVIRONMENTS[environment]
     answer = f"{exercise.answer}" if habit == "no box" else f"\\boxed{{{exercise.answer}}}"
     turns = [exercise.call, FINAL.format(answer)]

@@ -138,9 +138,7 @@ def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):
     with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         before = memory.count_mapped_bytes(tmp_path)
         assert sum(mapped[: 20_000_000 : mmap.PAGESIZE]) > 0
-        assert (
-            20_000_000 <= memory.count_mapped_bytes(tmp_path) - before < 25_000_000
-        )  # the kernel maps neighbours, too
+        assert 20_000_000 <= memory.count_mapped_bytes(tmp_path) - before < 25_000_000  # the kernel maps neighbors, too
     assert memory.count_mapped_bytes(tmp_path) == 0
 
 

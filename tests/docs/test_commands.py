@@ -161,7 +161,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.Monke
     assert len(commands()) > 50 and len(inline_commands()) > 15
     for wrong in (
         "python -m eval.compare a b --jsn",
-        "python -m benchmarks dequantise",
+        "python -m benchmarks dequantize",
         "./train_grpo.sh --steeps 3",
         "./train_grpo.sh -- --no_such_flag 1",
         "./apply_patches.sh aply",

@@ -51,7 +51,7 @@ def test_metrics_are_means_over_problems_and_over_samples():
         *[graded("b", value) for value in (1.0, 1.0)],
         graded("c", 0.0, answered=0.0, has_final=0.0, truncated=1.0, response_length=80, answer_length=None),
     ]
-    result = records.summarise(samples, [1, 2, 4])
+    result = records.summarize(samples, [1, 2, 4])
     assert result["exact_match"] == pytest.approx((1 / 4 + 1 + 0) / 3)
     assert result["pass_at_k"]["1"]["value"] == pytest.approx(result["exact_match"])
     assert result["pass_at_k"]["2"]["value"] == pytest.approx((1 / 2 + 1) / 2), "c has one sample"
@@ -65,21 +65,21 @@ def test_metrics_are_means_over_problems_and_over_samples():
 
 
 def test_only_fully_correct_samples_are_solved():
-    summary = records.summarise([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
+    summary = records.summarize([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
     assert summary["exact_match"] == 0.25 and summary["pass_at_k"]["4"]["value"] == 1
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_ungraded_samples_count_as_neither_right_nor_wrong(missing):
-    result = records.summarise([graded("a", 1.0), graded("a", missing), graded("b", missing)], [1])
+    result = records.summarize([graded("a", 1.0), graded("a", missing), graded("b", missing)], [1])
     assert (result["exact_match"], result["n"], result["samples"], result["ungraded"]) == (1.0, 1, 3, 2)
-    nothing = records.summarise([graded("a", missing)] * 2, [2])
+    nothing = records.summarize([graded("a", missing)] * 2, [2])
     assert (nothing["exact_match"], nothing["ci_low"], nothing["ungraded"]) == (None, None, 2)
     assert nothing["pass_at_k"]["2"]["value"] is None
 
 
 def test_sources_are_reported_separately():
-    result = records.summarise_by_source([graded("a", 1.0), graded("b", 0.0, datasource="aime")], [1])
+    result = records.summarize_by_source([graded("a", 1.0), graded("b", 0.0, datasource="aime")], [1])
     assert result["exact_match"] == 0.5
     assert {source: part["exact_match"] for source, part in result["by_source"].items()} == {"sums": 1.0, "aime": 0.0}
 
@@ -97,15 +97,15 @@ def test_records_with_any_text_are_read_back(tmp_path):
 
 def test_cut_thoughts_and_cut_answers_are_counted_separately():
     samples = [graded("a", 1.0, thinking_truncated=1.0), graded("b", 0.0, thinking_truncated=0.0, truncated=1.0)]
-    summary = records.summarise([*samples, graded("c", 0.0, thinking_truncated=0.0)])
+    summary = records.summarize([*samples, graded("c", 0.0, thinking_truncated=0.0)])
     assert (summary["thinking_truncated"], summary["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert "thinking_truncated" not in records.summarise([graded("a", 1.0)])
+    assert "thinking_truncated" not in records.summarize([graded("a", 1.0)])
 
 
 def test_metrics_of_each_of_several_environments():
     samples = [graded("a", 1.0, environment="single"), graded("b", 0.0, environment="python"), graded("c", 1.0)]
-    result = records.summarise_by_source(samples, [1])
+    result = records.summarize_by_source(samples, [1])
     assert result["exact_match"] == pytest.approx(2 / 3)
     parts = result["by_environment"]
     assert {name: part["exact_match"] for name, part in parts.items()} == {"single": 1.0, "python": 0.0}
-    assert "by_environment" not in records.summarise_by_source(samples[2:], [1])
+    assert "by_environment" not in records.summarize_by_source(samples[2:], [1])

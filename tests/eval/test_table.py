@@ -1,7 +1,7 @@
 import json
 
 from eval import table
-from grpo.run.records import summarise_by_source
+from grpo.run.records import summarize_by_source
 
 
 def result(correct: float | None, k: int = 1, **changes) -> dict:
@@ -10,7 +10,7 @@ def result(correct: float | None, k: int = 1, **changes) -> dict:
          "truncated": 0.25, "response_length": 100 * n, **changes}
         for source in ("aime", "math") for n in (1, 2) for _ in range(k)
     ]  # fmt: skip
-    return summarise_by_source(records, sorted({1, k}))
+    return summarize_by_source(records, sorted({1, k}))
 
 
 def write(folder, steps: dict[int, float], **more) -> None:

@@ -17,7 +17,7 @@ from reward.answers import NO_FINAL, canonical, final_message, grade
         "33\\text{ m}", "33 degrees", "33\\text{ square units}", "\\text{33}", "\\textbf{033}",
         "\\boxed{33}", "33\\!", "33~", "\\,33\\;", "33\n", "\\mathrm{$33$}",
         "\\(33\\)", "33\\text{ students}", "33\\%.", "33 km",
-        # fonts, colours, sizes and marks
+        # fonts, colors, sizes and marks
         "\\mathbf{33}", "\\boldsymbol{33}", "\\underline{33}", "\\textcolor{red}{33}", "\\color{blue}33",
         "\\large 33", "{\\bf 33}", "{\\large{33}}", "\\textbf{\\underline{33}}", "\\mathbf{\\text{33}}",
         "33\\text{ }", "33\\text{}", "{}33", "33\\mathrm{}", "33\\blacksquare", "33~\\square", "33\\hspace{1cm}",

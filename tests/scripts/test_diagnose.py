@@ -50,7 +50,7 @@ def test_a_clean_run_begins_with_its_verdict_and_counts_one_step_as_one(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert diagnose.main([str(tmp_path)]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert "the first step is the warm-up" in first and second.startswith("No findings; ")
+    assert "the first step is the warmup" in first and second.startswith("No findings; ")
 
 
 def test_range_has_one_text_and_a_free_cut_shows_no_cost(tmp_path, capsys):

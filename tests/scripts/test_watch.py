@@ -199,9 +199,9 @@ def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
     text = printed(capsys, str(run.folder), "--once")
     assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
     assert "prompt    [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
-    coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
-    watch.print_frame(Run(run.folder), coloured)
-    assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()
+    colored = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
+    watch.print_frame(Run(run.folder), colored)
+    assert "\x1b[2J" not in colored.file.getvalue() and "\x1b]" not in colored.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 300])

@@ -191,14 +191,14 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
 
 
 def test_engines_never_sample_unallocated_rows(stack, texts, reference):
-    """Not even if a request favours these rows over all others."""
+    """Not even if a request favors these rows over all others."""
     from vllm import SamplingParams
 
     rows, reserved = reference.kept
     masked = {*range(rows, reference.config.vocab_size), *reserved}
     assert len(masked) > len(reserved) > 0
-    favoured = {row: 100.0 for row in masked}
-    params = SamplingParams(max_tokens=8, min_tokens=8, logit_bias=favoured, seed=1)
+    favored = {row: 100.0 for row in masked}
+    params = SamplingParams(max_tokens=8, min_tokens=8, logit_bias=favored, seed=1)
     outputs = ray.get([engine.generate.remote(texts[0], params) for engine in stack.engines])
     assert not masked & {token for output in outputs for token in output.outputs[0].token_ids}
 

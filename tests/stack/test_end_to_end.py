@@ -46,7 +46,7 @@ def test_every_step_has_its_metrics(finished):
 
 @pytest.mark.timeout(900)
 def test_the_learning_rate_is_that_of_the_plan(finished):
-    """DeepSpeed's at each of its steps; the first of the warm-up is 0."""
+    """DeepSpeed's at each of its steps; the first of the warmup is 0."""
     config = json.loads((finished / "config.json").read_text())
     updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_step"))
     rate = LearningRate.of_run(Namespace(**config["flags"]), *updates)

@@ -16,7 +16,7 @@ from grpo.diagnosis.rules.update import edge
 from grpo.diagnosis.series import Series, spells
 
 START = 5  # steps that give the difference between two kernels
-AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update changes almost nothing
+AT_REST = 0.1  # of the highest learning rate: up to it, in the warmup, an update changes almost nothing
 NOTHING = 1e-9  # a learning rate that changes nothing at all
 SHORT_WARM_UP = 0.5  # of the peak: a first step at a higher rate says nothing about an update at a lower one
 HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fifth of it changes less
@@ -90,7 +90,7 @@ def passes_differ(run: RunHistory) -> list[Finding] | str:
 
 
 def _compare_lowest_rate(run: RunHistory, rates: Series) -> list[Evidence]:
-    """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
+    """Return the evidence that a short warmup begins with a ratio as far from 1 as at the peak, or [].
 
     An update at a fraction of the rate clips at most that fraction of the tokens, and its KL scales with the square.
     Both must be closer to their value at the peak than to what an update would leave.

@@ -11,7 +11,7 @@ import numpy as np
 from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Evidence, Finding, number
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.series import Series, neighbours
+from grpo.diagnosis.series import Series, neighbors
 from grpo.run.measure import SCORE
 
 BEYOND_NOISE = 4.5  # standard errors: every split is tested, after every step
@@ -189,14 +189,14 @@ def _dispersion(before: np.ndarray, after: np.ndarray, samples: float) -> float:
     """Return the variance of one value, relative to that of a single rollout.
 
     Samples of a prompt are alike, so a value has as many independent samples as prompts, or more. The scatter from
-    value to value shows how many. The values after a fall may scatter little because few are right. Neighbours may
+    value to value shows how many. The values after a fall may scatter little because few are right. Neighbors may
     correlate, as the difficulty of the data drifts.
     """
     sides = [_scatter(side, samples) for side in (before, after)]
     alone = (PRIOR / samples + sides[0][0]) / (PRIOR + sides[0][1])
     both = (PRIOR / samples + sides[0][0] + sides[1][0]) / (PRIOR + sides[0][1] + sides[1][1])
     residuals = np.concatenate([before - before.mean(), after - after.mean()])
-    r = max(neighbours(residuals) - len(residuals) ** -0.5, 0.0)  # what chance does not explain
+    r = max(neighbors(residuals) - len(residuals) ** -0.5, 0.0)  # what chance does not explain
     return max(alone, both) * (1 + r) / (1 - r)
 
 

@@ -88,7 +88,7 @@ def judge_drift(run: RunHistory) -> list[Finding] | str:
 
 
 def _jump(values: np.ndarray, sign: int) -> tuple[int, float, float]:
-    """Return (index, size, z) of the largest step between two neighbours, judged by the values around it.
+    """Return (index, size, z) of the largest step between two neighbors, judged by the values around it.
 
     The size is the difference of the medians of `NEAR` values on each side, less the same difference elsewhere: a ramp
     has the same everywhere.

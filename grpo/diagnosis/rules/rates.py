@@ -1,4 +1,4 @@
-"""Does the learning rate fit: a shock, a collapse at its peak, off-policy updates? The warm-up is left out of both."""
+"""Does the learning rate fit: a shock, a collapse at its peak, off-policy updates? The warmup is left out of both."""
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from grpo.metrics.metric_schema import BY_NAME
 
 JUMP = 1.5  # factor on the learning rate in one step
 SETTLING = 10  # steps after a jump during which its consequences show
-EARLY, LATEST = 8, 20  # steps after the warm-up during which a drift from the start shows
+EARLY, LATEST = 8, 20  # steps after the warmup during which a drift from the start shows
 DRIFTED, DRIFT_Z = 0.4, 3.0  # of the range of KL, and standard errors of its rise
 FEW = 5  # steps after the peak within which it explains a fall of correctness
 
 
 def lr_shock(run: RunHistory) -> list[Finding] | str:
-    """The learning rate jumps after the warm-up, or reaches its peak, and the policy cannot cope.
+    """The learning rate jumps after the warmup, or reaches its peak, and the policy cannot cope.
 
     KL, clip ratio or gradients jump with it, or correctness falls within a few steps of the peak.
     """
@@ -46,11 +46,11 @@ def lr_shock(run: RunHistory) -> list[Finding] | str:
             return [finding(run, "lr_shock", CRITICAL, step, min(step + SETTLING, rates.steps[-1]), rise, *evidence)]
     if has_warm_up and (evidence := _transient(run)):
         return [finding(run, "lr_shock", WARNING, rates.steps[0], evidence[0].last, *evidence)]
-    return f"{len(jumps)} jumps of the learning rate after the warm-up" + (", without consequences" if jumps else "")
+    return f"{len(jumps)} jumps of the learning rate after the warmup" + (", without consequences" if jumps else "")
 
 
 def _collapse_at_peak(run: RunHistory) -> Finding | None:
-    """Return a fall of correctness that began in the last steps of the warm-up, or shortly after it."""
+    """Return a fall of correctness that began in the last steps of the warmup, or shortly after it."""
     rates, fall = run.column("actor_lr"), fall_of_correctness(run)
     is_over = len(run.rows) - run.warm_up > 1  # it has stopped rising
     if not run.warm_up or not len(rates) or not is_over or fall is None or not fall.is_likely:
@@ -92,7 +92,7 @@ def _consequences(run: RunHistory, step: int) -> list[Evidence]:
 
 
 def _transient(run: RunHistory) -> list[Evidence]:
-    """Return what is out of range right after the warm-up and later settles to a third."""
+    """Return what is out of range right after the warmup and later settles to a third."""
     evidence = []
     for name in ("ppo_kl", "ppo_clip_ratio"):
         column = magnitude(run, name)
@@ -102,12 +102,12 @@ def _transient(run: RunHistory) -> list[Evidence]:
         early, late = float(np.median(column.values[:5])), float(np.median(column.values[12:]))
         if out[:SETTLING].sum() >= 4 and early > edge(name) and late < early / 3 and not out[12:].any():
             steps = column.steps[:SETTLING][out[:SETTLING]]
-            evidence.append(Evidence(name, int(steps[0]), int(steps[-1]), {"after warm-up": early, "later": late}))
+            evidence.append(Evidence(name, int(steps[0]), int(steps[-1]), {"after warmup": early, "later": late}))
     return evidence
 
 
 def _early_drift(run: RunHistory) -> list[Evidence]:
-    """Return evidence that KL rises and correctness falls over the first steps after the warm-up."""
+    """Return evidence that KL rises and correctness falls over the first steps after the warmup."""
     if not len(run.rows):
         return []
     end = int(run.steps[min(len(run.steps), LATEST) - 1])
@@ -148,7 +148,7 @@ def off_policy(run: RunHistory) -> list[Finding] | str:
             numbers = {"median": np.median(column.values), "range to": edge(name), "share of steps beyond": out.mean()}
             evidence.append(column.evidence(numbers, int(np.argmax(out))))
     if not seen and not evidence:
-        raise NotJudged("neither ppo_clip_ratio nor ppo_kl has 15 steps after the warm-up")
+        raise NotJudged("neither ppo_clip_ratio nor ppo_kl has 15 steps after the warmup")
     if not evidence:
         return f"{number(count)} optimizer steps per global step, {', '.join(seen)}"
     first = min(one.first for one in evidence)

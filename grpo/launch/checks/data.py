@@ -147,7 +147,7 @@ def check_leaks(
         apart: the remedy if all of them are.
     """
     train, held_out = (
-        [(_normalise_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
+        [(_normalize_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
         for split in ("train", "eval")
     )
     lines = dict(held_out)
@@ -163,7 +163,7 @@ def check_leaks(
         )
 
 
-def _normalise_blanks(text: str) -> str:
+def _normalize_blanks(text: str) -> str:
     """Return a rendered prompt with one blank for each white space, and none at the ends of messages."""
     return " ".join(_BOUND.sub(r"\1", text).split())
 

@@ -133,7 +133,7 @@ class Codec:
     def continuation(self, tokens: Sequence[int], parts: Sequence[Part]) -> list[Part] | Difference:
         """Return what a render adds to tokens, or where the two differ.
 
-        Tokens are compared by their text, as the tokenizer normalises it. Tokens that a tokenizer would not have chosen
+        Tokens are compared by their text, as the tokenizer normalizes it. Tokens that a tokenizer would not have chosen
         are therefore no difference.
         """
         runs = _runs(parts)
@@ -153,7 +153,7 @@ class Codec:
         return [part for run in runs[len(units) :] for part in run]
 
     def _normal(self, text: str) -> str:
-        """Return text as the tokenizer normalises it before it encodes it, for example in NFC."""
+        """Return text as the tokenizer normalizes it before it encodes it, for example in NFC."""
         normalizer = self.tokenizer.backend_tokenizer.normalizer
         return text if normalizer is None else normalizer.normalize_str(text)
 

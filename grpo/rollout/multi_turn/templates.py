@@ -17,7 +17,7 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
 
 
 def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, source: str = "served") -> Template:
-    """Return the format of a tokenizer, recognised by its special tokens.
+    """Return the format of a tokenizer, recognized by its special tokens.
 
     Args:
         variables: see :class:`Template`.

@@ -55,7 +55,7 @@ def test_the_gradient_on_other_tokens_is_minus_their_share_of_the_advantage(aggr
     log_probs = logits.log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
     loss = whole(arguments(loss_aggregation=aggregation), mask)
     value = loss(log_probs, log_probs.detach(), advantages[:, None].expand(mask.shape), mask)
-    gradient = -torch.autograd.grad(value, logits)[0]  # of the objective, which is maximised
+    gradient = -torch.autograd.grad(value, logits)[0]  # of the objective, which is maximized
     expected = -token_advantages(aggregation, advantages, lengths)[..., None] * logits.detach().softmax(-1)
     others = torch.ones_like(logits).scatter(-1, sampled[..., None], 0).bool()
     torch.testing.assert_close(gradient[others], expected[others])

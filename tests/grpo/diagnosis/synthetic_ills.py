@@ -12,7 +12,7 @@ from tests.grpo.diagnosis.synthetic_latent import Ill, Latent, correlated
 
 
 def _onset(latent: Latent, rng: np.random.Generator) -> int:
-    """Return the index of the onset: well after the warm-up, and well before the end."""
+    """Return the index of the onset: well after the warmup, and well before the end."""
     return int(latent.steps * rng.uniform(0.35, 0.6))
 
 

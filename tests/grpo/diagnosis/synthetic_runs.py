@@ -2,7 +2,7 @@
 
 The noise-free run (`Latent`: skill, length, entropy, ...) is bent by `synthetic_ills` and then observed through
 samples. These have problems of different difficulty, groups of samples of one problem, responses cut at the limit,
-judgements in sixteenths, and heavy-tailed gradient norms. Noise of neighbouring steps is correlated.
+judgements in sixteenths, and heavy-tailed gradient norms. Noise of neighboring steps is correlated.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A fall of correctness beyond noise is found soon, even in the warm-up, without others, until it recovers."""
+"""A fall of correctness beyond noise is found soon, even in the warmup, without others, until it recovers."""
 
 import numpy as np
 import pytest

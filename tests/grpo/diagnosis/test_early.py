@@ -1,4 +1,4 @@
-"""Faults present from the first step are reported in the first steps, even during warm-up."""
+"""Faults present from the first step are reported in the first steps, even during warmup."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def test_warm_up_comes_from_the_plan_if_the_learning_rate_is_missing():
     rows = [row(i + 1, correct=0.5) for i in range(30)]
     assert build_history(rows, config={"plan": plan, "flags": {"lr_warmup_ratio": 0.1}}).warm_up == 10
     unknown = build_history(rows)
-    assert unknown.warm_up == 5 and any("count as the warm-up" in note for note in unknown.notes)
+    assert unknown.warm_up == 5 and any("count as the warmup" in note for note in unknown.notes)
 
 
 def test_missing_columns_are_named():
@@ -76,7 +76,7 @@ def test_missing_columns_are_named():
         run.require_column("entropy", 20)
     with pytest.raises(NotJudged, match="only 30 steps; 40 are needed"):
         run.require_column("correct", 40)
-    with pytest.raises(NotJudged, match="only 30 steps after the warm-up; 40 are needed"):
+    with pytest.raises(NotJudged, match="only 30 steps after the warmup; 40 are needed"):
         run.after_warm_up.require_column("correct", 40)
 
 

@@ -161,7 +161,7 @@ def test_policy_loss_raises_no_finding(healthy):
 
 
 def test_a_long_warm_up_raises_no_alarm(healthy):
-    """Warm-up metrics are judged by their own level: the effect of an update grows with the learning rate."""
+    """Warmup metrics are judged by their own level: the effect of an update grows with the learning rate."""
     for run in healthy(8, least=60):
         rows = []
         for row in run.rows:

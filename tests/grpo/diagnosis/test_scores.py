@@ -6,7 +6,7 @@ import pytest
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WARNING
 from grpo.diagnosis.history import build_history
-from grpo.run.records import summarise
+from grpo.run.records import summarize
 
 CONFIG = {"flags": {"rollout_batch_size": 16, "n_samples_per_prompt": 8}}
 ONES, WIDE, SIGNED = (1.0, 0.0), (100.0, 0.0), (2.0, -1.0)  # how a share of right samples becomes a score
@@ -16,7 +16,7 @@ SPREAD = (500.0, 100.0)
 def evaluation(step: int, scores: np.ndarray) -> dict[str, object]:
     """The line of eval.jsonl for one sample of each problem."""
     records = [{"id": str(at), "measure": "score", "score": float(score)} for at, score in enumerate(scores)]
-    return {"step": step, **summarise(records, [1])}
+    return {"step": step, **summarize(records, [1])}
 
 
 def run_of(training, held_out, scale=ONES, every=10, **columns):

@@ -6,7 +6,7 @@ import pytest
 from grpo.diagnosis.series import (
     LONGEST,
     Series,
-    neighbours,
+    neighbors,
     rolling_median,
     shift,
     shift_at,
@@ -91,6 +91,6 @@ def test_spells_bridge_small_gaps_and_drop_short_ones():
     assert spells(np.zeros(5, dtype=bool)) == []
 
 
-def test_neighbours_of_constants_and_of_alternating_values():
-    assert neighbours(np.zeros(10)) == 0 and neighbours(np.array([1.0, -1.0] * 10)) == 0
-    assert neighbours(ar(np.random.default_rng(5), 2000, 0.5)) == pytest.approx(0.5, abs=0.07)
+def test_neighbors_of_constants_and_of_alternating_values():
+    assert neighbors(np.zeros(10)) == 0 and neighbors(np.array([1.0, -1.0] * 10)) == 0
+    assert neighbors(ar(np.random.default_rng(5), 2000, 0.5)) == pytest.approx(0.5, abs=0.07)

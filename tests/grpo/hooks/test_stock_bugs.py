@@ -39,7 +39,7 @@ def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch)
 
 
 def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_path):
-    # not quantised: at an MXFP4 config, stock stops before, since it passes quantization_config=None
+    # not quantized: at an MXFP4 config, stock stops before, since it passes quantization_config=None
     dequantize_checkpoint(checkpoint, tmp_path / "bf16")
 
     def check():

@@ -44,5 +44,5 @@ class Run:
     def wait_for_step(self, step: int) -> None:
         wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come")
 
-    def learnt(self) -> list[tuple]:
+    def learned(self) -> list[tuple]:
         return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]

@@ -20,7 +20,7 @@ def test_a_clock_that_jumps_changes_nothing(start) -> None:
     watch = Stopwatch()
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
-    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
     times = [row["time"] for row in run.rows("metrics.jsonl")]
     jumps = times[1] - times[0] - day, times[3] - times[2] + 2 * day
     assert max(map(abs, jumps)) < watch.seconds() + 1, "the clock did not jump"
@@ -43,7 +43,7 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
     run.go_on()
     output = run.finish()
     assert run.launcher.returncode == 0, output
-    assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 5)]
 
 
 def test_a_corrupt_row_of_data_is_refused_with_its_line(start, setting) -> None:
@@ -61,7 +61,7 @@ def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
     run = start(5, [{"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL", "cut": True}])
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
-    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
     assert_seen("a line of metrics is cut", output)
     note("a line of metrics is cut", longest_gap(run.rows("metrics.jsonl")))
 

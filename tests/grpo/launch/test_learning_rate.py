@@ -43,7 +43,7 @@ def test_every_schedule_is_that_of_the_run(name, per_step, ratio) -> None:
 def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None:
     rate = LearningRate("cosine_with_min_lr", 1e-6, 27, 900, 9)
     text = "\n".join(rate.describe(100))
-    assert "over 900 optimizer steps, warm-up 27 (3 global steps)" in text
+    assert "over 900 optimizer steps, warmup 27 (3 global steps)" in text
     for step in (1, 2, 3, 4, 100):
         assert f"{rate.compute_at_step(step):.3g} in step {step}" in text
     assert rate.compute_at_step(4) == max(rate.compute_at_step(step) for step in range(1, 101))

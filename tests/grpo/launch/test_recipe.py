@@ -255,7 +255,7 @@ def test_two_rewards_of_one_name_are_refused_by_a_plan_too() -> None:
 
 
 def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:
-    """Set-up takes minutes. Bash reads a script piece by piece, and would go on somewhere in the edited file."""
+    """Setup takes minutes. Bash reads a script piece by piece, and would go on somewhere in the edited file."""
     script, scripts = tmp_path / "train_grpo.sh", tmp_path / "scripts"
     scripts.mkdir()
     script.write_text((ROOT / "train_grpo.sh").read_text())

@@ -25,7 +25,7 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     output = run.finish()
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
-    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
     assert [row["step"] for row in run.rows("resumes.jsonl")] == [2, 3]
     first, second, last = run.rows("ends.jsonl")
     assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
@@ -98,7 +98,7 @@ def test_a_restart_waits_for_what_it_lacks(lacking) -> None:
     away.rename(away.with_suffix(".jsonl"))
     output = run.finish()
     assert run.launcher.returncode == 0, output
-    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
 
 
 def test_a_restart_that_lacks_something_for_too_long_ends_the_run(lacking) -> None:
@@ -139,7 +139,7 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     output = run.finish()
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
-    assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
+    assert run.learned() == [(step, step / 10) for step in range(1, 5)]
     assert_seen("an engine is suspended", text)
     note("an engine is suspended", longest_gap(run.rows("metrics.jsonl")))
     [told] = [line for line in output if "kill -CONT" in line]

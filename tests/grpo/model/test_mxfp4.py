@@ -34,7 +34,7 @@ def several_threads():
 
 @pytest.fixture(scope="module", autouse=True)
 def built_kernel(tmp_path_factory):
-    """The kernel of this source, compiled for the tests, not the one compiled by the set-up."""
+    """The kernel of this source, compiled for the tests, not the one compiled by the setup."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
         assert mxfp4_kernel.build()

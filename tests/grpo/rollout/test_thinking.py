@@ -84,7 +84,7 @@ ENOUGH = f"Time is up.{FORCED}The answer"
         (ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>", ""),
     ],
 )
-def test_a_text_is_inserted_and_the_models_own_end_is_recognised(response, rest):
+def test_a_text_is_inserted_and_the_models_own_end_is_recognized(response, rest):
     assert list(made(ENOUGH).tokens) == ids(ENOUGH)
     watch = watched(ENOUGH, PROMPT, response)
     assert watch.closed == (rest == "")
@@ -92,7 +92,7 @@ def test_a_text_is_inserted_and_the_models_own_end_is_recognised(response, rest)
     assert watched(ENOUGH, PROMPT, response + rest).closed
 
 
-def test_the_own_end_of_a_model_with_think_tokens_is_recognised_without_the_inserted_text():
+def test_the_own_end_of_a_model_with_think_tokens_is_recognized_without_the_inserted_text():
     enough = "Time is up.\n</think>\n\nThe answer"
     assert watched(enough, "2 + 2<think>", "so\n</think>4", THINK).closed
     open_ = watched(enough, "2 + 2<think>", "so", THINK)

@@ -98,7 +98,7 @@ def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected
 def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
     [record] = describe([sample("<a>", 0.0, correct=1.0)], tokenizer)
     size = len(tokenizer.encode("\\boxed{7}<|return|>", add_special_tokens=False))
-    result = records.summarise([record])
+    result = records.summarize([record])
     assert (result["answer_length"], result["thinking_length"]) == (size, record["response_length"] - size)
 
 
@@ -111,7 +111,7 @@ def test_the_grade_is_the_reward_functions(sample, tokenizer):
 
 def test_exact_match_is_correctness_and_not_the_reward(sample, tokenizer):
     scores = [sample("<a>", 0.2, correct=1.0), sample("<b>", 0.9, correct=0.0)]
-    assert records.summarise(describe(scores, tokenizer))["exact_match"] == 0.5
+    assert records.summarize(describe(scores, tokenizer))["exact_match"] == 0.5
 
 
 def test_score_is_used_if_correctness_is_missing(sample, tokenizer):
@@ -121,7 +121,7 @@ def test_score_is_used_if_correctness_is_missing(sample, tokenizer):
 
 def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
     described = describe([sample("<a>", math.nan, correct=math.nan)], tokenizer)
-    assert records.summarise(described)["ungraded"] == 1
+    assert records.summarize(described)["ungraded"] == 1
 
 
 def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, monkeypatch, caplog):
@@ -131,7 +131,7 @@ def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, mon
     monkeypatch.setattr(records, "grade", broken)
     [record] = describe([sample("<a>", math.nan, FINAL + "\\boxed{8}", correct=math.nan)], tokenizer)
     assert record["answer"] is None and "a fault of the grader" in record["reason"]
-    assert records.summarise([record])["ungraded"] == 1
+    assert records.summarize([record])["ungraded"] == 1
     assert any("sample 0 of a " in message for message in caplog.messages)
 
 
@@ -269,7 +269,7 @@ def test_beside_a_greedy_answer_samples_are_drawn_with_their_seeds():
 def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):
     samples = [sample("<a>", 3.0, correct=0.0), sample("<a>", 1.0, correct=0.0), sample("<b>", -1.0, correct=1.0)]
     described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
-    result = records.summarise(described, [1])
+    result = records.summarize(described, [1])
     assert result["score"] == 0.5 and "exact_match" not in result and result["pass_at_k"] == {}
     assert (result["ci_low"], result["ci_high"]) == pytest.approx(wilson_of_scores(), abs=1e-6)
     assert (result["n"], result["problems"], result["ungraded"]) == (2, 2, 0)
@@ -289,7 +289,7 @@ def wilson_of_scores() -> tuple[float, float]:
 def test_problems_that_a_users_reward_failed_on_are_counted(sample, tokenizer):
     samples = [sample("<a>", 3.0), sample("<b>", math.nan)]
     described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
-    result = records.summarise(described)
+    result = records.summarize(described)
     assert (result["score"], result["n"], result["problems"], result["ungraded"]) == (3.0, 1, 2, 1)
     assert result["ci_low"] is None, "one problem has no interval"
 

@@ -39,7 +39,7 @@ def test_one_node_leaves_the_places_to_ray(monkeypatch):
     assert cluster.make_home_options() == {}
 
 
-def test_secrets_are_recognised_by_whole_words():
+def test_secrets_are_recognized_by_whole_words():
     assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
     assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
 

@@ -29,7 +29,7 @@ def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
     """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
     loss = PolicyLoss(args)
     loss.rollouts = torch.arange(len(mask))
-    loss.scale = 1 / loss.normaliser([mask], [loss.rollouts], lambda counts: counts)
+    loss.scale = 1 / loss.normalizer([mask], [loss.rollouts], lambda counts: counts)
     return loss
 
 
@@ -203,7 +203,7 @@ def test_a_rollout_counts_once_in_any_split_of_the_batch(form, seed):
 TWO = SimpleNamespace(world_size=1, micro_batches=2, sum=lambda values: values)
 
 
-def test_each_optimizer_step_has_its_own_normaliser():
+def test_each_optimizer_step_has_its_own_normalizer():
     samples = batch()
     loss = PolicyLoss(arguments())
     loader = [padded([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]

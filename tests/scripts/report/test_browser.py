@@ -92,7 +92,7 @@ def test_a_run_that_has_just_begun(browser, make_run, tmp_path, steps):
     page = write(tmp_path / "page.html", render(read([folder])))
     open_page(browser, page)
     assert len(check_page(browser, page, 1280)) > 50
-    browser.mouse("mouseMoved", *centre(browser, "reward"))
+    browser.mouse("mouseMoved", *center(browser, "reward"))
     assert readout(browser, "reward")[0] in ("step 1", "step 2") and browser.errors == []
 
 
@@ -104,7 +104,7 @@ def test_a_run_without_a_step(browser, make_run, tmp_path):
     assert check_page(browser, page, 1280) == [] and browser.value("document.body.innerText.includes('No step')")
 
 
-def centre(browser: Browser, name: str, share: float = 0.5) -> tuple[float, float]:
+def center(browser: Browser, name: str, share: float = 0.5) -> tuple[float, float]:
     """Scroll a metric's plot into sight, and return a point of it."""
     box = browser.value(
         f"(() => {{ const plot = {figure(name)}.querySelector('.chart'); plot.scrollIntoView({{block: 'center'}});"
@@ -135,7 +135,7 @@ def set_range(browser: Browser, begin: int, end: int) -> None:
 def test_values_are_read_below_the_pointer(browser, several):
     open_page(browser, several)
     before = readout(browser, "reward")
-    browser.mouse("mouseMoved", *centre(browser, "reward"))
+    browser.mouse("mouseMoved", *center(browser, "reward"))
     label, *values = readout(browser, "reward")
     step = int(label.removeprefix("step "))
     assert 58 <= step <= 62  # of 0 to 120
@@ -144,7 +144,7 @@ def test_values_are_read_below_the_pointer(browser, several):
     assert len(shown) == len(values) and [float(value.split(";")[0]) for value in values] == pytest.approx(
         shown, rel=0.01
     )
-    browser.mouse("mouseMoved", *centre(browser, "exact_match"))
+    browser.mouse("mouseMoved", *center(browser, "exact_match"))
     assert readout(browser, "reward") == before
     assert "held-out 0.5 [0.4, 0.6]" in readout(browser, "exact_match")[1]
 
@@ -176,7 +176,7 @@ def test_zooming_fits_the_axes_and_all_is_as_python_drew_it(browser, several):
 
 def test_dragging_zooms(browser, several):
     open_page(browser, several)
-    begin, end = centre(browser, "reward", 0.25), centre(browser, "reward", 0.5)
+    begin, end = center(browser, "reward", 0.25), center(browser, "reward", 0.5)
     browser.mouse("mousePressed", *begin, button="left", clickCount=1)
     browser.mouse("mouseMoved", *end, button="left", buttons=1)
     browser.mouse("mouseReleased", *end, button="left", clickCount=1)
@@ -196,9 +196,9 @@ def test_a_run_is_hidden_and_the_theme_changed(browser, several):
     assert brightness(browser.value("getComputedStyle(document.body).backgroundColor")) < 0.05 < brightness(light)
 
 
-def brightness(colour: str) -> float:
-    """The relative luminance of WCAG 2.1, 0 to 1, of an opaque colour."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+def brightness(color: str) -> float:
+    """The relative luminance of WCAG 2.1, 0 to 1, of an opaque color."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

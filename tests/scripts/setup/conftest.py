@@ -1,4 +1,4 @@
-"""The sandbox of the set-up script."""
+"""The sandbox of the setup script."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A checkout in which the set-up script runs without network: a stand-in uv installs the two packages of a lock."""
+"""A checkout in which the setup script runs without network: a stand-in uv installs the two packages of a lock."""
 
 import os
 import subprocess

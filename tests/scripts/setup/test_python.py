@@ -1,4 +1,4 @@
-"""The Python, the virtual environment and the variables that the set-up script finds or makes."""
+"""The Python, the virtual environment and the variables that the setup script finds or makes."""
 
 import shutil
 import subprocess
@@ -32,7 +32,7 @@ def test_a_python_that_exists_but_fails_is_passed_over(checkout: Path, tmp_path:
 
 
 def test_the_launcher_passes_over_it_too(checkout: Path, tmp_path: Path) -> None:
-    """As pyenv's commands for versions that are not in use: options are then checked after the set-up."""
+    """As pyenv's commands for versions that are not in use: options are then checked after the setup."""
     for name in ("python3.11", "python3.12"):
         write_program(tmp_path / "bin" / name, SHIM)
     shutil.rmtree(checkout / ".venv")

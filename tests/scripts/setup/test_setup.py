@@ -1,4 +1,4 @@
-"""The set-up script in a sandbox, without network: a stand-in uv installs the two packages of a lock file."""
+"""The setup script in a sandbox, without network: a stand-in uv installs the two packages of a lock file."""
 
 import contextlib
 import os
@@ -81,7 +81,7 @@ def test_two_at_once_install_once(checkout: Path) -> None:
 
 
 def on_a_terminal(root: Path, *arguments: str) -> str:
-    """Return what the set-up prints to a terminal while an installation takes its time."""
+    """Return what the setup prints to a terminal while an installation takes its time."""
     outside, inside = pty.openpty()
     command = [str(root / "scripts" / "setup.sh"), "--cpu", "--quiet", *arguments]
     process = subprocess.Popen(command, env=os.environ | {"UV_SLEEPS": "3"}, stdout=inside, start_new_session=True)

@@ -81,8 +81,8 @@ def test_the_tool_answers_as_the_exercise_says_and_only_the_right_habit_is_paid(
 def test_what_is_learnt_is_what_a_rollout_samples(name, tokenizer):
     template, exercise = template_for(tokenizer), tools.exercises(name, "train")[3]
     ids, targets = tools.conversation(template, name, exercise, "tool")
-    learnt = tokenizer.decode([token for token in targets if token != tools.IGNORED])
-    assert learnt == exercise.call + tools.FINAL.format(f"\\boxed{{{exercise.answer}}}")
+    learned = tokenizer.decode([token for token in targets if token != tools.IGNORED])
+    assert learned == exercise.call + tools.FINAL.format(f"\\boxed{{{exercise.answer}}}")
     assert all(target in (token, tools.IGNORED) for token, target in zip(ids, targets, strict=True))
     assert exercise.output in tokenizer.decode(ids) and "<|call|>" not in tokenizer.decode(
         tools.conversation(template, name, exercise, "guess")[0]

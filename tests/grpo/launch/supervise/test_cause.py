@@ -211,7 +211,7 @@ def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
     )
 
 
-# As vLLM 0.15 and Ray 2.48 write them, with their colours.
+# As vLLM 0.15 and Ray 2.48 write them, with their colors.
 _RAY, _CORE, _WORKER = (
     "\x1b[36m(LLMRayActor pid=6)\x1b[0m ",
     "\x1b[0;36m(EngineCore_DP0 pid=8)\x1b[0;0m ",

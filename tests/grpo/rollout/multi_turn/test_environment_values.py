@@ -73,7 +73,7 @@ def test_a_lone_surrogate_from_a_tool_is_a_tool_error(text, fails):
 
 
 class API:
-    """Stands in for ``openai.AsyncOpenAI``: serialises requests as the protocol does, and answers each with "ok"."""
+    """Stands in for ``openai.AsyncOpenAI``: serializes requests as the protocol does, and answers each with "ok"."""
 
     def __init__(self):
         self.chat = SimpleNamespace(completions=self)

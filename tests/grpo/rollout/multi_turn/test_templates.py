@@ -98,7 +98,7 @@ def test_qwen3s_format_is_that_of_a_template_from_outside(messages, tools):
     assert full.endswith(tail.removesuffix("<|im_start|>assistant\n"))
 
 
-def test_formats_are_recognised_by_their_tokens():
+def test_formats_are_recognized_by_their_tokens():
     kinds = {dialect: type(template_for(tokenizer)) for dialect, tokenizer in TOKENIZERS.items()}
     assert kinds == {"harmony": HarmonyTemplate, "qwen3": Qwen3, "plain": Plain}
     slow = build("plain")
