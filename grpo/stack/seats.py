@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
+from grpo.stack.counted import format_count
 from grpo.stack.problem import UserError
 
 VARIABLE = "GRPO_SEATS"  # set by the launcher for a run on several nodes
@@ -85,7 +86,8 @@ def place(nodes: Sequence[Node], home: str, engines: int, width: int, ranks: int
             return Seats(home, tuple(seats_of_engines), tuple(seats_of_ranks))
     have = ", ".join(f"{node.address} has {node.gpus}" for node in ordered)
     raise UserError(
-        f"the cluster has no room for {engines} engines of {width} GPUs and {ranks} actor ranks: free GPUs: {have}",
+        f"the cluster has no room for {format_count(engines, 'engine')} of {format_count(width, 'GPU')} and "
+        f"{format_count(ranks, 'actor rank')}: free GPUs: {have}",
         "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS, add a node, or wait until others free GPUs; an engine fits on one "
         "node only",
     )

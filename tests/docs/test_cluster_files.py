@@ -201,13 +201,15 @@ def test_the_cluster_of_kuberay_fits_this_project() -> None:
     assert spec["authOptions"] == {"mode": "token"}
     assert spec["rayVersion"] == locked("ray")
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"], "a run does not grow"
+    keys = []
     for group in (spec["headGroupSpec"], workers):
         (container,) = group["template"]["spec"]["containers"]
         assert container["image"].startswith(f"rayproject/ray:{locked('ray')}-py312")
         assert container["command"] == ["source", "scripts/env.sh"] and container["workingDir"] == CHECKOUT
         assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-    assert "envFrom" not in workers["template"]["spec"]["containers"][0], "only the launcher's node needs keys"
+        keys.append([source["secretRef"]["name"] for source in container["envFrom"]])
+    assert keys == [["grpo-keys", "grpo-keys-all-nodes"], ["grpo-keys-all-nodes"]], "the judge's key stays on the head"
 
 
 def test_a_job_that_is_stopped_has_time_to_save() -> None:

@@ -225,8 +225,7 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
 
 def test_a_cluster_of_this_machine_may_be_joined(foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", foreign.address)
-    args = SimpleNamespace(vllm_num_engines=1, vllm_tensor_parallel_size=1)
-    verdict = joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=1, gpus=2)))
+    verdict = joined_cluster.look(cast(Config, SimpleNamespace(gpus=2)))
     assert verdict.problems == []
     [warning] = verdict.warnings
     assert "is open" in warning

@@ -28,11 +28,6 @@ LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 def check_nodes(config: Config) -> Iterator[Problem]:
     """Check that engines and actor can be placed, and that several nodes have a cluster."""
     yield from equal_nodes.problems(config)
-    if config.args.colocate_all_models and os.environ.get("RAY_ADDRESS"):
-        yield Problem(
-            "COLOCATE=1 gives engines and actor the same GPUs, which a Ray cluster that is joined does not",
-            "unset RAY_ADDRESS: the run then starts its own Ray",
-        )
     if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
         yield Problem(
             f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",

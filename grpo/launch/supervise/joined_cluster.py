@@ -104,27 +104,50 @@ def _warning(cluster: str) -> str:
 
 
 def _take_places(config: Config, members: list[Member], patience: float) -> Seats | None:
-    """Choose the places of the run; None in a cluster of this machine alone, where Ray does.
+    """Choose the places of the run as soon as enough GPUs are free.
 
     Raises:
-        UserError: if the free GPUs do not suffice.
+        UserError: if they are still too few after `patience` seconds.
     """
     until = time.monotonic() + patience
     while True:
-        nodes = [Node(member.address, member.free) for member in members]
-        home = next(member.address for member in members if member.is_home)
-        args = config.args
         try:
-            found = seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
-            return found if len(members) > 1 else None
+            return _choose_seats(config, members)
         except UserError:
             if time.monotonic() > until:
                 raise
-        have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
-        on = format_count(len(nodes), "node")
+        have, all_gpus = sum(member.free for member in members), sum(member.gpus for member in members)
+        on = format_count(len(members), "node")
         print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
         time.sleep(LOOK_AGAIN_SECONDS)
         members = _probe(dict(os.environ))[0] or members
+
+
+def _choose_seats(config: Config, members: list[Member]) -> Seats | None:
+    """Choose the places of the run; None in a cluster of this machine alone, where Ray does.
+
+    Raises:
+        UserError: if the free GPUs do not suffice, or if engines and actor share GPUs in a cluster of several nodes.
+    """
+    if len(members) == 1:
+        if members[0].free >= config.gpus:
+            return None
+        raise UserError(
+            f"the run needs {format_count(config.gpus, 'GPU')}, but {members[0].free} of {members[0].gpus} are free in "
+            "the cluster at RAY_ADDRESS",
+            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS, or wait until others free GPUs",
+        )
+    args = config.args
+    if args.colocate_all_models:  # OpenRLHF lets Ray choose the nodes of shared GPUs, so an engine could span two
+        names = ", ".join(member.name for member in members)
+        raise UserError(
+            "COLOCATE=1, where engines and actor share GPUs, is for one node, but the cluster at RAY_ADDRESS has "
+            f"{format_count(len(members), 'node')} ({names})",
+            "set COLOCATE=0, or unset RAY_ADDRESS so that the run starts Ray itself",
+        )
+    nodes = [Node(member.address, member.free) for member in members]
+    home = next(member.address for member in members if member.is_home)
+    return seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
 
 
 def _probe(environment: dict[str, str]) -> tuple[list[Member] | None, str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -54,15 +53,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         gpus = {str(i): {"GPU": float(free)} for i in range(len(nodes))}
         (tmp_path / "ray" / "_private" / "state.py").write_text(STATE.format(free=json.dumps(gpus)))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # a file rewritten within a second looks the same
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
         return [str(problem) for problem in look().problems]
 
     return check
 
 
-def look(patience: float = 0.0) -> joined_cluster.Admission:
-    args = Namespace(vllm_num_engines=4, vllm_tensor_parallel_size=2)
-    return joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=8, gpus=16)), patience)
+def look(patience: float = 0.0, shared: bool = False) -> joined_cluster.Admission:
+    args = Namespace(
+        vllm_num_engines=4, vllm_tensor_parallel_size=2, actor_num_nodes=1, actor_num_gpus_per_node=8,
+        colocate_all_models=shared,
+    )  # fmt: skip
+    return joined_cluster.look(Config(args, {}, []), patience)
 
 
 def test_this_machine_alone_is_joined_and_reported_as_open_without_authentication(cluster, monkeypatch) -> None:
@@ -98,12 +101,30 @@ def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.Monk
     ]
 
 
-@pytest.mark.parametrize(("others", "free"), [([("second", True)], 3), ([], 15)])
-def test_a_cluster_without_enough_free_gpus_is_refused(cluster, monkeypatch, capsys, others, free: int) -> None:
+@pytest.mark.parametrize(
+    ("others", "free", "said"),
+    [
+        ([("second", True)], 3, "no room for 4 engines of 2 GPUs and 8 actor ranks: free GPUs: 10.0.0.1 has 3"),
+        ([], 15, "the run needs 16 GPUs, but 15 of 16 are free"),
+    ],
+)
+def test_a_cluster_without_enough_free_gpus_is_refused(cluster, monkeypatch, capsys, others, free, said) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     [problem] = cluster((HERE, True), *others, init=WANTS_TOKEN, free=free)
-    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem and f"has {free}" in problem
-    assert capsys.readouterr().out == ""
+    assert said in problem and capsys.readouterr().out == ""
+
+
+def test_engines_and_ranks_that_share_gpus_need_these_once_on_one_node(cluster, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    cluster((HERE, True), init=WANTS_TOKEN, free=8)
+    assert look(shared=True) == joined_cluster.Admission()
+    cluster((HERE, True), init=WANTS_TOKEN, free=7)
+    [problem] = look(shared=True).problems
+    assert "the run needs 8 GPUs, but 7 of 16 are free" in problem.what
+    cluster((HERE, True), ("second", True), init=WANTS_TOKEN)
+    [problem] = look(shared=True).problems
+    assert "share GPUs, is for one node" in problem.what and f"2 nodes ({HERE}, second)" in problem.what
+    assert "COLOCATE=0" in problem.remedy
 
 
 @pytest.mark.parametrize(
