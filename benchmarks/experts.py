@@ -1,5 +1,7 @@
 """The experts of a layer, forward and backward: transformers' loop, and grouped products with bf16 or packed weights.
 
+`adapted` is a packed layer whose experts have an adapter, which is trained.
+
 `stock` and `ours` are what a pass gives to the device: kernels on a GPU, operations of PyTorch on a CPU. A wait is one
 whose result Python needs to continue. On a CPU, a grouped product counts as one operation, though it loops over
 the experts inside; it is one kernel on GPUs of compute capability 9.0 and 10.0.
@@ -21,6 +23,7 @@ from grpo.model.routing import WEIGHS_CHOSEN, format_router_weights
 
 ON_ANY_DEVICE = True
 CHOSEN = 4
+RANK = 16  # of an expert: the default of EXPERT_RANK in the recipe
 # Of two implementations of a sum in bf16.
 TOLERANCE = 0.02
 GROUPED = "aten::_grouped_mm"
@@ -50,12 +53,18 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             **{f"seconds_{name}": timing.seconds for name, timing in timings.items()},
             **{f"weights_{name}_gb": size for name, size in sizes.items()},
             "packed_over_bf16_seconds": timings["packed"].seconds / timings["bf16"].seconds,
+            "launches_adapted": counts["adapted"][0],
+            "adapted_over_packed_seconds": timings["adapted"].seconds / timings["packed"].seconds,
         },
     )
 
 
 def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torch.nn.Module]:
-    """Return transformers' experts, and ours in bf16 and packed, with the same weights."""
+    """Return transformers' experts, and ours in bf16, packed, and with an adapter, all with the same weights."""
+    from peft import LoraConfig  # the GPU check imports this module without it
+
+    from grpo.model.expert_lora import ExpertLora
+
     config = GptOssConfig(
         num_local_experts=options.experts,
         num_experts_per_tok=CHOSEN,
@@ -63,16 +72,25 @@ def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torc
         intermediate_size=options.hidden,
     )
     with torch.device("meta"):
-        layers = {"stock": GptOssExperts(config), "bf16": Experts(config, False), "packed": Experts(config, True)}
+        layers = {"stock": GptOssExperts(config), "bf16": Experts(config, False)}
+        layers |= {name: Experts(config, True) for name in ("packed", "adapted")}
     for name, value in expert_values(options.experts, options.hidden, torch.Generator(device)):
         for layer in layers.values():
             if hasattr(layer, name):
                 layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    adapted: Any = layers["adapted"]
+    for name, shape in adapted.shapes.items():
+        lora = ExpertLora(shape, RANK, adapted.down_proj_bias)
+        lora.update_layer("default", CHOSEN * RANK, CHOSEN * RANK, LoraConfig())  # an adapter without effect yet
+        adapted.adapters[name] = lora
     return {name: layer.train() for name, layer in layers.items()}
 
 
 def _make_pass(layer: torch.nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], Any]:
-    """Return a function that makes one pass, and returns the result and the gradient of the states."""
+    """Return a function that makes one pass, and returns the result and the gradient of the states.
+
+    It also computes the gradients of an adapter.
+    """
     torch.manual_seed(1)
     batch = (2, options.tokens) if WEIGHS_CHOSEN else (2, 1, options.tokens)
     states, upstream = torch.randn(*batch, options.hidden, device=device).bfloat16().unbind()
@@ -83,7 +101,8 @@ def _make_pass(layer: torch.nn.Module, options: argparse.Namespace, device: torc
     def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
         given = states.clone().requires_grad_()
         result = layer(given, router_indices=choices, routing_weights=weights)
-        return result.detach(), *torch.autograd.grad(result, given, upstream)
+        trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        return result.detach(), torch.autograd.grad(result, [given, *trained], upstream)[0]
 
     return run_pass
 

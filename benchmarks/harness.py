@@ -23,6 +23,7 @@ SIZES = {
     "shrink": ("divides both sides of an expert, for tests", 1, 1),
     "vocabulary": ("rows of the vocabulary; gpt-oss has 201,088", 64, 1),
     "lora_rank": ("rank of the adapter", 1, 1),
+    "expert_rank": ("rank of each expert's adapter; 0 for none", 0, 1),
     "tokens": ("tokens of a sequence", 8, 1),
     "stock_tokens": ("longest sequence for stock", 8, 1),
     "repeat": ("timed rounds; the best counts", 1, 1),

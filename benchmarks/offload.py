@@ -22,7 +22,7 @@ from benchmarks.parts.ranks import run_ranks
 from benchmarks.parts.stock import copy_pristine
 from grpo.launch import host_memory, plan
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED, ZERO3
+from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED, ZERO3, Architecture
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 GB = 1e9
@@ -55,7 +55,9 @@ def run(options: argparse.Namespace, _: Copy) -> Result:
 def plan_bytes(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     """Return the launcher's plan of what an actor's ranks hold: bytes by part."""
     model = model_files.read_whole(folder)
-    args: Any = SimpleNamespace(
+    args: Any = argparse.Namespace(
+        lora_rank=lora_rank,
+        target_modules=ATTENTION_PROJECTIONS,
         vllm_num_engines=0,
         vllm_tensor_parallel_size=1,
         vllm_enable_sleep=False,
@@ -65,7 +67,7 @@ def plan_bytes(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
         actor_shard=ZERO3,
     )
     config: Any = SimpleNamespace(args=args, actor_ranks=ranks, engine_gpus=0)
-    optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan.OPTIMIZER_BYTES
+    optimizer = Architecture.from_config(model.config).count_lora_parameters(args) * plan.OPTIMIZER_BYTES
     parts = host_memory.host_memory(config, model, model, optimizer, object_store_bytes=0)
     processes = host_memory.processes(config)  # the trainer's and Ray's own processes do not run here
     parts[f"{ranks} processes"] = parts.pop(f"{processes} processes") * ranks // processes

@@ -1,7 +1,8 @@
 """The adapter to the engines: one call a tensor, as OpenRLHF sends weights, and ours, one buffer for all.
 
 It uses real Ray and real vLLM engines, each with its tensor-parallel workers, and the attention of gpt-oss-120b: 288
-adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small, since a sync does not touch them.
+adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small. `--expert-rank` gives them adapters,
+of which rank 2480 has as many values as 128 experts of full size have at rank 16: 2.1 GB.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from benchmarks.machine import Copy
 from benchmarks.parts.random_model import FULL, write_model_config
 from grpo.launch.supervise import ray_head
 from grpo.lora.adapter import TensorSpec, is_split, layout
-from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.lora.expert_form import name_modules
+from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
 from grpo.stack import rendezvous
 from scripts import local_ray
 
 RANK = 64
-SIZES = {"engines": 2, "tensor_parallel": 2, "layers": FULL.layers, "repeat": 3}
+SIZES = {"engines": 2, "tensor_parallel": 2, "layers": FULL.layers, "expert_rank": 0, "repeat": 3}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             shape = replace(FULL, layers=options.layers, vocabulary=1024, mxfp4=False, **small)
             write_model_config(scratch / "model", shape)
             engines = _engines(options, scratch / "model")
-            flat, specs = _adapter(options.layers)
+            flat, specs = _adapter(shape, options.expert_rank)
             target = torch.empty_like(flat)
             timings = time_in_turn(
                 {
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "our_calls_of_an_engine": our_calls,
             "one_copy_s": seconds["copy"],
             "ours_in_copies_of_time": seconds["ours"] / seconds["copy"],
-            "ours_in_copies_of_traffic": traffic(options.engines, options.tensor_parallel),
+            "ours_in_copies_of_traffic": traffic(specs, options.engines, options.tensor_parallel),
         },
         extrapolation=(
             "gpt-oss-120b: the same tensors, shapes and processes; on GPUs the workers' copies go over PCIe",
@@ -100,34 +102,30 @@ def _calls(engines: list[Any], flat: torch.Tensor, specs: list[TensorSpec]) -> t
     return stock[0].calls, ours[0].calls
 
 
-def traffic(engines: int, workers: int) -> float:
+def traffic(specs: list[TensorSpec], engines: int, workers: int) -> float:
     """Return the memory traffic of a sync in copies of the adapter; a copy reads and writes every byte once.
 
     The put is one copy. Each worker copies its slices and sums them up while they are in its cache. The trainer sums up
     everything.
     """
-    own = whole = 0
-    for name in ATTENTION_PROJECTIONS:
-        for half, (rows, columns) in zip("AB", _halves(*FULL.projection(name)), strict=True):
-            whole += rows * columns
-            own += rows * columns // (workers if is_split(f"{name}.lora_{half}") else 1)
-    return 1 + 0.5 + engines * workers * own / whole
+    own = sum(spec.numel // (workers if is_split(spec.name) else 1) for spec in specs)
+    return 1 + 0.5 + engines * workers * own / sum(spec.numel for spec in specs)
 
 
-def _adapter(layers: int) -> tuple[torch.Tensor, list[TensorSpec]]:
+def _adapter(model: Architecture, expert_rank: int) -> tuple[torch.Tensor, list[TensorSpec]]:
     """Return a random adapter: bf16 `[elements]`, and the location of its tensors."""
-    shapes = {
-        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight": shape
-        for layer in range(layers)
-        for name in ATTENTION_PROJECTIONS
-        for half, shape in zip("AB", _halves(*FULL.projection(name)), strict=True)
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(model.layers):
+        for name in ATTENTION_PROJECTIONS:
+            outputs, inputs = model.projection(name)
+            for half, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+                shapes[f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight"] = shape
+        for name, module in name_modules(layer).items() if expert_rank else ():
+            inputs, outputs = model.expert_projection(name)
+            for half, matrix in (("A", (expert_rank, inputs)), ("B", (outputs, expert_rank))):
+                shapes[f"base_model.model.{module}.lora_{half}.weight"] = model.experts, *matrix
     specs = layout(shapes, shapes.values())
     return torch.randn(specs[-1].offset + specs[-1].numel, dtype=torch.bfloat16) * 0.01, specs
-
-
-def _halves(outputs: int, inputs: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (RANK, inputs), (outputs, RANK)
 
 
 def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
@@ -157,7 +155,7 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
             max_model_len=64,
             enforce_eager=True,
             dtype="bfloat16",
-            additional_config={"lora_rank": RANK, "lora_scale": 2.0},
+            additional_config={"lora_rank": RANK, "lora_scale": 2.0, "expert_rank": options.expert_rank},
             num_gpus=1,
         )
         engines.append(engine)

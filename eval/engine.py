@@ -14,8 +14,11 @@ from eval.looped import LoopedEngine
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
+from grpo.lora import expert_form
 from grpo.lora.adapter import Receipt, TensorSpec, layout
 from grpo.lora.engine_actor import SharedMemory, check_receipts
+from grpo.model.architecture import Architecture
+from grpo.model.model_files import Model
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.engine import arguments
 from grpo.rollout.thinking import Budget, Delimiter
@@ -23,7 +26,7 @@ from grpo.rollout.trajectory import Origin
 from grpo.stack import rendezvous
 
 
-def start(model: Path, adapter: Adapter | None, options: Namespace, has_calls: bool) -> Any:
+def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: bool) -> Any:
     """Return vLLM's ``LLM`` with the adapter loaded, as in a training run's engines.
 
     Args:
@@ -40,8 +43,9 @@ def start(model: Path, adapter: Adapter | None, options: Namespace, has_calls: b
     os.environ.update(rendezvous.variables(meeting_place()))
     from vllm import LLM
 
+    base = Architecture.from_config(model.config) if adapter else None
     llm = LLM(
-        model=str(model),
+        model=str(model.folder),
         dtype="bfloat16",
         tensor_parallel_size=options.tensor_parallel,
         max_model_len=options.max_model_len,
@@ -52,12 +56,17 @@ def start(model: Path, adapter: Adapter | None, options: Namespace, has_calls: b
         # `draw`.
         enable_prefix_caching=has_calls,
         worker_extension_cls="grpo.lora.side_path.AdapterWorker",
-        additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
+        additional_config=_configure(adapter, base) if adapter and base else {},
         **arguments(),
     )
-    if adapter:
-        load_adapter(llm, adapter)
+    if adapter and base:
+        load_adapter(llm, adapter, base)
     return llm
+
+
+def _configure(adapter: Adapter, base: Architecture) -> dict[str, Any]:
+    ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
+    return ranks | {"lora_scale": adapter.scale}
 
 
 def meeting_place() -> Path:
@@ -67,18 +76,22 @@ def meeting_place() -> Path:
     return folder / "rendezvous"
 
 
-def load_adapter(llm: Any, adapter: Adapter) -> None:
+def load_adapter(llm: Any, adapter: Adapter, base: Architecture) -> None:
     """Load an adapter into the side paths of an engine that has generated nothing yet."""
-    flat, specs = flatten(adapter)
+    flat, specs = flatten(adapter, base)
     memory = SharedMemory(flat.nbytes)
     memory.bytes[:] = flat.view(torch.uint8).numpy()
     receipts = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
     check_receipts([receipts], Receipt.of(flat, specs))
 
 
-def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:
+def flatten(adapter: Adapter, base: Architecture) -> tuple[torch.Tensor, list[TensorSpec]]:
     """Return an adapter's tensors as one, bf16 ``[elements]`` as in training, and the location of each in it."""
-    tensors = adapter_files.load(adapter)
+    stored, parameters, tensors = adapter_files.load(adapter), base.parameters(), {}
+    for module in adapter_files.pairs(adapter):
+        for name in (adapter_files.tensor_name(module, half) for half in adapter_files.HALVES):
+            shape = parameters[expert_form.name_parameter(module)]
+            tensors[name] = expert_form.from_file(name, stored[name], shape)
     specs = layout(tensors, [tensor.shape for tensor in tensors.values()])
     return torch.cat([tensor.to(torch.bfloat16).reshape(-1) for tensor in tensors.values()]), specs
 

@@ -143,7 +143,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if output.missing:
             from eval import engine  # imports torch
 
-            llm = engine.start(model.folder, adapter, options, has_calls=bool(thinking or setting))
+            llm = engine.start(model, adapter, options, has_calls=bool(thinking or setting))
             _draw(llm, options, chat, prompts, thinking, setting, output)
         return write_result(options.out)
 

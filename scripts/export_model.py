@@ -1,4 +1,4 @@
-"""Merge a LoRA adapter of the attention into its base model, and write a checkpoint that serves without PEFT.
+"""Merge a LoRA adapter into its base model, and write a checkpoint that serves without PEFT.
 
     python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16] [--card]
     python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
@@ -8,26 +8,31 @@ data, reward, settings, and held-out scores, from the records of the adapter's r
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantized. Host memory: the adapter, and one attention tensor or one expert.
+they are dequantized. Host memory: the adapter, and one attention tensor or expert.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
-of the update the merged model retains. Base and adapter served side by side retain all of it.
+of the update the merged model retains. Base and adapter served side by side retain all of it. MXFP4 keeps 2 bits or
+3, so a merge of experts into it loses most of their update: it is made only if `--experts mxfp4` is given.
 """
 
 import argparse
+import functools
 import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
+from grpo.lora import expert_form
+from grpo.model import mxfp4
+from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack import command
@@ -47,45 +52,83 @@ from scripts.checkpoint_writer import (
 
 
 @dataclass
-class Merge:
-    """Merges the tensors of an adapter one at a time, and measures the update's rounding error.
+class Rounding:
+    """What rounding to a format does to an update.
 
     Attributes:
         update: sum of the squares of scale * B A.
         error: sum of the squares of the rounding error of the update.
-        merged: the number of merged weights.
     """
 
-    model: Model
-    adapter: Adapter
     update: float = 0.0
     error: float = 0.0
-    merged: int = 0
 
-    def __post_init__(self) -> None:
-        self.reader = CheckpointReader(self.model)
-        self.tensors = adapter_files.load(self.adapter)
-
-    def weight(self, module: str) -> torch.Tensor:
-        """Return the merged weight of a linear layer, bf16 `[out, in]`."""
-        name = f"{module}.weight"
-        shape = torch.Size(self.model.tensors[name].shape)
-        base = torch.empty(shape, dtype=torch.bfloat16)
-        self.reader.fill(name, shape, 0, base.view(-1))
-        a, b = (self.tensors[adapter_files.tensor_name(module, half)].float() for half in adapter_files.HALVES)
-        update = (b @ a) * self.adapter.scale
-        merged = (base.float() + update).to(torch.bfloat16)
-        if not merged.isfinite().all():
-            raise UserError(f"{name} is not finite after the merge", "inspect the adapter's values")
+    def note(self, base: torch.Tensor, update: torch.Tensor, merged: torch.Tensor) -> None:
+        """Add a matrix, in float32 or bf16."""
         self.update += update.norm().item() ** 2
         self.error += (merged.float() - base.float() - update).norm().item() ** 2
-        self.merged += 1
-        return merged
 
     @property
     def lost(self) -> float:
         """Return the norm of the rounding error over that of the update; 0 for an adapter of zeros."""
         return math.sqrt(self.error / self.update) if self.update else 0.0
+
+
+@dataclass
+class Merge:
+    """Merges the tensors of an adapter one at a time, and measures the update's rounding error.
+
+    Attributes:
+        bf16, packed: of the parameters that are written in bf16 and in MXFP4.
+        merged: the number of merged parameters.
+    """
+
+    model: Model
+    adapter: Adapter
+    bf16: Rounding = field(default_factory=Rounding)
+    packed: Rounding = field(default_factory=Rounding)
+    merged: int = 0
+
+    def __post_init__(self) -> None:
+        self.reader, self.parameters = (
+            CheckpointReader(self.model),
+            Architecture.from_config(self.model.config).parameters(),
+        )
+        self.tensors = adapter_files.load(self.adapter)
+
+    def pieces(self, module: str) -> Iterator[torch.Tensor]:
+        """Yield the merged weight of one of PEFT's modules in bf16: ``[out, in]``, or ``[in, out]`` of each expert."""
+        for base, update in self._sums(module):
+            merged = (base.float() + update).to(torch.bfloat16)
+            self.bf16.note(base, update, merged)
+            yield merged
+
+    def packed_pieces(self, module: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield blocks and scales of each expert."""
+        for base, update in self._sums(module):
+            _, smallest = mxfp4.quantize(base)
+            blocks, scales = mxfp4.quantize(base.float() + update, smallest)
+            self.packed.note(base, update, mxfp4.dequantize(blocks, scales))
+            yield blocks, scales
+
+    def _sums(self, module: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the frozen weight in bf16 and its update in float32, whole or of each expert."""
+        name = expert_form.name_parameter(module)
+        shape = torch.Size(self.parameters[name])
+        names = [adapter_files.tensor_name(module, half) for half in adapter_files.HALVES]
+        a, b = (expert_form.from_file(half, self.tensors[half].float(), shape) for half in names)
+        if len(shape) == 2:
+            products: Iterator[torch.Tensor] = iter([b @ a])
+        else:
+            products = ((b[expert] @ a[expert]).t() for expert in range(shape[0]))
+        for number, product in enumerate(products):
+            base = torch.empty(product.shape, dtype=torch.bfloat16)
+            self.reader.fill(name, shape, number * base.numel(), base.view(-1))
+            update = product * self.adapter.scale
+            if not (base.float() + update).to(torch.bfloat16).isfinite().all():
+                raise UserError(f"{name} is not finite after the merge", "inspect the adapter's values")
+            yield base, update
+        self.merged += 1
 
 
 def export_model(
@@ -102,10 +145,17 @@ def export_model(
     model, adapter = read_both(base, adapter_folder)
     if experts == "mxfp4" and not model.is_mxfp4:
         raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
+    if model.is_mxfp4 and not experts and EXPERTS_TARGET in adapter.projections:
+        what = f"{adapter_folder} changes experts, and MXFP4 would lose most of it"
+        raise UserError(what, "use --experts bf16, or --experts mxfp4 to see how much it loses")
     merge = Merge(model, adapter)
     outputs = copy_tensors(model, dequantize=experts == "bf16")
     for module in adapter_files.pairs(adapter):
-        outputs[f"{module}.weight"] = _merge_module(merge, module)
+        name = expert_form.name_parameter(module)
+        if name in outputs:
+            outputs[name] = _make_output(merge, module)
+        else:
+            outputs |= {output.name: output for output in _make_packed_outputs(merge, module)}
     write_checkpoint(model, outputs, target, shard_bytes)
     return merge
 
@@ -117,7 +167,7 @@ def read_both(base: Path, adapter_folder: Path) -> tuple[Model, Adapter]:
         UserError: if the base is incomplete, or the adapter is damaged or does not belong to it.
     """
     model, adapter = whole_model(base), adapter_files.read(adapter_folder)
-    if faults := adapter_files.check_against(adapter, model):
+    if faults := adapter_base.check_against(adapter, model):
         raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
     if broken := adapter_files.non_finite(adapter):
         raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
@@ -141,13 +191,31 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     return adapter
 
 
-def _merge_module(merge: Merge, module: str) -> TensorOutput:
-    name = f"{module}.weight"
+def _make_output(merge: Merge, module: str) -> TensorOutput:
+    name = expert_form.name_parameter(module)
+    return TensorOutput(name, "BF16", merge.parameters[name], lambda: map(as_bytes, merge.pieces(module)))
 
-    def pieces() -> Iterator[Any]:
-        yield as_bytes(merge.weight(module))
 
-    return TensorOutput(name, "BF16", merge.model.tensors[name].shape, pieces)
+def _make_packed_outputs(merge: Merge, module: str) -> tuple[TensorOutput, TensorOutput]:
+    """Return blocks and scales. Whichever is written first computes both; the other one's wait in memory."""
+    name = expert_form.name_parameter(module)
+    tensors = [f"{name}_blocks", f"{name}_scales"]
+    waiting: list[list[torch.Tensor]] = [[], []]
+
+    def pieces(number: int) -> Iterator[Any]:
+        if not waiting[number]:
+            for both in merge.packed_pieces(module):
+                waiting[1 - number].append(both[1 - number])
+                yield as_bytes(both[number])
+        else:
+            yield from map(as_bytes, waiting[number])
+            waiting[number].clear()
+
+    blocks, scales = (
+        TensorOutput(tensor, "U8", merge.model.tensors[tensor].shape, functools.partial(pieces, number))
+        for number, tensor in enumerate(tensors)
+    )
+    return blocks, scales
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -187,10 +255,12 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     what = f"{merge.merged} weights merged, {experts}the rest copied from {arguments.model}" if merge else "the adapter"
     print(f"{out}: {what}")
     print(f"adapter of {named}, rank {adapter.rank}, scale {adapter.scale:g}")
-    if merge and not merge.update:
+    if merge and not merge.bf16.update + merge.packed.update:
         print("the adapter is zero, so the merged model equals the base")
     elif merge:
-        print(f"rounding to bf16 changes the update by {merge.lost:.1%} of its norm")
+        for part, name in ((merge.bf16, "bf16"), (merge.packed, "MXFP4")):
+            if part.update:
+                print(f"rounding to {name} changes the update by {part.lost:.1%} of its norm")
     return 0
 
 

@@ -62,7 +62,7 @@ def write_random_adapter(folder: Path, base: Path, rank: int) -> None:
     architecture = Architecture.from_config(read_json(base / "config.json"))
     generator = torch.Generator().manual_seed(1)
     tensors = {}
-    for module in adapter_files.attention_modules(architecture.layers, list(ATTENTION_PROJECTIONS)):
+    for module in adapter_files.list_modules(architecture.layers, list(ATTENTION_PROJECTIONS)):
         outputs, inputs = architecture.projection(module.rpartition(".")[2])
         for half, shape in zip(adapter_files.HALVES, ((rank, inputs), (outputs, rank)), strict=True):
             half_tensor = torch.randn(shape, generator=generator) * 0.02

@@ -2,6 +2,7 @@
 
 import torch
 
+from grpo.lora import expert_side_path
 from grpo.lora.side_path import AdapterWorker, slots
 
 
@@ -16,7 +17,8 @@ class OneByOneWorker(AdapterWorker):
         """
         path, _, tensor_name = name.partition("\n")
         whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
-        layer, _, rest = tensor_name.partition("layers.")[2].partition(".self_attn.")
-        attention = self.model_runner.model.model.layers[int(layer)].attn  # type: ignore[attr-defined]
-        buffer, rows, columns = slots(attention)[rest.removesuffix(".weight")]
-        buffer.copy_(whole[rows, columns])
+        number, kind, slot = tensor_name.partition("layers.")[2].removesuffix(".weight").split(".", 2)
+        layer = self.model_runner.model.model.layers[int(number)]  # type: ignore[attr-defined]
+        held = slots(layer.attn) if kind == "self_attn" else expert_side_path.slots(layer.mlp.experts)
+        buffer, part = held[slot]
+        buffer.copy_(whole[part])

@@ -1,21 +1,19 @@
 """Reads the files of a LoRA adapter in PEFT's format and checks them against a base model. Works without torch."""
 
-import functools
-import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.checkpoint import digests
-from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.lora import expert_form
+from grpo.model.architecture import EXPERT_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
 from grpo.model.model_files import (
     CheckpointError,
     FileFault,
     HeaderError,
-    Model,
     Tensor,
     read_header,
     read_json,
@@ -35,36 +33,13 @@ _CONVERT = (
 )
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
-_BASE_BYTES = 4096  # bytes of each tensor that identify a base model
 _LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
 # PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
-_ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d{1,3})\.self_attn\.(?P<projection>\w+)")
-# PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-    "kasa_config": (None,),
-    "velora_config": (None,),
-    "monteclora_config": (None,),
-    "bias": ("none", None),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layers_to_transform": (None, []),
-    "exclude_modules": (None, []),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    # Others (pissa, olora, corda, loftq) change the base model before training.
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
-}
+_MODULE = re.compile(
+    r"model\.layers\.(?P<layer>\d{1,3})\.(self_attn\.(?P<projection>\w+)|mlp\.(?P<experts>experts)(\.base_layer)?)"
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +68,24 @@ class Adapter:
     @property
     def scale(self) -> float:
         """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA."""
-        return self.alpha / (math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank)
+        return self._scale(self.alpha, self.rank)
+
+    def find_expert_scale(self, parameter: str) -> float:
+        """Return the factor of B A at one of the parameters of experts, see :mod:`grpo.lora.expert_form`."""
+        rank, alpha = (
+            next((value for name, value in (self.config.get(key) or {}).items() if name.endswith(parameter)), general)
+            for key, general in (("rank_pattern", self.rank), ("alpha_pattern", self.alpha))
+        )
+        return self._scale(alpha, rank)
+
+    def _scale(self, alpha: float, rank: float) -> float:
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def find_expert_rank(self, base: Architecture) -> int:
+        """Return the rank of the adapters of the base's experts; 0 if they have none."""
+        module = expert_form.name_modules(0)[EXPERT_PROJECTIONS[0]]
+        tensor = self.tensors.get(tensor_name(module, "A"))
+        return tensor.shape[0] // base.experts if tensor and len(tensor.shape) == 2 else 0
 
     @property
     def parameters(self) -> int:
@@ -107,18 +99,23 @@ class Adapter:
 
     @property
     def targets(self) -> list[str]:
-        """Return the target modules, by the last parts of their names; a pattern comes as a single item."""
-        targets = self.config.get("target_modules")
+        """Return the targets, by the last parts of their names; a pattern comes as a single item."""
+        targets, of_experts = self.config.get("target_modules"), [EXPERTS_TARGET] * bool(self._target_parameters)
         if isinstance(targets, str):
-            return [targets]
-        return sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+            return [targets, *of_experts]
+        names = sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+        return names + of_experts
+
+    @property
+    def _target_parameters(self) -> list[str]:
+        return self.config.get("target_parameters") or []
 
     @property
     def projections(self) -> list[str]:
-        """Return the projections of the attention that have weights, in the order of the model."""
-        matches = (_ATTENTION.fullmatch(module) for module in pairs(self))
-        found = {match["projection"] for match in matches if match}
-        return [name for name in ATTENTION_PROJECTIONS if name in found]
+        """Return those of the TARGETS that have weights."""
+        matches = (_MODULE.fullmatch(module) for module in pairs(self))
+        found = {match["projection"] or match["experts"] for match in matches if match}
+        return [name for name in TARGETS if name in found]
 
 
 def read(folder: Path) -> Adapter:
@@ -198,22 +195,22 @@ def _check_pairs(adapter: Adapter) -> list[FileFault]:
     both = {module: halves for module, halves in by_module.items() if len(halves) == len(HALVES)}
     ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
     types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
-    layers = (int(match["layer"]) for match in map(_ATTENTION.fullmatch, by_module) if match)
-    wanted = _wanted_modules(adapter, max(layers, default=-1) + 1)
+    layers = (int(match["layer"]) for match in map(_MODULE.fullmatch, by_module) if match)
+    wanted = list_wanted_modules(adapter, max(layers, default=-1) + 1)
     absent = [tensor_name(module, "A") for module in wanted if module not in by_module]
     faults = [
-        _fault(foreign, "tensors that do not belong to a LoRA pair"),
-        _fault(single, "pairs with only one half"),
-        _fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
-        _fault(types, "tensors that are not floating point"),
-        _fault(absent, "missing projections that other layers have"),
+        make_fault(foreign, "tensors that do not belong to a LoRA pair"),
+        make_fault(single, "pairs with only one half"),
+        make_fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
+        make_fault(types, "tensors that are not floating point"),
+        make_fault(absent, "missing projections that other layers have"),
     ]
     if not adapter.tensors:
         faults = [FileFault(WEIGHTS, "has no tensors", _AGAIN)]
     return [fault for fault in faults if fault]
 
 
-def _fault(names: list[str], what: str) -> FileFault | None:
+def make_fault(names: list[str], what: str) -> FileFault | None:
     return FileFault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
 
 
@@ -221,83 +218,26 @@ def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: st
     a, b = halves["A"].shape, halves["B"].shape
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
         return False
-    # A rank_pattern gives individual modules their own ranks.
-    return bool(adapter.config.get("rank_pattern")) or (a[0] if half == "A" else b[1]) == adapter.rank
+    # Of experts, the files have their number times their rank.
+    is_other = ".experts" in module or bool(adapter.config.get("rank_pattern"))
+    return is_other or (a[0] if half == "A" else b[1]) == adapter.rank
 
 
-def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
-    """Return the attention modules that an adapter of a model with ``layers`` layers must contain."""
+def list_wanted_modules(adapter: Adapter, layers: int) -> list[str]:
+    """Return the modules that an adapter of a model with ``layers`` layers must contain."""
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
     wanted = {*adapter.projections, *adapter.targets}
-    return attention_modules(layers, [name for name in ATTENTION_PROJECTIONS if name in wanted])
+    return list_modules(layers, [name for name in TARGETS if name in wanted])
 
 
-def attention_modules(layers: int, projections: list[str]) -> list[str]:
-    """Return the names of attention projections in a gpt-oss model."""
-    return [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in projections]
-
-
-def fingerprint(model: Model) -> str | None:
-    """Return a SHA-256 that tells a base model from others of its shape; None if tensors or files for it are missing.
-
-    It covers the beginnings of the last norm and of every layer's q_proj. An MXFP4 checkpoint and its bf16 copies share
-    them.
-    """
-    names = ["model.norm.weight"]
-    layers = Architecture.from_config(model.config).layers
-    names += [f"{module}.weight" for module in attention_modules(layers, ["q_proj"])]
-    digest = hashlib.sha256()
-    for name in names:
-        tensor = model.tensors.get(name)
-        if tensor is None or not tensor.file.is_file():
-            return None
-        with tensor.file.open("rb") as file:
-            file.seek(tensor.start)
-            digest.update(file.read(min(_BASE_BYTES, tensor.stop - tensor.start)))
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=1)
-def compute_fingerprint(folder: str) -> str | None:
-    """Return the fingerprint of the model in a folder; None if it cannot be read (any more)."""
-    try:
-        return fingerprint(model_files.read(Path(folder)))
-    except (CheckpointError, OSError, KeyError):
-        return None
-
-
-def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
-    """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
-    base, faults = Architecture.from_config(model.config), list(adapter.faults)
-    if None not in (adapter.base, known := fingerprint(model)) and adapter.base != known:
-        named = adapter.config.get("base_model_name_or_path")
-        what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
-        faults.append(FileFault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
-    for key, plain in _PLAIN.items():
-        if adapter.config.get(key) not in plain:
-            what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
-            faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
-    by_module = pairs(adapter)
-    modules = attention_modules(base.layers, list(ATTENTION_PROJECTIONS))
-    foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in modules for h in halves]
-    absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in by_module]
-    wrong = []
-    for module in by_module.keys() & modules:
-        outer, inner = base.projection(module.rpartition(".")[2])
-        wanted = {"A": (adapter.rank, inner), "B": (outer, adapter.rank)}
-        wrong += [tensor_name(module, h) for h, tensor in by_module[module].items() if tensor.shape != wanted[h]]
-    explained = {name for fault in adapter.faults for name in fault.tensors}
-    for names, what in (
-        (foreign, "tensors of modules that are not attention projections of the base"),
-        (wrong, "tensors whose shapes differ from the base's projections"),
-        (absent, "missing projections that the adapter targets"),
-    ):
-        fault = _fault(sorted(set(names) - explained), what)
-        if fault:
-            remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
-            faults.append(FileFault(fault.file, fault.what, remedy, fault.tensors))
-    return faults
+def list_modules(layers: int, targets: Sequence[str]) -> list[str]:
+    """Return PEFT's names of the modules with an adapter in a gpt-oss model, for some of the TARGETS."""
+    names: list[str] = []
+    for layer in range(layers):
+        names += [f"model.layers.{layer}.self_attn.{name}" for name in targets if name != EXPERTS_TARGET]
+        names += expert_form.name_modules(layer).values() if EXPERTS_TARGET in targets else ()
+    return names
 
 
 def load(adapter: Adapter) -> "dict[str, torch.Tensor]":

@@ -15,9 +15,10 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grpo.checkpoint import adapter_files, digests, trainer_state
+from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
 from grpo.checkpoint.rotation import choose_kept_steps, find_steps_before_falls
 from grpo.diagnosis.falls import read_onsets
+from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import RunFiles
@@ -56,13 +57,13 @@ def load_adapter(model: PeftModel, directory: Path) -> None:
     Raises:
         CheckpointError: if the files are damaged, or belong to another adapter.
     """
-    values = adapter_files.load(adapter_files.read(directory))
-    parameters = dict(zip(*adapter_parameters(model), strict=True))
-    shapes = ({name: tuple(each.shape) for name, each in side.items()} for side in (values, parameters))
-    if differs := trainer_state.difference(*shapes):
+    adapter = adapter_files.read(directory)
+    values, parameters = adapter_files.load(adapter), dict(zip(*adapter_parameters(model), strict=True))
+    wanted = {name: expert_form.to_file_shape(name, parameter.shape) for name, parameter in parameters.items()}
+    if differs := trainer_state.difference(adapter.shapes, wanted):
         raise CheckpointError(f"{directory} is not an adapter of this run ({differs})", "start a new run")
     for name, parameter in parameters.items():
-        parameter.copy_(values[name])
+        parameter.copy_(expert_form.from_file(name, values[name], parameter.shape))
 
 
 def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, Any]) -> None:
@@ -138,12 +139,17 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         directory.mkdir(exist_ok=True)
         config = copy.copy(model.peft_config["default"])
         folder = str(config.base_model_name_or_path)
-        base = adapter_files.compute_fingerprint(folder)
+        base = adapter_base.compute_fingerprint(folder)
         metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
-        save_file(unflatten(flat.cpu(), specs), directory / adapter_files.WEIGHTS, metadata=metadata)
+        tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat, specs).items()}
+        save_file(tensors, directory / adapter_files.WEIGHTS, metadata=metadata)
         # A folder of this machine would be of no use elsewhere, and its name may be private.
         config.base_model_name_or_path = hub.find_id(folder) or folder
         config.inference_mode = True
+        for key, value in expert_form.to_file_config(
+            config.to_dict(), {spec.name: spec.shape for spec in specs}
+        ).items():
+            setattr(config, key, value)
         config.save_pretrained(str(directory))
 
     return write

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo.checkpoint import state_files
-from grpo.lora import adapter
+from grpo.lora import adapter, expert_form
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
@@ -102,7 +102,8 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nobody else writes here in the minutes between.
     state, files = read(directory)
-    differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
+    wanted = {name: expert_form.to_file_shape(name, p.ds_shape) for name, p in _parameters(engine)}
+    differs = difference(shapes(files[0]), wanted)
     if differs:
         raise UserError(
             f"{directory} belongs to an adapter other than this run's ({differs})",
@@ -154,8 +155,8 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the full shapes of the adapter's tensors, by PEFT's names. A rank's file holds ranges of them."""
-    return {name: tuple(shape) for name, (_, _, shape) in file["layout"].items()}
+    """Return the full shapes of the adapter's tensors in PEFT's files. A rank's file holds ranges of them."""
+    return {name: expert_form.to_file_shape(name, shape) for name, (_, _, shape) in file["layout"].items()}
 
 
 def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:

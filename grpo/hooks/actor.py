@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo.model import loading
+from grpo.model import expert_lora, loading
 from grpo.model.architecture import PACKED, ZERO3
 from grpo.model.shared_base import MappedBase
 from grpo.stack.upstream.trainer import Actor, ModelOutput
@@ -22,11 +22,19 @@ def load_gpt_oss(
     ds_config: dict[str, Any] | None,
     experts: str = PACKED,
     shard: str = ZERO3,
+    expert_rank: int = 0,
     base: MappedBase | None = None,
 ) -> torch.nn.Module:
-    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank, or map the engine's."""
+    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank, or map the engine's.
+
+    Args:
+        expert_rank: of the adapters of experts; 0 leaves them without.
+    """
     with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
-        return loading.load_gpt_oss(path, attention, ds_config, experts == PACKED, shard == ZERO3, base)
+        model = loading.load_gpt_oss(path, attention, ds_config, experts == PACKED, shard == ZERO3, base)
+    if expert_rank:
+        expert_lora.attach(model, expert_rank)
+    return model
 
 
 def scoring(actor: Actor, targets: torch.Tensor) -> AbstractContextManager[None]:

@@ -10,8 +10,11 @@ from typing import Any
 from grpo.hooks import names
 from grpo.launch import flags
 from grpo.launch.supervise import last_words
+from grpo.model import model_files
+from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.rollout import chat_template, thinking_settings
 from grpo.stack import cluster
+from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 
@@ -46,7 +49,10 @@ def adapter_config(args: Arguments) -> dict[str, Any]:
     """Return what the engines' workers need to know about the adapter before they get it."""
     from grpo.lora import adapter
 
-    return adapter.engine_config(args)
+    if EXPERTS_TARGET not in args.target_modules:
+        return adapter.engine_config(args)
+    base = Architecture.from_config(model_files.read_json(downloaded_folder(args.pretrain) / "config.json"))
+    return adapter.engine_config(args, base.find_expert_rank(args))
 
 
 def rank() -> Any:

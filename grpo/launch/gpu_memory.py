@@ -17,7 +17,7 @@ from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, OF_ENGINE, PACKED, ZERO3, Architecture
+from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
 from grpo.model.footprint import IN_FLIGHT, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
@@ -160,7 +160,8 @@ def _branches(args: Namespace) -> int:
 def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     return Actor(
         architecture=architecture,
-        lora_parameters=_lora_parameters(args, architecture),
+        lora_parameters=architecture.count_lora_parameters(args),
+        expert_rank=architecture.find_expert_rank(args),
         ranks=ranks,
         packed=args.experts == PACKED,
         sharded=args.actor_shard == ZERO3,
@@ -173,17 +174,18 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     )
 
 
-def _lora_parameters(args: Namespace, architecture: Architecture) -> int:
-    targets = set(args.target_modules) & set(ATTENTION_PROJECTIONS)
-    return args.lora_rank * architecture.layers * sum(sum(architecture.projection(name)) for name in targets)
-
-
 def _side_path(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections."""
+    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections of attention.
+
+    Those of experts are for all of them too, if they have adapters.
+    """
     workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
     of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
     widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
-    return 2 * architecture.layers * args.lora_rank * widths
+    of_expert = 2 * hidden + 3 * architecture.intermediate // workers
+    padded = 8 * math.ceil(architecture.find_expert_rank(args) / 8)  # grpo.lora.expert_side_path
+    of_experts = architecture.experts * padded * of_expert
+    return 2 * architecture.layers * (args.lora_rank * widths + of_experts)
 
 
 def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:

@@ -27,7 +27,8 @@ def host_memory(
         object_store_bytes: of Ray's object store, in /dev/shm.
     """
     args = config.args
-    cpu = not is_for_gpus(Architecture.from_config(model.config))
+    architecture = Architecture.from_config(model.config)
+    cpu = not is_for_gpus(architecture)
     parts = {}
     if cpu:
         copies = 1 if args.actor_shard == ZERO3 else config.actor_ranks
@@ -44,6 +45,10 @@ def host_memory(
         # vLLM 0.29 moves them; 0.15 leaves them on the GPU, where gpu_memory.py counts them as well.
         asleep = pinned_bytes(shape.actor_bytes(shape.mxfp4).values(), width)
         parts["engines' weights while they sleep, pinned"] = args.vllm_num_engines * asleep
+    # The first rank has one, and each engine's actor one, beside those in the object store.
+    parts["adapter, on its way to the engines"] = (
+        (1 + args.vllm_num_engines) * 2 * architecture.count_lora_parameters(args)
+    )
     parts["Ray's object store, in /dev/shm"] = object_store_bytes
     parts[f"{processes(config)} processes"] = int(processes(config) * _PROCESS_BYTES[cpu])
     return parts

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, OF_ENGINE, PACKED, ZERO3
+from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, TARGETS, ZERO3
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 
@@ -33,11 +33,13 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
             "full-parameter training is not supported: only an adapter is synchronised to the engines",
             "set LORA_RANK (64 for the 120b)",
         )
-    elif not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
+    elif not set(args.target_modules) <= set(TARGETS):
         yield Problem(
-            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines only apply adapters of the attention",
-            f"choose from {', '.join(ATTENTION_PROJECTIONS)}",
+            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines have no adapters of other parts",
+            f"choose from {', '.join(TARGETS)}",
         )
+    if args.expert_rank and EXPERTS_TARGET not in args.target_modules:
+        yield Problem(f"EXPERT_RANK {args.expert_rank} is for {EXPERTS_TARGET} in TARGET_MODULES", "remove it")
     if args.lora_dropout:
         yield Problem(
             f"--lora_dropout {args.lora_dropout:g} drops parts of the adapter in the actor alone: its log-probs would "

@@ -104,9 +104,8 @@ def _add_steps(plan: Plan, config: Config) -> None:
 
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
     args = config.args
-    targets = args.target_modules if isinstance(args.target_modules, list) else [args.target_modules]
-    plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
     plan.architecture = Architecture.from_config(model.config)
+    plan.lora_parameters = plan.architecture.count_lora_parameters(args)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
     if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
         plan.download_bytes = sum(plan.architecture.actor_bytes(packed=True).values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.launch import loss_flags
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import Plan
@@ -21,7 +21,7 @@ from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
-FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
+FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "expert_rank", "prompt_data")
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
@@ -124,7 +124,7 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
         _, files = trainer_state.read(step / "trainer")
         adapter = adapter_files.read(step / "adapter")
         has_base = (base / "config.json").is_file()  # otherwise the preflight reports it
-        faults = adapter_files.check_against(adapter, read(base)) if has_base else list(adapter.faults)
+        faults = adapter_base.check_against(adapter, read(base)) if has_base else list(adapter.faults)
     except CheckpointError as error:
         return Problem(error.problem.what, "")
     if faults:

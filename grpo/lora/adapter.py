@@ -1,19 +1,23 @@
 """The LoRA adapter as a list of named tensors: names, flat form and file."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from grpo.lora import expert_form
+from grpo.lora.expert_form import MODULES
 from grpo.model.architecture import OF_ENGINE
 from grpo.stack.upstream.arguments import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
 ALL, NAMED = "all passes", "passes of a named request"
 SHARED = "shared_base"  # in vLLM's additional_config: the model whose frozen base the actor maps; absent: none
+GATHERED = 1 << 26  # values; the attention's adapter of the 120b at rank 64 has fewer
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]
     named = [
         (name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name
     ]
-    return [name.replace(".default.", ".") for name, _ in named], [parameter for _, parameter in named]
+    return [expert_form.to_file_name(name) for name, _ in named], [parameter for _, parameter in named]
 
 
 def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[TensorSpec]:
@@ -47,29 +51,58 @@ def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[Tensor
 
 
 def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """Gather the whole adapter from all ranks. A collective call.
+    """Gather the whole adapter in the host memory of the first rank. A collective call.
+
+    Devices never hold more than twice ``GATHERED`` values, or twice the largest tensor: an adapter of experts is 2 GB.
 
     Returns:
-        bf16 ``[elements]`` on the parameters' device, and the location of each tensor in it.
+        bf16 ``[elements]`` in host memory, on other ranks than the first ``[0]``; and the location of each tensor.
 
     Raises:
         FloatingPointError: if a value is not finite. DeepSpeed's ZeRO-3 applies a NaN gradient and reports a norm of
             1.0. The NaN first shows here, before an engine or a checkpoint gets it.
     """
-    from grpo.model.zero import gather_flat, whole_shape  # the engines import this module without DeepSpeed
+    from grpo.model.zero import whole_shape  # the engines import this module without DeepSpeed
 
     names, parameters = adapter_parameters(model)
-    flat = gather_flat(parameters).to(torch.bfloat16)
     specs = layout(names, map(whole_shape, parameters))
-    if not flat.sum().isfinite():  # summing in another dtype would copy the adapter
-        # The sum of finite values may overflow, too.
-        broken = [name for name, tensor in unflatten(flat, specs).items() if not tensor.isfinite().all()]
-        if broken:
-            raise FloatingPointError(
-                f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
-                "step destroyed the adapter. Look at its rollouts, and start again with a lower LEARNING_RATE"
-            )
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    flat = torch.empty(specs[-1].offset + specs[-1].numel if is_first else 0, dtype=torch.bfloat16)
+    broken: list[str] = []
+    for start, stop in _cut(specs):
+        broken += _gather_part(parameters[start:stop], specs[start:stop], flat if is_first else None)
+    if broken:
+        raise FloatingPointError(
+            f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
+            "step destroyed the adapter. Look at its rollouts, and start again with a lower LEARNING_RATE"
+        )
     return flat, specs
+
+
+def _gather_part(
+    parameters: Sequence[nn.Parameter], specs: Sequence[TensorSpec], flat: torch.Tensor | None
+) -> list[str]:
+    """Gather some tensors into their places in ``flat``, and return the names of those that are not finite."""
+    from grpo.model.zero import gather_flat
+
+    part = gather_flat(parameters).to(torch.bfloat16)
+    if flat is not None:
+        flat[specs[0].offset :][: len(part)].copy_(part)
+    if part.sum().isfinite():  # summing in another dtype would copy it
+        return []
+    # The sum of finite values may overflow, too.
+    tensors = part.split([spec.numel for spec in specs])
+    return [spec.name for spec, tensor in zip(specs, tensors, strict=True) if not tensor.isfinite().all()]
+
+
+def _cut(specs: Sequence[TensorSpec]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of consecutive tensors that have at most ``GATHERED`` values together."""
+    start = 0
+    for number, spec in enumerate(specs):
+        if number > start and spec.offset + spec.numel - specs[start].offset > GATHERED:
+            yield start, number
+            start = number
+    yield start, len(specs)
 
 
 def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
@@ -77,14 +110,14 @@ def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torc
     return {spec.name: flat[spec.offset : spec.offset + spec.numel].view(spec.shape) for spec in specs}
 
 
-def row_sums(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the 64-bit words of each row, modulo 2**64: int64 ``[rows]``.
+def row_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the 64-bit words of each row, modulo 2**64: int64 ``[rows]``. A row of experts is an expert.
 
     Args:
-        matrix: bf16 ``[rows, columns]``, contiguous; slices by columns hold a multiple of 4 of them.
+        tensor: bf16 ``[rows, columns]`` or ``[E, rows, columns]``; slices by columns hold a multiple of 4 of them.
     """
-    words = matrix.view(torch.int64 if matrix.shape[1] % 4 == 0 else torch.int16)
-    return words.sum(1, dtype=torch.int64)
+    words = tensor.view(torch.int64 if tensor.shape[-1] % 4 == 0 else torch.int16)
+    return words.sum(tuple(range(1, words.dim())), dtype=torch.int64)
 
 
 def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...]) -> torch.Tensor:
@@ -111,8 +144,11 @@ def _row_weights(rows: tuple[tuple[int, int, int], ...], device: torch.device) -
 
 
 def is_split(name: str) -> bool:
-    """Return whether an engine's workers each hold a slice of a tensor: q, k, v are split by output, o by input."""
-    return ("o_proj" in name) == ("lora_A" in name)
+    """Return whether an engine's workers each hold a slice of a tensor.
+
+    q, k, v and the experts' gate_up are split by output, o and the experts' down by input.
+    """
+    return ("o_proj" in name or f".{MODULES['down_proj']}.lora" in name) == ("lora_A" in name)
 
 
 @dataclass(frozen=True)
@@ -144,12 +180,17 @@ class Receipt:
         return (self.split + workers * self.whole) % 2**64
 
 
-def engine_config(args: Arguments) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``: the adapter's rank and scale, which routings to record, and what is shared.
+def engine_config(args: Arguments, expert_rank: int = 0) -> dict[str, Any]:
+    """Return vLLM's ``additional_config``: the adapter's ranks and scale, which routings to record, what is shared.
 
     The parity gate names the requests whose routings it wants. Compiled or captured code cannot see them.
+
+    Args:
+        expert_rank: of the adapters of experts; 0 if they have none.
     """
     config: dict[str, Any] = {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}
+    if expert_rank:
+        config["expert_rank"] = expert_rank
     if args.routing_replay:
         config[RECORDS] = ALL
     elif args.parity_limit > 0 and args.enforce_eager and not args.partial_rollouts:

@@ -1,5 +1,7 @@
 """The LoRA adapter inside a vLLM worker, as a side path next to the frozen attention weights.
 
+:mod:`grpo.lora.expert_side_path` is that of the experts.
+
 ``y = base(x) + (x A^T) B^T * scale``. It wraps the linear layer's ``quant_method``, which runs before the row-parallel
 all-reduce: q, k and v take rows of B, o takes columns of A. Merging ``B A`` into bf16 weights would instead lose most
 early updates to rounding.
@@ -16,6 +18,7 @@ import functools
 import hashlib
 import os
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -25,10 +28,10 @@ import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import LinearMethodBase
-from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, MLPBlock, OAIAttention
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from grpo.lora import router_capture
+from grpo.lora import expert_side_path, router_capture
 from grpo.lora.adapter import (
     SHARED,
     TensorSpec,
@@ -39,7 +42,7 @@ from grpo.lora.adapter import (
 from grpo.model import cpu_matmul, engine_base, shared_base
 from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
-from grpo.stack.upstream.engine import Attention, LinearLayer
+from grpo.stack.upstream.engine import Attention, Experts, LinearLayer
 
 LAYERS = "base_model.model.model.layers."  # the prefix of PEFT's names
 
@@ -95,6 +98,17 @@ def attach_if_trained(attention: Attention, config: VllmConfig) -> None:
         settings["side_path"] = code_digest()
 
 
+def attach_to_experts(experts: Experts, config: VllmConfig) -> None:
+    """Give a layer's experts their side paths, if the engine is configured for them.
+
+    Raises:
+        UserError: if this build's experts cannot take an adapter.
+    """
+    settings = config.additional_config
+    if isinstance(settings, dict) and settings.get("expert_rank"):
+        expert_side_path.attach(experts, config, settings["expert_rank"], settings["lora_scale"])
+
+
 @functools.cache
 def code_digest() -> str:
     """Return a digest of the Python files in this folder."""
@@ -102,26 +116,31 @@ def code_digest() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def slots(attention: Attention) -> dict[str, tuple[torch.Tensor, slice, slice]]:
+Slots = Mapping[str, tuple[torch.Tensor, tuple[slice, ...]]]  # buffers, and the parts of whole tensors that they hold
+
+
+def slots(attention: Attention) -> Slots:
     """Map each adapter tensor of one attention module to its buffer on this worker.
 
     Returns:
-        The buffer, and the rows and columns of the whole tensor that it holds. Keys are ``q_proj.lora_A`` and so on, in
-        the order of the layers' ``lora_A`` and ``lora_B``.
+        Keys are ``q_proj.lora_A`` and so on, in the order of the layers' ``lora_A`` and ``lora_B``.
     """
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
     parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
-    held = {}
+    held: dict[str, tuple[torch.Tensor, tuple[slice, ...]]] = {}
     for name, a in zip(parts, qkv.lora_A.chunk(len(parts)), strict=True):
-        held[f"{name}_proj.lora_A"] = a, everything, everything
+        held[f"{name}_proj.lora_A"] = a, (everything,)
     for part, (name, b) in enumerate(zip(parts, qkv.lora_B.split(list(parts.values())), strict=True)):
         mine = slice(rank * parts[name], (rank + 1) * parts[name])
-        held[f"{name}_proj.lora_B"] = b.chunk(len(parts), dim=1)[part], mine, everything
+        held[f"{name}_proj.lora_B"] = b.chunk(len(parts), dim=1)[part], (mine,)
     mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
-    held["o_proj.lora_A"] = (o.lora_A, everything, mine)
-    held["o_proj.lora_B"] = (o.lora_B, everything, everything)
+    held["o_proj.lora_A"] = o.lora_A, (everything, mine)
+    held["o_proj.lora_B"] = o.lora_B, (everything,)
     return held
+
+
+Tensors = Mapping[str, tuple[int, torch.Tensor]]  # of a layer, with their numbers in the adapter
 
 
 @dataclass
@@ -133,28 +152,39 @@ class Applied:
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def fill(attention: Attention, tensors: dict[str, tuple[int, torch.Tensor]], applied: Applied) -> None:
-    """Copy this worker's slices of one layer's adapter into the side paths, and add them to ``applied``.
+def fill(attention: Attention, tensors: Tensors, applied: Applied) -> None:
+    """Copy this worker's slices of one layer's attention adapter into the side paths, and add them to ``applied``.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj.
             Each is whole (not split) and comes with its number in the adapter. A projection without one is absent
             and gets zeros.
     """
-    for name, (buffer, rows, columns) in slots(attention).items():
+    # Summing the projections together takes half as long as one by one.
+    # The zeros beside the B of q, k and v add nothing.
+    qkv, o = attention.qkv_proj, attention.o_proj
+    _copy(slots(attention), (qkv.lora_A, qkv.lora_B, o.lora_A, o.lora_B), tensors, applied)
+
+
+def fill_experts(experts: Experts, tensors: Tensors, applied: Applied) -> None:
+    """Do the same for the experts: ``experts.base_layer.lora_A`` and so on, with a dimension of experts before them."""
+    held = expert_side_path.slots(experts)
+    _copy(held, [buffer for buffer, _ in held.values()], tensors, applied)
+
+
+def _copy(held: Slots, buffers: Iterable[torch.Tensor], tensors: Tensors, applied: Applied) -> None:
+    """Copy slices; ``buffers`` have the rows of ``held``, in their order."""
+    for name, (buffer, part) in held.items():
         number = 0  # any, for zeros
         # In place: a compiled or captured engine has recorded the buffer's address.
         if name in tensors:
             number, whole = tensors[name]
-            buffer.copy_(whole[rows, columns])
+            buffer.copy_(whole[part])
             applied.tensors += 1
         else:
             buffer.zero_()
-        applied.rows.append((number, rows.start or 0, len(buffer)))
-    # The layer is in the CPU's cache now. Summing its projections together takes half as long as one by one.
-    # The zeros beside the B of q, k and v add nothing.
-    qkv, o = attention.qkv_proj, attention.o_proj
-    applied.sums += map(row_sums, (qkv.lora_A, qkv.lora_B, o.lora_A, o.lora_B))
+        applied.rows.append((number, part[0].start or 0, len(buffer)))
+    applied.sums += map(row_sums, buffers)  # now that they are in the CPU's cache
 
 
 @functools.lru_cache(maxsize=1)
@@ -165,7 +195,7 @@ def map_file(path: str, inode: int) -> np.ndarray:
 
 
 def group_by_layer(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
-    """Return, for each layer, its tensors and their numbers in the adapter, by their names in the attention module.
+    """Return, for each layer, its tensors and their numbers in the adapter, by their names in attention or experts.
 
     Args:
         flat: bf16 ``[elements]``, the adapter.
@@ -174,7 +204,7 @@ def group_by_layer(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str,
     layers: dict[str, dict[str, tuple[int, torch.Tensor]]] = {}
     tensors = unflatten(flat, [TensorSpec(**fields) for fields in specs])
     for number, (name, tensor) in enumerate(tensors.items()):
-        layer, _, slot = name.removeprefix(LAYERS).partition(".self_attn.")
+        layer, _, slot = name.removeprefix(LAYERS).split(".", 2)
         layers.setdefault(layer, {})[slot.removesuffix(".weight")] = number, tensor
     return layers
 
@@ -189,7 +219,7 @@ class AdapterWorker(router_capture.RecordingWorker):
             specs: the fields of each ``TensorSpec``, in the order of their offsets.
 
         Raises:
-            ValueError: if a tensor belongs to no attention projection of this model.
+            ValueError: if a tensor belongs to no side path of this model.
         """
         last = TensorSpec(**specs[-1])
         size = 2 * (last.offset + last.numel)
@@ -201,10 +231,13 @@ class AdapterWorker(router_capture.RecordingWorker):
         self.forget_routing()
         applied = Applied()
         for number, layer in enumerate(layers):
-            fill(layer.attn, arrived.get(str(number), {}), applied)
+            tensors = arrived.get(str(number), {})
+            fill(layer.attn, tensors, applied)
+            if hasattr(layer.mlp.experts, "expert_rank"):
+                fill_experts(layer.mlp.experts, tensors, applied)
         if applied.tensors != len(specs):
             missing = len(specs) - applied.tensors
-            raise ValueError(f"{missing} adapter tensors fit no attention layer; is it another model's?")
+            raise ValueError(f"{missing} adapter tensors fit no layer; is it another model's?")
         return {
             "rank": get_tensor_model_parallel_rank(),
             "workers": get_tensor_model_parallel_world_size(),
@@ -247,7 +280,7 @@ def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
 
 
 def _install() -> None:
-    """Patch every gpt-oss attention module to create side paths, and every model to sample only allocated tokens."""
+    """Patch the layers of every gpt-oss to create side paths, and every model to sample only allocated tokens."""
     original = OAIAttention.__init__
 
     def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
@@ -255,6 +288,13 @@ def _install() -> None:
         attach_if_trained(cast(Attention, self), get_current_vllm_config())
 
     OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
+    original_block = MLPBlock.__init__
+
+    def init_with_expert_side_path(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
+        original_block(self, *args, **kwargs)
+        attach_to_experts(cast(Experts, self.experts), get_current_vllm_config())
+
+    MLPBlock.__init__ = init_with_expert_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__
 
     def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:

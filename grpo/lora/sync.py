@@ -53,7 +53,7 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent
         ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)
-    sent = send(flat.cpu(), specs, engines) if dist.get_rank() == 0 else None
+    sent = send(flat, specs, engines) if dist.get_rank() == 0 else None
     dist.barrier()
     return sent
 

@@ -1,6 +1,7 @@
 """The tensors that a gpt-oss checkpoint must hold according to its config.json. Works without torch."""
 
 import math
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ ZERO3 = "zero3"  # each holds a part
 OF_ENGINE = "engine"  # each maps the one that the engine on its GPU holds
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERT_PROJECTIONS = ("gate_up_proj", "down_proj")
+EXPERTS_TARGET = "experts"  # the projections of all experts
+TARGETS = (*ATTENTION_PROJECTIONS, EXPERTS_TARGET)  # that an adapter can have, in the order of the model
 _MOST_LAYERS = 1000  # gpt-oss-120b has 36
 _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs torch
 
@@ -109,16 +113,34 @@ class Architecture:
                 yield f"self_attn.{name}.bias", shape[:1]
         yield "mlp.router.weight", (self.experts, self.hidden)
         yield "mlp.router.bias", (self.experts,)
-        yield "mlp.experts.gate_up_proj", (self.experts, self.hidden, 2 * self.intermediate)
-        yield "mlp.experts.gate_up_proj_bias", (self.experts, 2 * self.intermediate)
-        yield "mlp.experts.down_proj", (self.experts, self.intermediate, self.hidden)
-        yield "mlp.experts.down_proj_bias", (self.experts, self.hidden)
+        for name in EXPERT_PROJECTIONS:
+            inner, outer = self.expert_projection(name)
+            yield f"mlp.experts.{name}", (self.experts, inner, outer)
+            yield f"mlp.experts.{name}_bias", (self.experts, outer)
 
     def projection(self, name: str) -> tuple[int, int]:
         """Return the shape `[out, in]` of one of the ATTENTION_PROJECTIONS."""
         heads = self.heads if name in ("q_proj", "o_proj") else self.key_value_heads
         outer = heads * self.head_dim
         return (self.hidden, outer) if name == "o_proj" else (outer, self.hidden)
+
+    def expert_projection(self, name: str) -> tuple[int, int]:
+        """Return `(in, out)` of one of the EXPERT_PROJECTIONS of an expert, as its weight stands in the model."""
+        gate_up = self.hidden, 2 * self.intermediate
+        return gate_up if name == "gate_up_proj" else (self.intermediate, self.hidden)
+
+    def find_expert_rank(self, args: Namespace) -> int:
+        """Return the rank of each expert's adapter that a run's flags ask for; 0 if experts have none."""
+        if EXPERTS_TARGET not in args.target_modules:
+            return 0
+        return args.expert_rank or max(1, args.lora_rank // self.experts_per_token)
+
+    def count_lora_parameters(self, args: Namespace) -> int:
+        """Return the number of the adapter's weights that a run's flags ask for."""
+        attention = [self.projection(name) for name in ATTENTION_PROJECTIONS if name in args.target_modules]
+        experts = [self.expert_projection(name) for name in EXPERT_PROJECTIONS]
+        of_experts = self.experts * self.find_expert_rank(args) * sum(map(sum, experts))
+        return self.layers * (args.lora_rank * sum(map(sum, attention)) + of_experts)
 
     def list_stored(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor in the files. MXFP4 experts are blocks and scales, transposed."""

@@ -24,7 +24,7 @@ ALPHA, LIMIT = 1.702, 7.0  # of the activation; constants of transformers' GptOs
 
 
 class Experts(nn.Module):
-    """The experts of a layer, frozen; a drop-in for transformers' ``GptOssExperts``.
+    """The experts of a layer, frozen but for adapters; a drop-in for transformers' ``GptOssExperts``.
 
     Its parameters have the names of the checkpoint's tensors. ``gate_up_proj`` ``[E, H, 2I]`` and ``down_proj``
     ``[E, I, H]`` are bf16, or stand packed as ``*_blocks`` uint8 ``[E, out, in / 32, 16]`` and ``*_scales`` uint8
@@ -33,6 +33,10 @@ class Experts(nn.Module):
     Args:
         config: transformers' ``GptOssConfig``.
         packed: whether the weights stay packed.
+
+    Attributes:
+        shapes: ``[E, in, out]`` of each weight in bf16, by its name.
+        adapters: :class:`grpo.model.expert_lora.ExpertLora` by the weights' names; empty if experts are not trained.
     """
 
     gate_up_proj_bias: nn.Parameter
@@ -42,8 +46,10 @@ class Experts(nn.Module):
         super().__init__()
         self.num_experts = experts = config.num_local_experts
         hidden, inner = config.hidden_size, config.intermediate_size
+        self.adapters = nn.ModuleDict()
+        self.shapes = {"gate_up_proj": (experts, hidden, 2 * inner), "down_proj": (experts, inner, hidden)}
         self._weights: dict[str, tuple[str, ...]] = {}
-        for name, inputs, outputs in (("gate_up_proj", hidden, 2 * inner), ("down_proj", inner, hidden)):
+        for name, (_, inputs, outputs) in self.shapes.items():
             shape = (experts, outputs, inputs // mxfp4.GROUP)
             if packed:
                 self._register_frozen(f"{name}_blocks", torch.empty(*shape, mxfp4.GROUP // 2, dtype=torch.uint8))
@@ -78,22 +84,27 @@ class Experts(nn.Module):
 
     def _product(self, name: str, states: torch.Tensor, rows: expert_rows.ExpertRows) -> torch.Tensor:
         weight = (getattr(self, part) for part in self._weights[name])
-        return _GroupedProduct.apply(states, rows.ends, *weight)
+        product: torch.Tensor = _GroupedProduct.apply(states, rows.ends, *weight)
+        return self.adapters[name](product, states, rows.ends) if name in self.adapters else product
 
 
 @fused
 def activate(gate_up: torch.Tensor, bias: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-    """Return gpt-oss's gated activation of rows, ``[R, I]``.
+    """Return the activation of rows and their bias, ``[R, I]``.
 
     Args:
         gate_up: ``[R, 2I]``, gate and up in turns.
         bias: ``[E, 2I]``.
         expert: of each row, long ``[R]``.
     """
-    biased = gate_up + bias[expert]
-    gate = biased[..., ::2].clamp(max=LIMIT)
-    up = biased[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
-    return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
+    return gate(gate_up + bias[expert])
+
+
+def gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gpt-oss's gated activation of rows, ``[R, I]``; of ``[R, 2I]``, gate and up in turns."""
+    gates = gate_up[..., ::2].clamp(max=LIMIT)
+    up = gate_up[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
+    return (up + 1) * (gates * torch.sigmoid(gates * ALPHA))
 
 
 class _GroupedProduct(torch.autograd.Function):

@@ -37,6 +37,7 @@ class Actor:
         adam_offload: whether the optimizer does.
         checkpointing: whether the backward pass computes layers again.
         eager: whether transformers' own attention is used.
+        expert_rank: of the adapters of experts; 0 if they have none.
         reference: whether it also holds the adapter that the run started from, frozen.
     """
 
@@ -49,6 +50,7 @@ class Actor:
     adam_offload: bool
     checkpointing: bool
     eager: bool
+    expert_rank: int = 0
     reference: bool = False
     maps: bool = False
 
@@ -104,8 +106,9 @@ class Actor:
 
     def _gathered_bytes(self, of_base: dict[str, int]) -> int:
         layer = {name: size for name, size in of_base.items() if name.startswith("model.layers.0.")}
+        adapter = _BF16 * self.lora_parameters // self.architecture.layers if self.sharded else 0
         head = of_base["lm_head.weight"]
-        return max(sum(layer.values()), head) + max(layer.values())
+        return max(sum(layer.values()) + adapter, head) + max(layer.values())
 
     def _unpacked_bytes(self) -> int:
         """Return the bytes of unpacked weights: a part is in use while the next is unpacked."""
@@ -118,6 +121,8 @@ class Actor:
         shape = self.architecture
         # A product's result is put together from its parts; or outputs, their gradients, and the saved gate_up.
         of_row = max(shape.hidden + 4 * shape.intermediate, 3 * shape.hidden + 2 * shape.intermediate)
+        if self.expert_rank:  # the gradients of an adapter need its inputs
+            of_row += shape.hidden + shape.intermediate + 2 * self.expert_rank
         return int(tokens * _BF16 * (shape.experts_per_token * of_row + LAYER_STATES * shape.hidden))
 
     def _eager_scores(self, rows: int, length: int) -> int:

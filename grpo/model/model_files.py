@@ -106,14 +106,6 @@ class Model:
         """Return the size of the shards on disk."""
         return sum(shard.stat().st_size for shard in self.shards if shard.is_file())
 
-    def lora_parameters(self, rank: int, targets: list[str]) -> int:
-        """Return the number of LoRA parameters on the linear layers whose names end in one of `targets`."""
-        count = 0
-        for name, tensor in self.tensors.items():
-            if len(tensor.shape) == 2 and name.endswith(".weight") and name.split(".")[-2] in targets:
-                count += rank * sum(tensor.shape)
-        return count
-
 
 def read(folder: Path) -> Model:
     """Read config.json, the index and the header of every shard. Their defects go into `faults`.

@@ -161,7 +161,7 @@ def _scale_factors(device: torch.device) -> torch.Tensor:
     return torch.ldexp(torch.ones(256, device=device), exponents)
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(weight: torch.Tensor, smallest: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Pack a GptOss expert parameter in the format of the checkpoint files.
 
     The scale of a group is the power of two of its largest magnitude, divided by that of E2M1's largest value. Values
@@ -170,6 +170,8 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         weight: floating point `[..., in, out]`, `in` a multiple of 32.
+        smallest: scales that are taken where they are larger. Those of a weight before a small change keep what did not
+            change: a largest magnitude just below a power of two would otherwise get the scale below, and saturate.
 
     Returns:
         blocks uint8 `[..., out, in / 32, 16]` and scales uint8 `[..., out, in / 32]`.
@@ -185,6 +187,8 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # frexp's mantissa is in [0.5, 1), so its exponent is one above floor(log2); exact, unlike log2.
     exponents = torch.frexp(values.abs().amax(-1)).exponent - 1 - _E2M1_MAX_EXPONENT
     scales = (exponents + SCALE_BIAS).clamp(0, MAX_SCALE)
+    if smallest is not None:
+        scales = torch.maximum(scales, smallest)
     codes = _nearest_code(torch.ldexp(values, (SCALE_BIAS - scales).unsqueeze(-1)))
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
     return blocks.contiguous(), scales.to(torch.uint8).contiguous()

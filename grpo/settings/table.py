@@ -227,8 +227,10 @@ OPTIMIZER = (
             check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
     Setting("LORA_ALPHA", int, "LORA_ALPHA / LORA_RANK scales the adapter.", flag="lora_alpha", check=POSITIVE),
-    Setting("TARGET_MODULES", str, "Projections that get an adapter, in attention alone: the engines keep their MXFP4 "
-            "kernels for the experts.", flag="target_modules", count=0),
+    Setting("TARGET_MODULES", str, "What gets an adapter: projections of attention, and `experts`; see [tuning]"
+            "(tuning.md#adapters-for-the-experts).", flag="target_modules", count=0),
+    Setting("EXPERT_RANK", int, "Rank of each expert's adapter, for `experts` in TARGET_MODULES. Empty: LORA_RANK "
+            "divided by the experts per token, and at least 1.", "", "expert_rank", is_ours=True, check=POSITIVE),
 )  # fmt: skip
 
 MEMORY = (

@@ -28,12 +28,13 @@ from grpo.batch import branches, masking
 from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
-from grpo.model import cpu_matmul, deepspeed_start, loading, vocabulary, zero
-from grpo.model.architecture import OF_ENGINE
+from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, model_files, vocabulary, zero
+from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.shared_base import Description, MappedBase
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
+from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.update import old_policy, passes, reference
@@ -82,6 +83,7 @@ class Rank(BaseModelActor):
 
     def _load(self, pretrain: str) -> Actor:
         args = self.args
+        shape = Architecture.from_config(model_files.read_json(downloaded_folder(pretrain) / "config.json"))
         actor = Actor(
             pretrain,
             experts=args.experts,
@@ -91,7 +93,8 @@ class Rank(BaseModelActor):
             param_dtype=args.param_dtype,
             lora_rank=args.lora_rank,
             lora_alpha=args.lora_alpha,
-            target_modules=args.target_modules,
+            target_modules=expert_lora.list_target_modules(args.target_modules),
+            expert_rank=shape.find_expert_rank(args),
             ds_config=zero.tune(self.strategy.get_ds_train_config(None), args),
             temperature=args.temperature,
             router_logits=passes.has_balancing_loss(args),

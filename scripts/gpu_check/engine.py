@@ -50,7 +50,7 @@ def check(gpus: int) -> Passed:
     prompts = [make_prompt(tokenizer, number) for number in range(32)]
     # vLLM on a CPU has no kernel for MXFP4.
     with start_engine(folder / ("mxfp4" if gpus else "bf16"), scratch, workers, gpus) as engine:
-        sync.send(flat.cpu(), specs, [engine])
+        sync.send(flat, specs, [engine])
         answers = sample(engine, prompts)
     found = rollouts(model, prompts, answers, find_allocated(tokenizer), device)
     # On a CPU, vLLM replaces Ray's executor by processes.

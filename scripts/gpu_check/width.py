@@ -133,8 +133,8 @@ def sample(
 
     async def draw() -> list[dict[str, Any]]:
         fields = [asdict(spec) for spec in specs]
-        receipts = await load_into_engine(actor.llm, flat.cpu().view(torch.uint8).numpy(), fields)
-        check_receipts([receipts], adapter.Receipt.of(flat.cpu(), list(specs)))
+        receipts = await load_into_engine(actor.llm, flat.view(torch.uint8).numpy(), fields)
+        check_receipts([receipts], adapter.Receipt.of(flat, list(specs)))
         params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
         calls = [
             actor.generate_responses(prompt, "", routing.mark_recorded(params), length, None, 1) for prompt in prompts

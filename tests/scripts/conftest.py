@@ -9,17 +9,34 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import GptOssForCausalLM
 
+from grpo.lora import expert_form
 from grpo.model import loading
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 
+# PEFT's settings for the experts, at the scale of the attention.
+OF_EXPERTS = {
+    "target_parameters": [f"mlp.{name}" for name in expert_form.PARAMETERS],
+    "rank_pattern": dict.fromkeys(expert_form.PARAMETERS, 2),
+    "alpha_pattern": dict.fromkeys(expert_form.PARAMETERS, 4),
+}
+
+
+def unpacked(base: Path) -> GptOssForCausalLM:
+    """Load a model in bf16 whose experts say that their weights are `[E, in, out]`, as those of transformers 5 do."""
+    model = loading.load_gpt_oss(base, "eager", packed=False)
+    for layer in model.model.layers:
+        layer.mlp.experts.is_transposed = True
+    return model
+
 
 def save_adapter(base: Path, folder: Path, **settings) -> Path:
     """Let PEFT write an adapter of `base` with random values."""
     settings = {"r": 4, "lora_alpha": 8, "target_modules": list(ATTENTION_PROJECTIONS)} | settings
-    model = get_peft_model(loading.load_gpt_oss(base), LoraConfig(**settings), autocast_adapter_dtype=False)
+    model = get_peft_model(unpacked(base), LoraConfig(**settings), autocast_adapter_dtype=False)
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:

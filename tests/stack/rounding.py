@@ -65,7 +65,9 @@ def share_beyond(differences: torch.Tensor, error: torch.Tensor) -> float:
 
 def reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Module:
     """Load a checkpoint in float32 with transformers, and an adapter with PEFT; `kept` are the rows of tokens."""
-    model = loading.load_gpt_oss(folder)
+    model = loading.load_gpt_oss(folder, packed=False)  # PEFT adds to unpacked experts
+    for layer in model.model.layers:
+        layer.mlp.experts.is_transposed = True  # to PEFT, as transformers 5 says it
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False)
     loading.restore_rope(model.eval().float())

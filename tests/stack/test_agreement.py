@@ -174,6 +174,8 @@ def test_a_sync_drops_the_prefix_cache(stack, texts, synced, after_the_text, num
         "1.self_attn.k_proj.lora_B",
         "2.self_attn.v_proj.lora_A",
         "2.self_attn.o_proj.lora_B",
+        "1.mlp.experts.base_layer.lora_B",
+        "2.mlp.experts.lora_A",
     ],
 )
 def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, factor):

@@ -28,7 +28,8 @@ LONGEST = 4096  # tokens of prompt and response
 FLAGS = [
     *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
     *("--gradient_checkpointing", "--gradient_checkpointing_use_reentrant", "--attn_implementation", "eager"),
-    *("--lora_rank", "8", "--lora_alpha", "16", "--target_modules", "q_proj", "k_proj", "v_proj", "o_proj"),
+    *("--lora_rank", "8", "--lora_alpha", "16", "--target_modules"),
+    *("q_proj", "k_proj", "v_proj", "o_proj", "experts"),
     *("--init_kl_coef", "0", "--advantage_estimator", "dr_grpo", "--remote_rm_url", "reward.py"),
     *("--rollout_batch_size", "8", "--n_samples_per_prompt", "8", "--micro_rollout_batch_size", "4"),
     *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
@@ -155,7 +156,7 @@ class Stack:
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,
                     gpu_memory_utilization=0.5,
-                    adapter_config=adapter.engine_config(argparse.Namespace(**vars(args) | {"enforce_eager": eager})),
+                    adapter_config=hooks.adapter_config(argparse.Namespace(**vars(args) | {"enforce_eager": eager})),
                 )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, hooks.rank())
         refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
@@ -277,8 +278,7 @@ class Stack:
         def gather(actor):
             from grpo.lora import adapter
 
-            flat, specs = adapter.gather(actor.actor.model.module)
-            return flat.cpu(), specs
+            return adapter.gather(actor.actor.model.module)
 
         return self.every_rank(gather)[0]
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.config import Config
 from grpo.launch.run_dir import data_digest
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.model.architecture import TARGETS, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.run.run_files import RunFiles
 from grpo.stack import hub
@@ -48,16 +48,16 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     except CheckpointError as error:
         yield Problem(f"ADAPTER: {error.problem.what}", error.problem.remedy)
         return
-    faults = adapter_files.check_against(adapter, model) if model else list(adapter.faults)
+    faults = adapter_base.check_against(adapter, model) if model else list(adapter.faults)
     yield from (Problem(f"ADAPTER {folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
-    yield from _check_settings(config, adapter)
+    yield from _check_settings(config, adapter, Architecture.from_config(model.config) if model else None)
     if broken := adapter_files.non_finite(adapter):
         yield Problem(f"ADAPTER {folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
 
 
-def _check_settings(config: Config, adapter: Adapter) -> Iterator[Problem]:
+def _check_settings(config: Config, adapter: Adapter, base: Architecture | None) -> Iterator[Problem]:
     args = config.args
     if adapter.config.get("use_rslora"):
         alpha = adapter.alpha * math.sqrt(adapter.rank)
@@ -72,8 +72,11 @@ def _check_settings(config: Config, adapter: Adapter) -> Iterator[Problem]:
         "LORA_ALPHA": f"{adapter.alpha:g}",
         "TARGET_MODULES": " ".join(adapter.projections),
     }
-    targets = [name for name in ATTENTION_PROJECTIONS if name in args.target_modules]
+    targets = [name for name in TARGETS if name in args.target_modules]
     of_run = {"LORA_RANK": f"{args.lora_rank}", "LORA_ALPHA": f"{args.lora_alpha}", "TARGET_MODULES": " ".join(targets)}
+    if base and (rank := adapter.find_expert_rank(base)):
+        of_adapter["EXPERT_RANK"] = f"{rank}"
+        of_run["EXPERT_RANK"] = f"{base.find_expert_rank(args)}"
     if differing := [name for name, value in of_run.items() if value != of_adapter[name]]:
         listed = ", ".join(f"{name} {of_adapter[name]} and not {of_run[name]}" for name in differing)
         remedy = " ".join(f"{name}={_quote(of_adapter[name])}" for name in differing)

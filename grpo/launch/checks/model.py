@@ -49,11 +49,8 @@ def check_model(config: Config) -> Iterator[Problem]:
 
 
 def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
-    """Check LoRA targets, lengths and tokenizer."""
+    """Check lengths and tokenizer."""
     args = config.args
-    for target in args.target_modules if isinstance(args.target_modules, list) else []:
-        if not model.lora_parameters(1, [target]):
-            yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
     if args.actor_shard == OF_ENGINE and not model.is_mxfp4:
         yield Problem("ACTOR_SHARD=engine is for a model in MXFP4", f"set ACTOR_SHARD={NO_SHARD}")
     yield from _check_context(config, model)

@@ -91,6 +91,34 @@ class Attention(Protocol):
     hidden_size: int
 
 
+class Experts(Protocol):
+    """vLLM's experts of a layer in a worker.
+
+    Attributes:
+        quant_method: computes them.
+        w13_bias, w2_bias: of the worker's part, ``[E, 2I]`` and ``[E, H]``.
+        expert_rank, lora_gate_up_A, lora_gate_up_B, lora_down_A, lora_down_B: the side path's rank and buffers, see
+            :func:`grpo.lora.expert_side_path.attach`.
+    """
+
+    quant_method: Any
+    hidden_size: int
+    intermediate_size_per_partition: int
+    tp_rank: int
+    tp_size: int
+    top_k: int
+    w13_bias: "torch.Tensor"
+    w2_bias: "torch.Tensor"
+    expert_rank: int
+    lora_gate_up_A: "torch.Tensor"
+    lora_gate_up_B: "torch.Tensor"
+    lora_down_A: "torch.Tensor"
+    lora_down_B: "torch.Tensor"
+
+    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None:
+        """Add a buffer as an attribute."""
+
+
 class RemoteMethod(Protocol):
     """A method of a Ray actor."""
 

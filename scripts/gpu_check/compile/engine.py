@@ -17,6 +17,7 @@ from scripts.gpu_check.rung import Skipped
 TOKENS = (1, 64, 2048, 8192)  # of a pass
 SEQUENCES = (4, 256)  # few are decoded in segments, which a second kernel sums
 _BLOCK = 16  # tokens in a block of the cache
+_EXPERT_RANK = 16
 
 
 def simulate_card(card: Card) -> None:
@@ -86,7 +87,7 @@ def attention(config: GptOssConfig, workers: int) -> None:
 
 
 def experts(config: GptOssConfig, workers: int) -> None:
-    """Compile routing and both products of a layer with MXFP4 experts.
+    """Compile routing and both products of a layer with MXFP4 experts, without an adapter and with one.
 
     Raises:
         Skipped: if this vLLM has no such kernels.
@@ -96,6 +97,8 @@ def experts(config: GptOssConfig, workers: int) -> None:
     from vllm.model_executor.layers.fused_moe.gpt_oss_triton_kernels_moe import triton_kernel_moe_forward
     from vllm.model_executor.layers.quantization import mxfp4
 
+    from grpo.lora import expert_side_path
+
     mxfp4.has_flashinfer = lambda: False  # type: ignore[assignment]
     run: Any = SimpleNamespace(compilation_config=SimpleNamespace(max_cudagraph_capture_size=None))
     mxfp4.get_current_vllm_config = lambda: run
@@ -103,21 +106,27 @@ def experts(config: GptOssConfig, workers: int) -> None:
     method = mxfp4.Mxfp4MoEMethod(kind)
     assert method.mxfp4_backend == mxfp4.Mxfp4Backend.TRITON, method.mxfp4_backend
     with torch.device("meta"):
-        layer = torch.nn.Module()
+        layer: Any = torch.nn.Module()
         inner = config.intermediate_size // workers
         method.create_weights(layer, config.num_local_experts, config.hidden_size, inner, torch.bfloat16)
+        layer.quant_method, layer.hidden_size, layer.top_k = method, config.hidden_size, config.num_experts_per_tok
+        serial = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
+        engine: Any = SimpleNamespace(parallel_config=serial)
+        expert_side_path.attach(layer, engine, rank=_EXPERT_RANK, scale=2.0)
         method.process_weights_after_loading(layer)
         for tokens in TOKENS:
+            states, logits = _empty(tokens, config.hidden_size), _empty(tokens, config.num_local_experts)
             triton_kernel_moe_forward(
-                _empty(tokens, config.hidden_size),
+                states,
                 layer.w13_weight,
                 layer.w2_weight,
-                _empty(tokens, config.num_local_experts),
+                logits,
                 config.num_experts_per_tok,
                 renormalize=True,
                 global_num_experts=config.num_local_experts,
                 quant_config=method.get_fused_moe_quant_config(layer),
             )
+            method.apply_monolithic(layer, states, logits)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

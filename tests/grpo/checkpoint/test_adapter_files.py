@@ -12,7 +12,7 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
 from grpo.model.model_files import CheckpointError
 
-MODULES = adapter_files.attention_modules(2, ["q_proj", "v_proj"])
+MODULES = adapter_files.list_modules(2, ["q_proj", "v_proj"])
 SHAPES = {"A": (4, 6), "B": (8, 4)}
 
 

@@ -21,12 +21,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from grpo.checkpoint import adapter_files, saving
-from grpo.lora import adapter
-from grpo.model import cpu_matmul, deepspeed_start, loading, zero
+from grpo.lora import adapter, expert_form
+from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, zero
 from grpo.model.architecture import NO_SHARD
 from grpo.update import reference
 
 ACCUMULATION = 6  # samples an optimizer step
+EXPERT_RANK = 3
 
 
 def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
@@ -46,7 +47,10 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
     args: Any = SimpleNamespace(actor_shard=shard, offload=False, stage3_param_persistence_threshold=None)
     config = zero.tune(config, args)
     model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
-    lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])
+    expert_lora.attach(model, EXPERT_RANK)
+    lora = LoraConfig(
+        r=lora_rank, lora_alpha=8, target_modules=expert_lora.list_target_modules(["q_proj", "o_proj", "experts"])
+    )
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     if start:
         saving.load_adapter(model, Path(start))
@@ -75,10 +79,14 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
 
 def start_tensors(trained) -> dict[str, torch.Tensor]:
     """The frozen copy of the adapter that the run started from, by PEFT's name."""
-    frozen = {n.replace(".start.", "."): p for n, p in trained.module.named_parameters() if ".start." in n}
+    frozen = {
+        expert_form.to_file_name(n.replace(".start.", ".")): p
+        for n, p in trained.module.named_parameters()
+        if ".start." in n
+    }
     assert not any(parameter.requires_grad for parameter in frozen.values())
     with deepspeed.zero.GatheredParameters(list(frozen.values())):
-        return {name: parameter.detach().clone() for name, parameter in frozen.items()}
+        return {name: expert_form.to_file(name, parameter.detach()).clone() for name, parameter in frozen.items()}
 
 
 @torch.no_grad()

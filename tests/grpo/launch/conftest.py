@@ -239,7 +239,7 @@ def save(setting, make_trainer) -> Callable[..., None]:
 
     flags, model = setting.flags, Architecture.from_config(read_json(Path(setting.flags["pretrain"]) / "config.json"))
     tensors = {}
-    for module in adapter_files.attention_modules(model.layers, flags["target_modules"]):
+    for module in adapter_files.list_modules(model.layers, flags["target_modules"]):
         outer, inner = model.projection(module.rpartition(".")[2])
         tensors[adapter_files.tensor_name(module, "A")] = torch.zeros(flags["lora_rank"], inner)
         tensors[adapter_files.tensor_name(module, "B")] = torch.zeros(outer, flags["lora_rank"])

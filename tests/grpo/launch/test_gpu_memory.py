@@ -83,6 +83,13 @@ def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(box):
     assert gpu_memory.needs(box("2")).engine["adapter, as a side path"] == 2 * layers * (
         of_qkv + rank * queries + hidden * rank
     )
+    # Each of two workers has A of gate_up and B of down whole, and half of the others. A rank of 4 takes the room of 8.
+    of_qkv, queries = 3 * rank * hidden + (queries + 2 * keys) // 2 * 3 * rank, queries // 2
+    for expert_rank, padded in ((None, 16), (4, 8)):
+        sides = gpu_memory.needs(box("8", target_modules=["experts"], expert_rank=expert_rank)).engine
+        assert sides["adapter, as a side path"] == 2 * layers * (
+            of_qkv + rank * queries + hidden * rank + 128 * padded * (hidden + 2880 + 1440 + hidden)
+        )
 
 
 def test_the_plan_of_a_shared_gpu_says_so(box):

@@ -1,5 +1,7 @@
 """The arithmetic of a run, against numbers worked out by hand and by other libraries."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model, Tensor
+from grpo.model.released import RELEASED
 
 from .conftest import write_checkpoint
 
@@ -50,7 +53,19 @@ def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
     targets = ["q_proj", "v_proj", "o_proj"]
     layer = get_peft_model(Attention(), LoraConfig(r=4, target_modules=targets))
     trainable, _ = layer.get_nb_trainable_parameters()
-    assert model.lora_parameters(4, targets) == 2 * trainable, "two layers"
+    flags = Namespace(lora_rank=4, target_modules=targets)
+    assert Architecture.from_config(model.config).count_lora_parameters(flags) == 2 * trainable, "two layers"
+
+
+def test_lora_parameters_of_experts() -> None:
+    """The rank of an expert is by default that of the attention divided by the experts of a token."""
+    flags = Namespace(lora_rank=64, target_modules=["experts"], expert_rank=None)
+    of_120b = RELEASED["openai/gpt-oss-120b"]
+    assert of_120b.find_expert_rank(flags) == 16 and of_120b.count_lora_parameters(flags) == 1_061_683_200
+    assert of_120b.find_expert_rank(Namespace(**vars(flags) | {"lora_rank": 2})) == 1
+    both = Namespace(**vars(flags) | {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "experts"]})
+    assert of_120b.count_lora_parameters(both) == 1_061_683_200 + 47_775_744
+    assert of_120b.count_lora_parameters(Namespace(**vars(both) | {"expert_rank": 1})) == 66_355_200 + 47_775_744
 
 
 def test_sizes_of_an_mxfp4_checkpoint(setting, tmp_path) -> None:
@@ -76,7 +91,6 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     tensors = {name: Tensor(setting.folder, "BF16", shape, 0, 0) for name, shape in shapes.items()}
     model = Model(setting.folder, numbers, tensors)
     assert model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)
-    assert model.lora_parameters(64, ["q_proj", "k_proj", "v_proj", "o_proj"]) == 47_775_744
     monkeypatch.setattr("grpo.launch.plan.released.find", lambda folder: model)
     monkeypatch.setattr(Model, "file_bytes", 60_900_000_000)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")

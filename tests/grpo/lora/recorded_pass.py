@@ -19,7 +19,8 @@ class RecordedPass(TorchDispatchMode):
         self._calls: list[tuple[Any, Any, Any, tuple[torch.Tensor, ...]]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert not WAITS & set(function.tags), f"{function} waits for the GPU"
+        by_number = function is torch.ops.aten.index.Tensor and all(i is None or not is_mask(i) for i in args[1])
+        assert by_number or not WAITS & set(function.tags), f"{function} waits for the GPU"
         result = function(*args, **(kwargs or {}))
         if not function.is_view:
             self._calls.append((function, args, kwargs or {}, as_tuple(result)))
@@ -36,6 +37,10 @@ class RecordedPass(TorchDispatchMode):
             for again, result in zip(as_tuple(function(*args, **kwargs)), results, strict=True):
                 if again.data_ptr() != result.data_ptr():
                     result.copy_(again)
+
+
+def is_mask(index: torch.Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)
 
 
 def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:

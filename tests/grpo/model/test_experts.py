@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
-from grpo.model import experts, mxfp4
+from grpo.model import expert_lora, experts, mxfp4
 from grpo.model.routing import WEIGHS_CHOSEN
 
 # Sizes of experts, chosen experts, hidden and intermediate, as gpt-oss-120b and -20b have them in small.
@@ -33,13 +35,13 @@ def layer(shape, dtype=torch.bfloat16):
     return router, stock, plain, packed
 
 
-def results(router, module, states, upstream):
-    """Return the output, and the gradients of states and router."""
+def results(router, module, states, upstream, more=()):
+    """Return the output, and the gradients of states, router, and more parameters."""
     states = states.clone().requires_grad_()
     given = states.flatten(0, 1) if WEIGHS_CHOSEN else states
     *_, weights, choices = router(given)
     output = module(given, router_indices=choices, routing_weights=weights).view_as(states)
-    return output, *torch.autograd.grad(output, [states, *router.parameters()], upstream)
+    return output, *torch.autograd.grad(output, [states, *router.parameters(), *more], upstream)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -70,6 +72,68 @@ def test_gradients_against_float64():
     expected = results(router.double(), stock.double(), states.double(), upstream.double())
     for values, wanted in zip(got, expected, strict=True):
         assert (values - wanted).norm() < 1e-5 * wanted.norm()
+
+
+def with_adapters(module, rank=3):
+    """Give a layer an adapter of drawn values, which do not depend on the layer; return its weights."""
+    torch.manual_seed(2)
+    for name, shape in module.shapes.items():
+        lora = module.adapters[name] = expert_lora.ExpertLora(shape, rank, module.down_proj_bias)
+        lora.update_layer("default", 4, 6.0, LoraConfig())
+        torch.nn.init.normal_(lora.lora_B["default"].weight, std=0.1)
+    return list(module.adapters.parameters())
+
+
+def test_packed_and_bf16_layers_are_bit_equal_with_adapters():
+    router, _, plain, packed = layer(SHAPES[0])
+    states, upstream = torch.randn(2, 1, 50, 96).bfloat16().unbind()
+    got = []
+    for module in (plain, packed):
+        adapter = with_adapters(module)
+        output, *gradients = results(router, module, states, upstream, adapter)
+        assert all(gradient.any() for gradient in gradients)
+        got.append([output, *gradients])
+    assert all(map(torch.equal, *got))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adapters_are_those_of_merged_weights_in_float64(shape):
+    """transformers' loop, with weights W + scale * A^T B^T of each expert."""
+    router, stock, _, packed = layer(shape, torch.float32)
+    adapter = with_adapters(packed)
+    states, upstream = torch.randn(2, 1, 7, shape[2]).unbind()  # too few tokens for all experts
+    got = results(router, packed, states, upstream, adapter)
+
+    wide = [parameter.detach().double().requires_grad_() for parameter in adapter]
+    stock.double()
+    for number, name in enumerate(("gate_up_proj", "down_proj")):
+        a, b = wide[2 * number : 2 * number + 2]
+        weight = getattr(stock, name).detach()
+        delattr(stock, name)
+        setattr(stock, name, weight + 1.5 * (b @ a).transpose(1, 2))
+    expected = results(router.double(), stock, states.double(), upstream.double(), wide)
+    for values, wanted in zip(got, expected, strict=True):
+        assert (values - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def test_a_layer_with_adapters_waits_for_no_value():
+    """Such operations wait: that copy a number to the host, or whose result has a size that depends on values."""
+    router, *_, packed = layer(SHAPES[0])
+    adapter, called = with_adapters(packed), set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            is_by_number = func is torch.ops.aten.index.Tensor and all(
+                i is None or i.dtype == torch.long for i in args[1]
+            )
+            called.update([] if is_by_number else [func])
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        results(router, packed, torch.randn(1, 5, 96).bfloat16(), torch.ones(1, 5, 96).bfloat16(), adapter)
+    assert torch.ops.aten._grouped_mm.default in called
+    waiting = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    assert [func for func in called if waiting & set(func.tags)] == []
 
 
 def test_weights_are_packed_and_frozen():

@@ -113,3 +113,10 @@ def test_the_longest_sequence_is_the_longest_with_which_vllm_starts():
         longest = cache.longest(room)
         assert longest == 0 or asked_by_vllm(longest, 1, IN_FLIGHT) <= room
         assert asked_by_vllm(longest + 1, 1, IN_FLIGHT) > room
+
+
+def test_adapters_of_experts_keep_the_inputs_of_each_row():
+    tokens, rows = 1000, 4 * 1000
+    parts, of_experts = (replace(WHOLE, expert_rank=rank).parts(1, tokens) for rank in (0, 16))
+    name = "computation of a layer"
+    assert of_experts[name] - parts[name] == 2 * rows * (2880 + 2880 + 2 * 16)

@@ -253,6 +253,16 @@ def test_quantizing_again_changes_nothing(seed, spread):
 
 
 @settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_tiny_change_changes_nothing_with_the_scales_before_it(seed):
+    blocks, scales = mxfp4.quantize(random_weight(seed, 3))
+    before = mxfp4.dequantize(blocks, scales)
+    _, smallest = mxfp4.quantize(before)
+    assert torch.equal(mxfp4.dequantize(*mxfp4.quantize(before.float() * 0.999, smallest)), before)
+    assert not torch.equal(mxfp4.dequantize(*mxfp4.quantize(before.float() * 0.999)), before)
+
+
+@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), spread=st.sampled_from([0, 3, 60]))
 def test_quantize_picks_the_nearest_value_of_the_grid(seed, spread):
     weight = random_weight(seed, spread)

@@ -21,7 +21,7 @@ def test_many_gathers_are_exact(run_ranks):
 
 
 @pytest.mark.timeout(500)
-def test_a_gather_takes_twice_the_adapter(run_ranks):
+def test_a_gather_takes_twice_a_part_of_the_adapter(run_ranks):
     run_ranks(2, "gather_memory")
 
 

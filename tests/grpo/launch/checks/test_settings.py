@@ -27,7 +27,6 @@ from grpo.launch.checks.batches import check_batches, fitting
         ({"generate_max_len": 500}, "is 564 tokens, but the model's context is 512", "lower their sum to 512"),
         ({"vllm_tensor_parallel_size": 3}, "ENGINE_TP 3 does not divide the 4 attention heads", "a divisor"),
         ({"vllm_tensor_parallel_size": 4}, "ENGINE_TP 4 does not divide the 2 key/value heads", "a divisor"),
-        ({"target_modules": ["qkv_proj"]}, "no linear layer qkv_proj", "TARGET_MODULES"),
         ({"prompt_data": None}, "TRAIN_DATA is empty", "data.prepare"),
         ({"prompt_data": "/none.jsonl"}, "TRAIN_DATA: /none.jsonl does not exist", "name a .jsonl file"),
         ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "move some lines of TRAIN_DATA"),

@@ -1,0 +1,156 @@
+"""The adapter of experts in PEFT's form: PEFT itself loads, computes, and saves it."""
+
+import copy
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from torch import nn
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from eval.engine import flatten
+from grpo.checkpoint import adapter_base, adapter_files, digests, saving
+from grpo.lora import expert_form
+from grpo.lora.adapter import adapter_parameters, gather, unflatten
+from grpo.model import expert_lora, experts
+from grpo.model.architecture import Architecture
+from grpo.model.model_files import Model
+
+CONFIG = GptOssConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    attn_implementation="eager",
+)
+
+
+@pytest.fixture
+def stock():
+    """transformers' model in float32. Since version 5 its experts say that their weights are `[E, in, out]`."""
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(CONFIG)
+    for layer in model.model.layers:
+        layer.mlp.experts.is_transposed = True
+        for parameter in layer.mlp.parameters():
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.fixture(params=[["q_proj", "o_proj", "experts"], ["experts"]], ids=["both", "experts"])
+def targets(request):
+    return request.param
+
+
+@pytest.fixture
+def ours(stock, targets):
+    """A PeftModel with our experts, of the same weights, and a drawn adapter that bf16 can hold."""
+    model = copy.deepcopy(stock)
+    for layer in model.model.layers:
+        mine = experts.Experts(CONFIG, packed=False)
+        mine.load_state_dict(layer.mlp.experts.state_dict())
+        layer.mlp.experts = mine
+    expert_lora.attach(model, 2)
+    config = LoraConfig(r=8, lora_alpha=12, target_modules=expert_lora.list_target_modules(targets))
+    model = get_peft_model(model, config, autocast_adapter_dtype=False)
+    for parameter in adapter_parameters(model)[1]:
+        parameter.data = torch.randn_like(parameter).mul(0.2).bfloat16().float()
+    return model
+
+
+def results(model):
+    """Return the logits of a few tokens, and the gradients of the adapter as PEFT's files hold it."""
+    logits = model(input_ids=torch.arange(2, 22).view(2, 10)).logits
+    names, parameters = adapter_parameters(model)
+    gradients = torch.autograd.grad(logits.square().sum(), parameters)
+    return logits, {name: expert_form.to_file(name, values) for name, values in zip(names, gradients, strict=True)}
+
+
+@pytest.mark.parametrize(("name", "shape"), [(".lora_A.", (4, 1, 6)), (".lora_B.", (4, 6, 1)), (".lora_B.", (4, 6, 3))])
+def test_a_file_has_contiguous_tensors_of_any_rank(name, shape):
+    tensor = torch.randn(shape)
+    in_file = expert_form.to_file(name, tensor)
+    assert in_file.is_contiguous() and in_file.shape == expert_form.to_file_shape(name, shape)
+    assert torch.equal(expert_form.from_file(name, in_file, shape), tensor)
+
+
+def test_peft_computes_the_same_from_our_file(ours, stock, single_rank, tmp_path):
+    saving.save_adapter(ours, tmp_path / "ours")
+    peft = PeftModel.from_pretrained(stock, tmp_path / "ours", is_trainable=True, autocast_adapter_dtype=False)
+    trained = [name for name, parameter in ours.named_parameters() if parameter.requires_grad]
+    assert len(trained) == len(adapter_parameters(ours)[0]) == len(adapter_parameters(peft)[0])
+    (logits, gradients), (wanted, expected) = results(ours), results(peft)
+    assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert gradients.keys() == expected.keys()
+    for name, values in expected.items():
+        assert (gradients[name] - values).norm() < 1e-4 * values.norm(), name
+
+
+def test_we_read_what_peft_saves(ours, stock, single_rank, tmp_path):
+    saving.save_adapter(ours, tmp_path / "ours")
+    peft = PeftModel.from_pretrained(stock, tmp_path / "ours")
+    peft.save_pretrained(tmp_path / "peft", save_embedding_layers=False)  # otherwise it asks the hub for the base
+    mine, theirs = (load_file(tmp_path / name / adapter_files.WEIGHTS) for name in ("ours", "peft"))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name].bfloat16()) for name in mine)
+    of_ours, of_peft = (json.loads((tmp_path / name / adapter_files.CONFIG).read_text()) for name in ("ours", "peft"))
+    for key in ("r", "lora_alpha", "target_modules", "target_parameters", "rank_pattern", "alpha_pattern"):
+        sides = of_ours[key], of_peft[key]
+        assert sides[0] == sides[1] or sorted(sides[0]) == sorted(sides[1])  # sets in any order
+    before = [parameter.clone() for parameter in adapter_parameters(ours)[1]]
+    for parameter in adapter_parameters(ours)[1]:
+        nn.init.zeros_(parameter)
+    saving.load_adapter(ours, tmp_path / "peft")
+    assert all(map(torch.equal, adapter_parameters(ours)[1], before))
+
+
+BASE = Architecture.from_config(CONFIG.to_dict() | {"model_type": "gpt_oss"})
+
+
+def faults(folder):
+    """Return what is wrong with an adapter of a model of CONFIG; its base has no other files."""
+    adapter = adapter_files.read(folder)
+    return adapter, [fault.what for fault in adapter_base.check_against(adapter, Model(folder, CONFIG.to_dict(), {}))]
+
+
+def test_an_adapter_of_experts_fits_its_base(ours, targets, single_rank, tmp_path):
+    saving.save_adapter(ours, tmp_path)
+    adapter, found = faults(tmp_path)
+    evaluated, synced = (unflatten(*pair) for pair in (flatten(adapter, BASE), gather(ours)))
+    assert evaluated.keys() == synced.keys()
+    assert all(torch.equal(evaluated[name], tensor) for name, tensor in synced.items())
+    assert found == [] and adapter.projections == targets
+    assert adapter.find_expert_rank(BASE) == 2 and adapter.scale == 1.5
+    assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(ours)[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"alpha_pattern": {}}, "scales experts.gate_up_proj by 6 and the attention by 1.5, which vLLM 0.15 would not"),
+        ({"rank_pattern": {"o_proj": 2}}, "has rank_pattern {'o_proj': 2}, but only experts may differ"),
+    ],
+)
+def test_a_config_that_readers_understand_differently_is_refused(ours, single_rank, tmp_path, changes, what):
+    saving.save_adapter(ours, tmp_path)
+    (tmp_path / digests.NAME).unlink()
+    config = json.loads((tmp_path / adapter_files.CONFIG).read_text())
+    (tmp_path / adapter_files.CONFIG).write_text(json.dumps(config | changes))
+    assert any(what in fault for fault in faults(tmp_path)[1])
+
+
+def test_a_file_of_peft_with_transformers_4_is_refused(stock, tmp_path):
+    """Its down_proj would have the right shapes in gpt-oss, where both sides are 2880 wide."""
+    for layer in stock.model.layers:
+        layer.mlp.experts.is_transposed = False
+    config = LoraConfig(
+        r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=[f"mlp.{p}" for p in expert_form.PARAMETERS]
+    )
+    get_peft_model(stock, config).save_pretrained(tmp_path, save_embedding_layers=False)
+    assert any("exchanges A and B" in fault for fault in faults(tmp_path)[1])

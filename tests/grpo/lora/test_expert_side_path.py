@@ -1,0 +1,224 @@
+"""The experts' side path against the trainer's experts; tests/stack/test_agreement.py runs it in engines."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend, Mxfp4MoEMethod
+
+from grpo.lora import adapter, expert_form, side_path
+from grpo.model import expert_lora, mxfp4
+from grpo.model.experts import Experts
+from grpo.stack.problem import UserError
+from scripts.gpu_check.kernels import relative
+
+from .recorded_pass import RecordedPass
+from .workers_experts import ADDITIONAL, SERIAL, WorkersExperts
+
+CONFIG = GptOssConfig(num_local_experts=6, num_experts_per_tok=2, hidden_size=32, intermediate_size=96)
+RANK, SCALE = ADDITIONAL["expert_rank"], ADDITIONAL["lora_scale"]
+TOKENS = 11
+
+
+class Layer:
+    """A layer of the trainer with random weights and a random adapter."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.router = GptOssTopKRouter(CONFIG).bfloat16()
+        self.experts = Experts(CONFIG, packed=False).bfloat16()
+        for name, shape in self.experts.shapes.items():
+            weight = torch.randn(shape).bfloat16() * 0.2
+            getattr(self.experts, name).data = mxfp4.dequantize(*mxfp4.quantize(weight))
+            lora = expert_lora.ExpertLora(shape, RANK, weight)
+            lora.update_layer("default", 10, 10 * SCALE, LoraConfig())
+            self.experts.adapters[name] = lora
+        for parameter in (*self.router.parameters(), self.experts.gate_up_proj_bias, self.experts.down_proj_bias):
+            torch.nn.init.normal_(parameter, std=0.2)
+        self.draw_adapter()
+
+    def draw_adapter(self) -> None:
+        for parameter in self.experts.adapters.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+
+    def sent(self) -> dict[str, torch.Tensor]:
+        """Return the adapter's tensors by their names in a layer of an engine."""
+        names = expert_form.MODULES
+        return {
+            f"{names[projection]}.lora_{half}": getattr(lora, f"lora_{half}")["default"].weight.detach()
+            for projection, lora in self.experts.adapters.items()
+            for half in "AB"
+        }
+
+    @torch.no_grad()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        *_, weights, choices = self.router(x)
+        return self.experts(x[None], router_indices=choices, routing_weights=weights)[0]
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.router.weight, self.router.bias).detach()
+
+
+@pytest.fixture
+def layer() -> Layer:
+    return Layer()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(TOKENS, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def load(experts: WorkersExperts, layer: Layer) -> side_path.Applied:
+    applied = side_path.Applied()
+    side_path.fill_experts(experts, {name: pair for name, pair in numbered(layer)}, applied)
+    return applied
+
+
+def numbered(layer: Layer):
+    return ((name, (number, tensor)) for number, (name, tensor) in enumerate(layer.sent().items()))
+
+
+class Triton(Mxfp4MoEMethod):
+    """vLLM's method with its Triton kernels, as far as it is asked; products come from :func:`simulate_kernel`."""
+
+    def __init__(self, backend: Mxfp4Backend = Mxfp4Backend.TRITON) -> None:
+        self.mxfp4_backend = backend
+        self.w13_precision_config = self.w2_precision_config = "MXFP4"
+
+
+def simulate_kernel(x, weight, bias, routing, precision_config):
+    """Stand in for ``matmul_ogs``: the rows of each expert by its weight, ``[E, in, out]``, and its bias in float32."""
+    assert precision_config == "MXFP4" and routing.expt_hist.dtype == torch.int32 and bias.dtype == torch.float32
+    assert routing.expt_data == (routing.expt_hist.tolist(), len(x)) and routing.n_expts_tot == len(weight)
+    parts = x.split(routing.expt_hist.tolist())
+    products = [part.float() @ weight[e].float() + bias[e] for e, part in enumerate(parts)]
+    return torch.cat(products).to(x.dtype)
+
+
+@pytest.fixture(params=["vLLM 0.15", "vLLM 0.17"])
+def triton(request, monkeypatch):
+    names = ("", ".matmul_ogs", ".routing", ".tensor")
+    package, products, routing, tensor = (ModuleType(f"triton_kernels{name}") for name in names)
+    package.tensor = tensor
+    products.matmul_ogs = simulate_kernel
+    fields = ("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data")
+    products.RoutingData = lambda *values: SimpleNamespace(**dict(zip(fields, values, strict=True)))
+    if request.param == "vLLM 0.15":
+        routing.compute_expt_data = lambda counts, experts, rows: (counts.tolist(), rows)
+    else:
+        tensor.make_ragged_tensor_metadata = lambda counts, rows: (counts.tolist(), rows)
+    for module in (package, products, routing, tensor):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def make_mxfp4_worker(trained: Experts, rank: int, workers: int) -> WorkersExperts:
+    """Return a worker whose weights are cut between groups of 32 and padded to 64, as vLLM does it."""
+    worker = WorkersExperts(trained, CONFIG.num_experts_per_tok, 0, 1)
+    share = -(-3 // workers) * 32
+    start, stop, padded = rank * share, min((rank + 1) * share, 96), -(-(96 // workers) // 64) * 64
+    missing = padded - (stop - start)
+
+    def pad(tensor: torch.Tensor, columns: int) -> torch.Tensor:
+        return torch.nn.functional.pad(tensor, (0, columns))
+
+    worker.tp_rank, worker.tp_size, worker.intermediate_size_per_partition = rank, workers, 96 // workers
+    worker.w13_weight = pad(worker.w13_weight[:, 2 * start : 2 * stop].transpose(1, 2), 2 * missing)
+    worker.w13_bias = pad(worker.w13_bias[:, 2 * start : 2 * stop], 2 * missing)
+    worker.w2_weight = pad(worker.w2_weight[..., start:stop], missing).transpose(1, 2)
+    worker.w2_bias = worker.w2_bias * (rank == 0)
+    object.__setattr__(worker, "quant_method", Triton())
+    config = SimpleNamespace(additional_config=dict(ADDITIONAL), parallel_config=SERIAL)
+    side_path.attach_to_experts(worker, config)
+    worker.w13_bias, worker.w2_bias = worker.w13_bias.float(), worker.w2_bias.float()  # as after loading
+    return worker
+
+
+def make_workers(trained: Experts, workers: int, packed: bool) -> list[WorkersExperts]:
+    if packed:
+        return [make_mxfp4_worker(trained, rank, workers) for rank in range(workers)]
+    return [WorkersExperts(trained, CONFIG.num_experts_per_tok, rank, workers) for rank in range(workers)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("packed", [False, True], ids=["bf16", "mxfp4"])
+@pytest.mark.usefixtures("triton")
+def test_workers_compute_what_the_trainer_does_and_confirm_the_adapter(layer, x, workers, packed):
+    engines = make_workers(layer.experts, workers, packed)
+    with torch.inference_mode():
+        base = sum(each(x, layer.logits(x)).double() for each in engines)
+        receipts = [load(each, layer) for each in engines]
+        got = sum(each(x, layer.logits(x)).double() for each in engines)
+    expected = layer(x)
+    assert relative(base, expected) > 0.3, "the adapter is too small to be tested"
+    for lora in layer.experts.adapters.values():
+        lora.enable_adapters(False)
+    for values, wanted in ((got, expected), (base, layer(x))):
+        # Workers with packed weights add the bias before they round; two workers round their halves.
+        assert relative(values, wanted) < 0.008 if packed or workers > 1 else torch.equal(values, wanted.double())
+
+    sent = layer.sent()
+    names = [f"base_model.model.model.layers.0.mlp.{name}.weight" for name in sent]
+    specs = adapter.layout(names, [tensor.shape for tensor in sent.values()])
+    expected = adapter.Receipt.of(torch.cat([tensor.flatten() for tensor in sent.values()]), specs)
+    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in receipts]
+    assert sum(sums) % 2**64 == expected.checksum(workers)
+    assert {applied.tensors for applied in receipts} == {4}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 8, 12])
+def test_the_checksum_of_padded_buffers_is_that_of_the_tensors(rank):
+    """Workers hold adapters of a multiple of 8 ranks."""
+    for shape, part in (((5, rank, 64), (slice(None), slice(rank))), ((5, 64, rank), (..., slice(rank)))):
+        tensor = torch.randn(shape).bfloat16()
+        buffer = torch.zeros(5, *(16 if size == rank else size for size in shape[1:]), dtype=torch.bfloat16)
+        buffer[part] = tensor
+        assert torch.equal(adapter.row_sums(buffer[part]), adapter.row_sums(tensor))
+
+
+def test_a_recorded_pass_follows_the_adapter(layer, x):
+    [engine] = make_workers(layer.experts, 1, packed=False)
+    logits = layer.logits(x)
+    with torch.no_grad(), RecordedPass() as recorded:
+        result = engine(x, logits)
+    for _ in range(2):
+        before = result.clone()
+        layer.draw_adapter()
+        load(engine, layer)
+        recorded.replay()
+        assert torch.equal(result, engine(x, logits)) and not torch.equal(result, before)
+
+
+def test_vllm_leaves_the_weights_as_loaded(layer):
+    [engine] = make_workers(layer.experts, 1, packed=False)
+    before = engine.w13_weight.clone()
+    engine.quant_method.process_weights_after_loading(engine)
+    assert torch.equal(engine.w13_weight, before)
+
+
+@pytest.mark.parametrize(
+    ("method", "parallel", "what"),
+    [
+        (Triton(Mxfp4Backend.MARLIN), {}, "the MXFP4 kernels MARLIN"),
+        (Triton(Mxfp4Backend.SM100_FI_MXFP4_BF16), {}, "SM100_FI_MXFP4_BF16"),
+        (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
+        (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
+    ],
+)
+def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, parallel, what):
+    config = SimpleNamespace(
+        additional_config=dict(ADDITIONAL), parallel_config=SimpleNamespace(**vars(SERIAL) | parallel)
+    )
+    with pytest.raises(UserError, match=what):
+        side_path.attach_to_experts(SimpleNamespace(quant_method=method), config)
+
+
+def test_an_engine_without_adapters_of_experts_stays_as_it_is():
+    method = SimpleNamespace()
+    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0}, parallel_config=SERIAL)
+    side_path.attach_to_experts(SimpleNamespace(quant_method=method), config)
+    assert not vars(method)

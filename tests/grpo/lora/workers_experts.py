@@ -1,0 +1,34 @@
+"""A stand-in for vLLM's experts of a layer in a worker, with vLLM's method on CPUs."""
+
+from types import SimpleNamespace
+
+import torch
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+from grpo.lora import side_path
+from grpo.model.experts import Experts
+
+ADDITIONAL = {"lora_rank": 8, "lora_scale": 1.7, "expert_rank": 3}
+SERIAL = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
+
+
+class WorkersExperts(torch.nn.Module):
+    """The experts in worker `rank` of an engine; `trained` has the frozen weights, as the trainer holds them."""
+
+    def __init__(self, trained: Experts, top_k: int, rank: int = 0, workers: int = 1, method=None) -> None:
+        super().__init__()
+        _, self.hidden_size, both = trained.shapes["gate_up_proj"]
+        self.top_k, self.tp_rank, self.tp_size = top_k, rank, workers
+        self.intermediate_size_per_partition = both // 2 // workers
+        self.w13_weight = trained.gate_up_proj.transpose(1, 2).chunk(workers, 1)[rank].contiguous()
+        self.w13_bias = trained.gate_up_proj_bias.chunk(workers, 1)[rank]
+        self.w2_weight = trained.down_proj.transpose(1, 2).chunk(workers, 2)[rank].contiguous()
+        self.w2_bias = trained.down_proj_bias * (rank == 0)
+        self.quant_method = method or UnquantizedFusedMoEMethod.__new__(UnquantizedFusedMoEMethod)
+        if method is None:
+            self.quant_method._is_monolithic = True
+        config = SimpleNamespace(additional_config=dict(ADDITIONAL), parallel_config=SERIAL)
+        side_path.attach_to_experts(self, config)
+
+    def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        return self.quant_method.apply_monolithic(layer=self, x=x, router_logits=router_logits)
