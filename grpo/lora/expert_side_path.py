@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend, Mxfp4MoEMethod
 
 from grpo.lora.expert_form import MODULES
 from grpo.model import expert_rows, mxfp4
@@ -58,12 +57,13 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
 
 def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, ExpertRows], Product]:
     method, parallel = experts.quant_method, config.parallel_config
+    backend = getattr(method, "mxfp4_backend", None)
     if parallel.enable_expert_parallel or parallel.data_parallel_size > 1:
         found = "expert and data parallelism"
-    elif isinstance(method, Mxfp4MoEMethod):
-        if method.mxfp4_backend is Mxfp4Backend.TRITON:
+    elif backend is not None:
+        if backend.name == "TRITON" and method.is_monolithic:
             return multiply_mxfp4
-        found = f"the MXFP4 kernels {method.mxfp4_backend.name}"
+        found = f"the MXFP4 kernels {backend.name}"
     elif isinstance(method, UnquantizedFusedMoEMethod) and method.is_monolithic:
         return multiply_bf16
     else:
@@ -170,6 +170,6 @@ def slots(experts: Experts) -> dict[str, tuple[torch.Tensor, tuple[slice, ...]]]
 def _cut(experts: Experts) -> tuple[int, int]:
     """Return the part of the intermediate size that this worker has. MXFP4 is cut between groups of values."""
     whole = experts.intermediate_size_per_partition * experts.tp_size
-    unit: Any = mxfp4.GROUP if isinstance(experts.quant_method, Mxfp4MoEMethod) else 1
+    unit: Any = mxfp4.GROUP if hasattr(experts.quant_method, "mxfp4_backend") else 1
     share = -(-whole // (unit * experts.tp_size)) * unit
     return min(experts.tp_rank * share, whole), min((experts.tp_rank + 1) * share, whole)
