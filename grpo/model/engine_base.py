@@ -1,6 +1,6 @@
 """The frozen base of a vLLM engine by the actor's names. Runs in vLLM's worker.
 
-vLLM 0.15.0 copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
+vLLM copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
 are rows of one weight, the vocabulary is padded, and Triton's kernels take the experts' biases in fp32, which the actor
 rounds back: 0.1% of the base, which exists twice.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from grpo.model.mxfp4 import GROUP
 from grpo.model.shared_base import BaseError
 
 _EXPERTS = {"gate_up_proj": "w13", "down_proj": "w2"}
@@ -55,16 +56,18 @@ def _list_layer(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"self_attn.{name}.{kind}", part
         yield f"self_attn.o_proj.{kind}", getattr(attention.o_proj, kind)
         yield f"mlp.router.{kind}", getattr(router, kind)
+    experts = getattr(layer.mlp.experts, "routed_experts", layer.mlp.experts)  # vLLM 0.29 has a module for the weights
     for name, mine in _EXPERTS.items():
-        experts = layer.mlp.experts
-        blocks, scales = _untransposed(getattr(experts, f"{mine}_weight")), getattr(experts, f"{mine}_weight_scale")
-        yield f"mlp.experts.{name}_blocks", blocks.unflatten(-1, (scales.shape[-1], -1))
-        yield f"mlp.experts.{name}_scales", scales
+        blocks = _untransposed(getattr(experts, f"{mine}_weight")).unflatten(-1, (-1, GROUP // 2))
+        precision = getattr(experts.quant_method, f"{mine}_precision_config", None)
+        scales = _untransposed(precision.weight_scale if precision else getattr(experts, f"{mine}_weight_scale"))
+        yield f"mlp.experts.{name}_blocks", blocks
+        yield f"mlp.experts.{name}_scales", scales[..., : blocks.shape[-2]]  # vLLM 0.29 pads them
         yield f"mlp.experts.{name}_bias", getattr(experts, f"{mine}_bias")
 
 
 def _untransposed(weight: Any) -> torch.Tensor:
-    """Return packed weights as in the files, ``[E, out, in / 2]``, which Triton's kernels hold transposed."""
+    """Return packed weights or scales as in the files, ``[E, out, ...]``, which Triton's kernels hold transposed."""
     if isinstance(weight, torch.Tensor):
         return weight
     if weight.storage.layout.name is not None:
