@@ -19,6 +19,7 @@ class OneByOneWorker(AdapterWorker):
         whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
         number, kind, slot = tensor_name.partition("layers.")[2].removesuffix(".weight").split(".", 2)
         layer = self.model_runner.model.model.layers[int(number)]  # type: ignore[attr-defined]
-        held = slots(layer.attn) if kind == "self_attn" else expert_side_path.slots(layer.mlp.experts)
+        experts = expert_side_path.find_weights(layer.mlp.experts)
+        held = slots(layer.attn) if kind == "self_attn" else expert_side_path.slots(experts)
         buffer, part = held[slot]
         buffer.copy_(whole[part])

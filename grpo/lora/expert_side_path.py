@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend, Mxfp4MoEMethod
 
 from grpo.lora.expert_form import MODULES
 from grpo.model import expert_rows, mxfp4
@@ -28,6 +27,11 @@ _UNIT = 8  # grouped products want rows of a multiple of 16 bytes
 Product = Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def find_weights(experts: Any) -> Experts:
+    """Return what holds the weights of a layer's experts: the module itself, or one inside of it from vLLM 0.29 on."""
+    return getattr(experts, "routed_experts", experts)
+
+
 def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> None:
     """Give the experts of a layer their side paths, with adapters of zeros.
 
@@ -36,6 +40,7 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
     """
     make_product = _choose_product(experts, config)
     count, hidden, inner = len(experts.w13_bias), experts.hidden_size, experts.w13_bias.shape[1] // 2
+    experts.inner_part = _cut(experts, config.model_config.hf_config.intermediate_size)
     padded = -(-rank // _UNIT) * _UNIT
     shapes = {
         "gate_up_A": (count, padded, hidden),
@@ -48,7 +53,8 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
     experts.expert_rank = rank
     method = experts.quant_method
 
-    def apply(layer: Experts, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply(layer: Experts, x: torch.Tensor, router_logits: torch.Tensor, input_ids: object = None) -> torch.Tensor:
+        del input_ids  # of vLLM 0.29, for other models
         return compute(layer, make_product, x, router_logits, scale)
 
     method.apply_monolithic = apply
@@ -58,12 +64,13 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
 
 def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, ExpertRows], Product]:
     method, parallel = experts.quant_method, config.parallel_config
+    backend = getattr(method, "mxfp4_backend", None)
     if parallel.enable_expert_parallel or parallel.data_parallel_size > 1:
         found = "expert and data parallelism"
-    elif isinstance(method, Mxfp4MoEMethod):
-        if method.mxfp4_backend is Mxfp4Backend.TRITON:
+    elif backend is not None:
+        if backend.name == "TRITON" and method.is_monolithic:
             return multiply_mxfp4
-        found = f"the MXFP4 kernels {method.mxfp4_backend.name}"
+        found = f"the MXFP4 kernels {backend.name}"
     elif isinstance(method, UnquantizedFusedMoEMethod) and method.is_monolithic:
         return multiply_bf16
     else:
@@ -151,25 +158,26 @@ def _plan_blocks(counts: torch.Tensor, rows: int) -> Any:
 def slots(experts: Experts) -> dict[str, tuple[torch.Tensor, tuple[slice, ...]]]:
     """Map each adapter tensor of one layer's experts to its buffer on this worker, and to the part that it holds."""
     rank, everything = experts.expert_rank, slice(None)
-    start, stop = _cut(experts)
+    part = experts.inner_part
+    held = part.stop - part.start  # vLLM pads weights
     gate_up, down = MODULES.values()
     return {
         f"{gate_up}.lora_A": (experts.lora_gate_up_A[:, :rank], (everything,)),
         f"{gate_up}.lora_B": (
-            experts.lora_gate_up_B[:, : 2 * (stop - start), :rank],
-            (everything, slice(2 * start, 2 * stop)),
+            experts.lora_gate_up_B[:, : 2 * held, :rank],
+            (everything, slice(2 * part.start, 2 * part.stop)),
         ),
         f"{down}.lora_A": (
-            experts.lora_down_A[:, :rank, : stop - start],
-            (everything, everything, slice(start, stop)),
+            experts.lora_down_A[:, :rank, :held],
+            (everything, everything, part),
         ),
         f"{down}.lora_B": (experts.lora_down_B[..., :rank], (everything,)),
     }
 
 
-def _cut(experts: Experts) -> tuple[int, int]:
+def _cut(experts: Experts, whole: int) -> slice:
     """Return the part of the intermediate size that this worker has. MXFP4 is cut between groups of values."""
-    whole = experts.intermediate_size_per_partition * experts.tp_size
-    unit: Any = mxfp4.GROUP if isinstance(experts.quant_method, Mxfp4MoEMethod) else 1
-    share = -(-whole // (unit * experts.tp_size)) * unit
-    return min(experts.tp_rank * share, whole), min((experts.tp_rank + 1) * share, whole)
+    rank, workers = experts.moe_config.tp_rank, experts.moe_config.tp_size
+    unit = mxfp4.GROUP if hasattr(experts.quant_method, "mxfp4_backend") else 1
+    share = -(-whole // (unit * workers)) * unit
+    return slice(min(rank * share, whole), min((rank + 1) * share, whole))

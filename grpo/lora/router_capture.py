@@ -26,6 +26,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from grpo.lora.adapter import ALL, RECORDS
 from grpo.lora.engine_actor import ROLLOUT
+from grpo.lora.expert_side_path import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
 
@@ -77,8 +78,7 @@ def prepare(experts: Any, config: VllmConfig) -> None:
         UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
     faults = find_unsupported(config)
-    weights = getattr(experts, "routed_experts", experts)  # vLLM 0.29 has them in a module of their own
-    backend = getattr(weights.quant_method, "mxfp4_backend", None)
+    backend = getattr(find_weights(experts).quant_method, "mxfp4_backend", None)
     if backend is not None and backend.name not in KNOWN_MXFP4:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")
     if experts.moe_config.num_experts > 255:

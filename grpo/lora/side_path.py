@@ -233,8 +233,9 @@ class AdapterWorker(router_capture.RecordingWorker):
         for number, layer in enumerate(layers):
             tensors = arrived.get(str(number), {})
             fill(layer.attn, tensors, applied)
-            if hasattr(layer.mlp.experts, "expert_rank"):
-                fill_experts(layer.mlp.experts, tensors, applied)
+            experts = expert_side_path.find_weights(layer.mlp.experts)
+            if hasattr(experts, "expert_rank"):
+                fill_experts(experts, tensors, applied)
         if applied.tensors != len(specs):
             missing = len(specs) - applied.tensors
             raise ValueError(f"{missing} adapter tensors fit no layer; is it another model's?")
@@ -292,7 +293,7 @@ def _install() -> None:
 
     def init_with_expert_side_path(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
         original_block(self, *args, **kwargs)
-        attach_to_experts(cast(Experts, self.experts), get_current_vllm_config())
+        attach_to_experts(expert_side_path.find_weights(self.experts), get_current_vllm_config())
 
     MLPBlock.__init__ = init_with_expert_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__

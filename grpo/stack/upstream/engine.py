@@ -96,19 +96,20 @@ class Experts(Protocol):
 
     Attributes:
         quant_method: computes them.
+        moe_config: vLLM's, with the worker's ``tp_rank`` of ``tp_size``.
         w13_bias, w2_bias: of the worker's part, ``[E, 2I]`` and ``[E, H]``.
+        inner_part: of the intermediate size, what the worker has.
         expert_rank, lora_gate_up_A, lora_gate_up_B, lora_down_A, lora_down_B: the side path's rank and buffers, see
             :func:`grpo.lora.expert_side_path.attach`.
     """
 
     quant_method: Any
     hidden_size: int
-    intermediate_size_per_partition: int
-    tp_rank: int
-    tp_size: int
+    moe_config: Any
     top_k: int
     w13_bias: "torch.Tensor"
     w2_bias: "torch.Tensor"
+    inner_part: slice
     expert_rank: int
     lora_gate_up_A: "torch.Tensor"
     lora_gate_up_B: "torch.Tensor"

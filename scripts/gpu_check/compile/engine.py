@@ -110,8 +110,9 @@ def experts(config: GptOssConfig, workers: int) -> None:
         inner = config.intermediate_size // workers
         method.create_weights(layer, config.num_local_experts, config.hidden_size, inner, torch.bfloat16)
         layer.quant_method, layer.hidden_size, layer.top_k = method, config.hidden_size, config.num_experts_per_tok
+        layer.moe_config = SimpleNamespace(tp_rank=0, tp_size=workers)
         serial = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
-        engine: Any = SimpleNamespace(parallel_config=serial)
+        engine: Any = SimpleNamespace(parallel_config=serial, model_config=SimpleNamespace(hf_config=config))
         expert_side_path.attach(layer, engine, rank=_EXPERT_RANK, scale=2.0)
         method.process_weights_after_loading(layer)
         for tokens in TOKENS:

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
-from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend, Mxfp4MoEMethod
+from vllm.model_executor.layers.quantization import mxfp4 as quantization
 
 from grpo.lora import adapter, expert_form, side_path
 from grpo.model import expert_lora, mxfp4
@@ -17,11 +17,14 @@ from grpo.stack.problem import UserError
 from scripts.gpu_check.kernels import relative
 
 from .recorded_pass import RecordedPass
-from .workers_experts import ADDITIONAL, SERIAL, WorkersExperts
+from .workers_experts import ADDITIONAL, INTERMEDIATE, SERIAL, WorkersExperts, configure
 
-CONFIG = GptOssConfig(num_local_experts=6, num_experts_per_tok=2, hidden_size=32, intermediate_size=96)
+CONFIG = GptOssConfig(num_local_experts=6, num_experts_per_tok=2, hidden_size=32, intermediate_size=INTERMEDIATE)
 RANK, SCALE = ADDITIONAL["expert_rank"], ADDITIONAL["lora_scale"]
 TOKENS = 11
+# The names of vLLM 0.29, and of 0.15.
+BACKENDS = getattr(quantization, "Mxfp4MoeBackend", None) or quantization.Mxfp4Backend
+METHOD = getattr(quantization, "GptOssMxfp4MoEMethod", None) or quantization.Mxfp4MoEMethod
 
 
 class Layer:
@@ -83,11 +86,12 @@ def numbered(layer: Layer):
     return ((name, (number, tensor)) for number, (name, tensor) in enumerate(layer.sent().items()))
 
 
-class Triton(Mxfp4MoEMethod):
+class Triton(METHOD):
     """vLLM's method with its Triton kernels, as far as it is asked; products come from :func:`simulate_kernel`."""
 
-    def __init__(self, backend: Mxfp4Backend = Mxfp4Backend.TRITON) -> None:
+    def __init__(self, backend=BACKENDS.TRITON, monolithic=True) -> None:
         self.mxfp4_backend = backend
+        self.moe_kernel, self.experts_cls = None, SimpleNamespace(is_monolithic=lambda: monolithic)
         self.w13_precision_config = self.w2_precision_config = "MXFP4"
 
 
@@ -126,14 +130,13 @@ def make_mxfp4_worker(trained: Experts, rank: int, workers: int) -> WorkersExper
     def pad(tensor: torch.Tensor, columns: int) -> torch.Tensor:
         return torch.nn.functional.pad(tensor, (0, columns))
 
-    worker.tp_rank, worker.tp_size, worker.intermediate_size_per_partition = rank, workers, 96 // workers
+    worker.moe_config = SimpleNamespace(tp_rank=rank, tp_size=workers)
     worker.w13_weight = pad(worker.w13_weight[:, 2 * start : 2 * stop].transpose(1, 2), 2 * missing)
     worker.w13_bias = pad(worker.w13_bias[:, 2 * start : 2 * stop], 2 * missing)
     worker.w2_weight = pad(worker.w2_weight[..., start:stop], missing).transpose(1, 2)
     worker.w2_bias = worker.w2_bias * (rank == 0)
     object.__setattr__(worker, "quant_method", Triton())
-    config = SimpleNamespace(additional_config=dict(ADDITIONAL), parallel_config=SERIAL)
-    side_path.attach_to_experts(worker, config)
+    side_path.attach_to_experts(worker, configure())
     worker.w13_bias, worker.w2_bias = worker.w13_bias.float(), worker.w2_bias.float()  # as after loading
     return worker
 
@@ -203,18 +206,14 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
 @pytest.mark.parametrize(
     ("method", "parallel", "what"),
     [
-        (Triton(Mxfp4Backend.MARLIN), {}, "the MXFP4 kernels MARLIN"),
-        (Triton(Mxfp4Backend.SM100_FI_MXFP4_BF16), {}, "SM100_FI_MXFP4_BF16"),
+        *((Triton(kind), {}, f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
         (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
         (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
     ],
 )
 def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, parallel, what):
-    config = SimpleNamespace(
-        additional_config=dict(ADDITIONAL), parallel_config=SimpleNamespace(**vars(SERIAL) | parallel)
-    )
     with pytest.raises(UserError, match=what):
-        side_path.attach_to_experts(SimpleNamespace(quant_method=method), config)
+        side_path.attach_to_experts(SimpleNamespace(quant_method=method), configure(**parallel))
 
 
 def test_an_engine_without_adapters_of_experts_stays_as_it_is():
