@@ -69,7 +69,8 @@ def _build(folder: Path) -> Any:
 
 def _choose_triton() -> AbstractContextManager[object]:
     """Let vLLM take the experts' kernels of Hopper, which it does not find on a CPU."""
-    if hasattr(mxfp4, "get_mxfp4_backend"):
-        return mock.patch.object(mxfp4, "get_mxfp4_backend", lambda _: mxfp4.Mxfp4Backend.TRITON)
-    chosen = mxfp4.Mxfp4MoeBackend.TRITON, None  # vLLM 0.29: and no kernels
-    return mock.patch.object(mxfp4, "select_mxfp4_moe_backend", lambda _: chosen)
+    module: Any = mxfp4
+    if hasattr(module, "get_mxfp4_backend"):
+        return mock.patch.object(module, "get_mxfp4_backend", lambda _: module.Mxfp4Backend.TRITON)
+    chosen = module.Mxfp4MoeBackend.TRITON, None  # from vLLM 0.29 on it also says which kernels
+    return mock.patch.object(module, "select_mxfp4_moe_backend", lambda _: chosen)

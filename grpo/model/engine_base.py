@@ -38,7 +38,10 @@ def list_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 def keep_layout() -> None:
     """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
-    from triton_kernels.tensor_details import layout  # vLLM's own copy; there is none on a CPU
+    from vllm.utils.import_utils import import_triton_kernels
+
+    import_triton_kernels()  # vLLM's own copy; there is none on a CPU
+    from triton_kernels.tensor_details import layout
 
     for name in ("make_default_matmul_mxfp4_w_layout", "make_default_matmul_mxfp4_w_scale_layout"):
         setattr(layout, name, lambda **_: (layout.StridedLayout, {}))
@@ -56,14 +59,20 @@ def _list_layer(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"self_attn.{name}.{kind}", part
         yield f"self_attn.o_proj.{kind}", getattr(attention.o_proj, kind)
         yield f"mlp.router.{kind}", getattr(router, kind)
-    experts = getattr(layer.mlp.experts, "routed_experts", layer.mlp.experts)  # vLLM 0.29 has a module for the weights
+    for name, tensor in list_experts(layer.mlp.experts):
+        yield f"mlp.experts.{name}", tensor
+
+
+def list_experts(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a layer's experts by their names in the files, and in the files' shapes."""
+    experts = getattr(layer, "routed_experts", layer)  # vLLM 0.29 has a module for the weights
     for name, mine in _EXPERTS.items():
         blocks = _untransposed(getattr(experts, f"{mine}_weight")).unflatten(-1, (-1, GROUP // 2))
         precision = getattr(experts.quant_method, f"{mine}_precision_config", None)
         scales = _untransposed(precision.weight_scale if precision else getattr(experts, f"{mine}_weight_scale"))
-        yield f"mlp.experts.{name}_blocks", blocks
-        yield f"mlp.experts.{name}_scales", scales[..., : blocks.shape[-2]]  # vLLM 0.29 pads them
-        yield f"mlp.experts.{name}_bias", getattr(experts, f"{mine}_bias")
+        yield f"{name}_blocks", blocks
+        yield f"{name}_scales", scales[..., : blocks.shape[-2]]  # vLLM 0.29 pads them
+        yield f"{name}_bias", getattr(experts, f"{mine}_bias")
 
 
 def _untransposed(weight: Any) -> torch.Tensor:
