@@ -148,7 +148,7 @@ def _plan_blocks(counts: torch.Tensor, rows: int) -> Any:
     """Return which rows each block of vLLM's kernel has, for int32 ``[E]`` rows of the experts."""
     from triton_kernels import tensor
 
-    if hasattr(tensor, "make_ragged_tensor_metadata"):  # from vLLM 0.17 on
+    if hasattr(tensor, "make_ragged_tensor_metadata"):  # from triton_kernels 3.6 on; vLLM 0.15 and 0.29 have 3.5
         return tensor.make_ragged_tensor_metadata(counts, rows)
     from triton_kernels.routing import compute_expt_data
 
