@@ -16,6 +16,7 @@ from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
 from grpo.lora import adapter
 from grpo.model import model_files
+from grpo.model.architecture import Architecture
 from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from tests.scripts.conftest import save_adapter
@@ -211,8 +212,9 @@ def test_secrets_do_not_reach_the_config(good, model, monkeypatch):
     assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.collect_facts(given, files)])
 
 
-def test_the_adapter_is_flattened_as_in_training(trained):
-    flat, specs = engine.flatten(adapter_files.read(trained))
+def test_the_adapter_is_flattened_as_in_training(trained, checkpoint):
+    base = Architecture.from_config(model_files.read(checkpoint).config)
+    flat, specs = engine.flatten(adapter_files.read(trained), base)
     expected = load_file(trained / adapter_files.WEIGHTS)
     tensors = adapter.unflatten(flat, specs)
     assert tensors.keys() == expected.keys()

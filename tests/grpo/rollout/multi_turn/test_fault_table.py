@@ -70,7 +70,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Library], dict]]] = {
         (Library, NO_JSON),
         (with_method("call", says_no_unicode), SEARCH),
     ],
-    "the constructor, `start`, or `reply` fails, or does not return a message": [
+    "the constructor, `start`, or `reply` fails, or returns something other than messages": [
         (without_constructor, SEARCH),
         *((with_method(name, method), SEARCH) for name in ("start", "reply") for method in (raises, says_nonsense)),
     ],
