@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 
 from grpo.launch.config import Config
-from grpo.model.architecture import PACKED, ZERO3, Architecture
+from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
 from grpo.model.model_files import Model
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import GB
@@ -40,7 +40,7 @@ def host_memory(
     if cpu:
         parts["engines' models"] = args.vllm_num_engines * engine_model.bf16_bytes
         parts["engines' key/value caches"] = config.engine_gpus * kv_cache_bytes()
-    if args.vllm_enable_sleep:
+    if args.vllm_enable_sleep and args.actor_shard != OF_ENGINE:
         shape, width = Architecture.from_config(engine_model.config), args.vllm_tensor_parallel_size
         # vLLM 0.29 moves them; 0.15 leaves them on the GPU, where gpu_memory.py counts them as well.
         asleep = pinned_bytes(shape.actor_bytes(shape.mxfp4).values(), width)

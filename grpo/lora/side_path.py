@@ -19,6 +19,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +31,7 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, MLPBlock, OAIAttention
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.worker.gpu_worker import Worker
 
 from grpo.lora import expert_side_path, router_capture
 from grpo.lora.adapter import (
@@ -299,8 +301,7 @@ def _install() -> None:
     original_model = GptOssForCausalLM.__init__
 
     def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:
-        settings = vllm_config.additional_config
-        if isinstance(settings, dict) and SHARED in settings and torch.cuda.is_available():
+        if _shares_base(vllm_config) and torch.cuda.is_available():
             engine_base.keep_layout()
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
@@ -308,6 +309,18 @@ def _install() -> None:
             mask_vocabulary(self, find_allocated(tokenizer))
 
     GptOssForCausalLM.__init__ = init_with_mask  # type: ignore[method-assign]
+    original_pool = Worker._maybe_get_memory_pool_context
+
+    def choose_pool(self: Worker, tag: str) -> AbstractContextManager[object]:
+        """Keep a base that the actor maps out of sleep's pool: sleep would move it, and CUDA shares no such memory."""
+        return nullcontext() if tag == "weights" and _shares_base(self.vllm_config) else original_pool(self, tag)
+
+    Worker._maybe_get_memory_pool_context = choose_pool  # type: ignore[method-assign]
+
+
+def _shares_base(config: VllmConfig) -> bool:
+    settings = config.additional_config
+    return isinstance(settings, dict) and SHARED in settings
 
 
 _install()

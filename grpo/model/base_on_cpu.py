@@ -5,6 +5,7 @@ GPU would hold besides: the tensors that vLLM's loader makes of an MXFP4 checkpo
 """
 
 import functools
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,12 +56,21 @@ def _build(folder: Path) -> Any:
     described: Any = SimpleNamespace(  # what the model reads of it
         hf_config=get_config(folder, trust_remote_code=False),
         dtype=torch.bfloat16,
+        head_dtype=torch.bfloat16,
         is_mm_prefix_lm=False,
         enable_return_routed_experts=False,
         skip_tokenizer_init=True,
     )
-    config.model_config, config.quant_config = described, mxfp4.Mxfp4Config()
+    config.model_config, config.quant_config = described, getattr(mxfp4, "GptOssMxfp4Config", mxfp4.Mxfp4Config)()
     model: Any = GptOssForCausalLM
-    backend = mock.patch.object(mxfp4, "get_mxfp4_backend", lambda _: mxfp4.Mxfp4Backend.TRITON)
-    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), backend:
+    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), _choose_triton():
         return model(vllm_config=config)
+
+
+def _choose_triton() -> AbstractContextManager[object]:
+    """Let vLLM take the experts' kernels of Hopper, which it does not find on a CPU."""
+    module: Any = mxfp4
+    if hasattr(module, "get_mxfp4_backend"):
+        return mock.patch.object(module, "get_mxfp4_backend", lambda _: module.Mxfp4Backend.TRITON)
+    chosen = module.Mxfp4MoeBackend.TRITON, None  # from vLLM 0.29 on it also says which kernels
+    return mock.patch.object(module, "select_mxfp4_moe_backend", lambda _: chosen)

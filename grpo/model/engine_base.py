@@ -1,6 +1,6 @@
 """The frozen base of a vLLM engine by the actor's names. Runs in vLLM's worker.
 
-vLLM 0.15.0 copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
+vLLM copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
 are rows of one weight, the vocabulary is padded, and Triton's kernels take the experts' biases in fp32, which the actor
 rounds back: 0.1% of the base, which exists twice.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from grpo.model.mxfp4 import GROUP
 from grpo.model.shared_base import BaseError
 
 _EXPERTS = {"gate_up_proj": "w13", "down_proj": "w2"}
@@ -37,7 +38,10 @@ def list_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 def keep_layout() -> None:
     """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
-    from triton_kernels.tensor_details import layout  # vLLM's own copy; there is none on a CPU
+    from vllm.utils.import_utils import import_triton_kernels
+
+    import_triton_kernels()  # vLLM's own copy; there is none on a CPU
+    from triton_kernels.tensor_details import layout
 
     for name in ("make_default_matmul_mxfp4_w_layout", "make_default_matmul_mxfp4_w_scale_layout"):
         setattr(layout, name, lambda **_: (layout.StridedLayout, {}))
@@ -55,16 +59,24 @@ def _list_layer(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"self_attn.{name}.{kind}", part
         yield f"self_attn.o_proj.{kind}", getattr(attention.o_proj, kind)
         yield f"mlp.router.{kind}", getattr(router, kind)
+    for name, tensor in list_experts(layer.mlp.experts):
+        yield f"mlp.experts.{name}", tensor
+
+
+def list_experts(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a layer's experts by their names in the files, and in the files' shapes."""
+    experts = getattr(layer, "routed_experts", layer)  # vLLM 0.29 has a module for the weights
     for name, mine in _EXPERTS.items():
-        experts = layer.mlp.experts
-        blocks, scales = _untransposed(getattr(experts, f"{mine}_weight")), getattr(experts, f"{mine}_weight_scale")
-        yield f"mlp.experts.{name}_blocks", blocks.unflatten(-1, (scales.shape[-1], -1))
-        yield f"mlp.experts.{name}_scales", scales
-        yield f"mlp.experts.{name}_bias", getattr(experts, f"{mine}_bias")
+        blocks = _untransposed(getattr(experts, f"{mine}_weight")).unflatten(-1, (-1, GROUP // 2))
+        precision = getattr(experts.quant_method, f"{mine}_precision_config", None)
+        scales = _untransposed(precision.weight_scale if precision else getattr(experts, f"{mine}_weight_scale"))
+        yield f"{name}_blocks", blocks
+        yield f"{name}_scales", scales[..., : blocks.shape[-2]]  # vLLM 0.29 pads them
+        yield f"{name}_bias", getattr(experts, f"{mine}_bias")
 
 
 def _untransposed(weight: Any) -> torch.Tensor:
-    """Return packed weights as in the files, ``[E, out, in / 2]``, which Triton's kernels hold transposed."""
+    """Return packed weights or scales as in the files, ``[E, out, ...]``, which Triton's kernels hold transposed."""
     if isinstance(weight, torch.Tensor):
         return weight
     if weight.storage.layout.name is not None:

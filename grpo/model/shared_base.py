@@ -177,7 +177,8 @@ def _sum_words(tensor: torch.Tensor) -> torch.Tensor:
 def _map_file(path: str) -> torch.Tensor:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        mapped = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        # Populated, so that it holds the padding too, which nobody reads.
+        mapped = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
     finally:
         os.close(descriptor)
     with warnings.catch_warnings():

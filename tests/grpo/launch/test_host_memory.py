@@ -39,5 +39,8 @@ def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest
     assert not any("model" in part or "cache" in part for part in resident.host_memory)
     asleep = make_plan(setting.config(vllm_enable_sleep=True, colocate_all_models=True))
     assert asleep.host_bytes - resident.host_bytes >= sum(asleep.architecture.actor_bytes(packed=True).values())
+    sharing = {"colocate_all_models": True, "actor_shard": "engine", "offload": None}
+    shared = make_plan(setting.config(vllm_enable_sleep=True, **sharing))
+    assert shared.host_memory == resident.host_memory  # sleep leaves a base that the actor maps on the GPU
     for plan in (offloaded, resident, asleep):
         assert plan.host_bytes == sum(plan.host_memory.values())

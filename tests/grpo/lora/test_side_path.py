@@ -2,13 +2,18 @@
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from vllm.config import DeviceConfig, VllmConfig
+from vllm.device_allocator import cumem
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.worker.gpu_worker import Worker
 
 from grpo.lora import adapter, side_path
 from scripts.gpu_check.kernels import relative
@@ -136,3 +141,19 @@ def test_on_a_gpu_it_is_the_peak_since_the_last_sync(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update({device.index: 3}))
     device = torch.device("cuda", 1)
     assert [side_path.held_memory(device), side_path.held_memory(device)] == [7, 3]
+
+
+def test_sleep_leaves_a_base_that_the_actor_maps(monkeypatch):
+    allocator = SimpleNamespace(use_memory_pool=lambda tag: tag, get_current_usage=lambda: 0)
+    monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", lambda: allocator)
+    monkeypatch.setattr(CpuPlatform, "is_cuda_alike", lambda _: True)
+    monkeypatch.setattr(CpuPlatform, "is_cpu", lambda _: False)
+    model = SimpleNamespace(enable_sleep_mode=True, enable_cumem_allocator=True)
+
+    def pool(additional: dict[str, str], tag: str) -> object:
+        config = SimpleNamespace(model_config=model, additional_config=additional)
+        return Worker._maybe_get_memory_pool_context(SimpleNamespace(vllm_config=config), tag)
+
+    assert isinstance(pool({adapter.SHARED: "model"}, "weights"), nullcontext)
+    assert pool({adapter.SHARED: "model"}, "kv_cache") == "kv_cache"
+    assert pool({}, "weights") == "weights"

@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from grpo.model import loading, model_files, shared_base
+from grpo.model import engine_base, loading, model_files, shared_base
 from grpo.model.architecture import Architecture
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.shared_base import BaseError, Description, MappedBase
 from tests import forked
 
 ROOT = Path(__file__).parents[3]
+W = ("w13", "w2")  # vLLM's names of the experts' weights
 
 
 @dataclass
@@ -95,6 +97,30 @@ def test_the_engines_tensors_are_those_of_the_files(checkpoint, owner):
         expected = torch.empty(shape, dtype=mapped[name].dtype)
         reader.fill(name, expected.shape, 0, expected.view(-1))
         assert torch.equal(mapped[name], expected), name
+
+
+def wrap(data: torch.Tensor, layout: str | None = None) -> SimpleNamespace:
+    """Return a tensor of triton_kernels as vLLM makes it, with the transpose of data."""
+    return SimpleNamespace(storage=SimpleNamespace(data=data.mT, layout=SimpleNamespace(name=layout)))
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_gpus_experts_are_views_of_the_kernels_tensors(padding, is_inside):
+    """Of vLLM 0.15, and of 0.29: in a module of their own, with scales that are padded, and only the kernels'."""
+    blocks = torch.randint(0, 256, (3, 8, 6, 16), dtype=torch.uint8)
+    scales = torch.randint(0, 256, (3, 8, 6 + padding), dtype=torch.uint8)
+    method = SimpleNamespace(**{f"{name}_precision_config": SimpleNamespace(weight_scale=wrap(scales)) for name in W})
+    weights = {f"{name}_weight": wrap(blocks.flatten(-2)) for name in W} | {f"{name}_bias": scales for name in W}
+    experts = SimpleNamespace(quant_method=method, **weights)
+    found = dict(engine_base.list_experts(SimpleNamespace(routed_experts=experts) if is_inside else experts))
+    for name in ("gate_up_proj", "down_proj"):
+        for kind, whole in (("blocks", blocks), ("scales", scales)):
+            mine = found[f"{name}_{kind}"]
+            assert mine.data_ptr() == whole.data_ptr() and torch.equal(mine, whole[:, :, :6])
+    experts.w2_weight = wrap(blocks.flatten(-2), "HOPPER_VALUE")
+    with pytest.raises(BaseError, match="HOPPER_VALUE"):
+        dict(engine_base.list_experts(experts))
 
 
 def test_nobody_can_write(owner):
