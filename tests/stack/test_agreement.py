@@ -166,7 +166,7 @@ def test_a_sync_drops_the_prefix_cache(stack, texts, synced, after_the_text, num
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("factor", [0.0, 1.5], ids=["dropped", "scaled"])
+@pytest.mark.parametrize("factor", [0.0, 2.0], ids=["dropped", "doubled"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -351,5 +351,5 @@ def test_an_adapter_of_another_model_is_refused(stack, synced):
     """The last test: the engine ends with it."""
     flat, specs = stack.adapter()
     other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
-    with pytest.raises(Exception, match="fit no attention layer"):
+    with pytest.raises(Exception, match="fit no layer"):
         ray.get(stack.engines[0].load_adapter.remote(flat.view(torch.uint8).numpy(), other))

@@ -12,9 +12,10 @@ from .sandbox import ROOT
 
 PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
-# Users install these by hand.
+# Users install these by hand. vLLM's build for GPUs has `triton_kernels`, and names it so when it starts.
 OPTIONAL = {
     "trackio",
+    "triton_kernels",
     "verifiers",
     "grpo.rollout.multi_turn.verifiers_environment",
     "grpo.rollout.multi_turn.verifiers_messages",
