@@ -100,11 +100,14 @@ def start_engine(model: Path, scratch: Path, workers: int, gpus: int) -> Iterato
     from openrlhf.trainer.ray import create_vllm_engines
 
     from grpo.lora import adapter
+    from grpo.model.architecture import NO_SHARD
     from grpo.stack import cluster
     from scripts import local_ray
 
     with local_ray.start_ray(scratch / "ray", workers + 4, max(gpus, workers), 300_000_000, shows_logs=True):
-        args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False, parity_limit=0)
+        args: Any = SimpleNamespace(
+            lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False, parity_limit=0, actor_shard=NO_SHARD
+        )
         (engine,) = create_vllm_engines(
             1, workers, str(model), 1, False, True, True, LONGEST,
             gpu_memory_utilization=0.3, adapter_config=adapter.engine_config(args),

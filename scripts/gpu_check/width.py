@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from grpo.model.architecture import Architecture
+from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.released import RELEASED
 from scripts.gpu_check.engine import RANK, judge, make_prompt, rollouts
 from scripts.gpu_check.rung import Passed, choose_device, note
@@ -122,7 +122,7 @@ def sample(
     from grpo.lora.engine_actor import check_receipts, load_into_engine
     from grpo.rollout import routing
 
-    args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True)
+    args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True, actor_shard=NO_SHARD)
     options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
     length = max(map(len, prompts)) + TOKENS + 1
     actor = start_engine(
