@@ -90,7 +90,7 @@ SCHEMA = (
     Metric("response_length_p90", "token", 3, "90th percentile of the length", "rows"),
     Metric("response_length_max", "token", 3, "longest response", "rows"),
     Metric("thinking_length", "token", 3, "mean length of the part before the final message, plus that message's "
-           "header; the whole response if there is none", "rows"),
+           "header; the whole response if it has no final message", "rows"),
     Metric("answer_length", "token", 3, "mean length of the final message, over rollouts that have one", "rows"),
     Metric("truncated", "share", 3, "rollouts cut at the length limit", "openrlhf", (None, 0.3)),
     Metric("thinking_truncated", "share", 3, "rollouts whose thinking was cut at its budget; an answer follows",

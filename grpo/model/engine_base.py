@@ -40,7 +40,7 @@ def keep_layout() -> None:
     """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
     from vllm.utils.import_utils import import_triton_kernels
 
-    import_triton_kernels()  # vLLM's own copy; there is none on a CPU
+    import_triton_kernels()  # makes vLLM's bundled copy importable; its build for CPUs has none
     from triton_kernels.tensor_details import layout
 
     for name in ("make_default_matmul_mxfp4_w_layout", "make_default_matmul_mxfp4_w_scale_layout"):
