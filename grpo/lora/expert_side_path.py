@@ -131,9 +131,11 @@ def multiply_bf16(layer: Experts, rows: ExpertRows) -> Product:
 def multiply_mxfp4(layer: Experts, rows: ExpertRows) -> Product:
     """Return the products with packed weights, by vLLM's kernel without its activation, gathering, and summing."""
     from triton_kernels.matmul_ogs import RoutingData, matmul_ogs
+    from triton_kernels.routing import compute_expt_data
 
     counts = rows.ends.diff(prepend=rows.ends.new_zeros(1))
-    routing = RoutingData(None, counts, len(counts), layer.top_k, _plan_blocks(counts, len(rows.expert)))
+    blocks = compute_expt_data(counts, len(counts), len(rows.expert))
+    routing = RoutingData(None, counts, len(counts), layer.top_k, blocks)
     method = layer.quant_method
 
     def multiply(name: str, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -142,17 +144,6 @@ def multiply_mxfp4(layer: Experts, rows: ExpertRows) -> Product:
         return matmul_ogs(x, weight, bias, routing, precision_config=precision).add_(update)
 
     return multiply
-
-
-def _plan_blocks(counts: torch.Tensor, rows: int) -> Any:
-    """Return which rows each block of vLLM's kernel has, for int32 ``[E]`` rows of the experts."""
-    from triton_kernels import tensor
-
-    if hasattr(tensor, "make_ragged_tensor_metadata"):  # from triton_kernels 3.6 on; vLLM 0.15 and 0.29 have 3.5
-        return tensor.make_ragged_tensor_metadata(counts, rows)
-    from triton_kernels.routing import compute_expt_data
-
-    return compute_expt_data(counts, len(counts), rows)
 
 
 def slots(experts: Experts) -> dict[str, tuple[torch.Tensor, tuple[slice, ...]]]:

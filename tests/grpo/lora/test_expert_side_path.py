@@ -104,19 +104,14 @@ def simulate_kernel(x, weight, bias, routing, precision_config):
     return torch.cat(products).to(x.dtype)
 
 
-@pytest.fixture(params=["3.5", "3.6"], ids="triton_kernels {}".format)
-def triton(request, monkeypatch):
-    names = ("", ".matmul_ogs", ".routing", ".tensor")
-    package, products, routing, tensor = (ModuleType(f"triton_kernels{name}") for name in names)
-    package.tensor = tensor
+@pytest.fixture
+def triton(monkeypatch):
+    package, products, routing = (ModuleType(f"triton_kernels{name}") for name in ("", ".matmul_ogs", ".routing"))
     products.matmul_ogs = simulate_kernel
     fields = ("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data")
     products.RoutingData = lambda *values: SimpleNamespace(**dict(zip(fields, values, strict=True)))
-    if request.param == "3.5":
-        routing.compute_expt_data = lambda counts, experts, rows: (counts.tolist(), rows)
-    else:
-        tensor.make_ragged_tensor_metadata = lambda counts, rows: (counts.tolist(), rows)
-    for module in (package, products, routing, tensor):
+    routing.compute_expt_data = lambda counts, experts, rows: (counts.tolist(), rows)
+    for module in (package, products, routing):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
