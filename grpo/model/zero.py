@@ -28,6 +28,7 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     - The buffer in which gradients are reduced has the size of an adapter: 0.1 GB in place of 1 GB.
     - An optimizer on the host may be PyTorch's. DeepSpeed otherwise demands its own, which has to be compiled.
     - If ZeRO-3 holds the adapter alone, each rank keeps it whole. Only its gradients and its optimizer are partitioned.
+    - Linear layers stay PyTorch's. DeepSpeed 0.19 otherwise replaces them in that case, and rounds before the bias.
 
     Args:
         args: None leaves the device of the parameters, and DeepSpeed's threshold.
@@ -40,6 +41,7 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     zero["stage3_allgather_sequential"] = True
     ds_config["zero_force_ds_cpu_optimizer"] = False
     zero["reduce_bucket_size"] = REDUCE_BUCKET
+    zero["memory_efficient_linear"] = False
     threshold = args and (args.stage3_param_persistence_threshold if args.actor_shard == ZERO3 else WHOLE)
     if threshold is not None:
         zero["stage3_param_persistence_threshold"] = threshold
