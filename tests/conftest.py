@@ -57,16 +57,16 @@ def pytest_collection_modifyitems(items):
     order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
-    def place(item: pytest.Item) -> tuple[int, bool, bool]:
+    def find_place(item: pytest.Item) -> tuple[int, bool, bool]:
         file = item.nodeid.partition("::")[0]
         at = order.index(file) if file in order else len(order)
         return at, file.startswith("tests/stack/"), item.path in waiting
 
-    items.sort(key=place)
+    items.sort(key=find_place)
 
 
 @pytest.fixture(autouse=True)
-def same_draws():
+def seed_draws():
     """Seed what a test draws, so that it does not depend on the tests before it."""
     random.seed(0)
     if numpy := sys.modules.get("numpy"):
@@ -76,7 +76,7 @@ def same_draws():
 
 
 @pytest.fixture(autouse=True)
-def own_products():
+def restore_matrix_products():
     """After each test, restore PyTorch's matrix products, which a test or an import may have replaced."""
     yield
     cpu_matmul = sys.modules.get("grpo.model.cpu_matmul")

@@ -24,7 +24,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def command_line(pid: int) -> str:
+def read_command_line(pid: int) -> str:
     """Return the command line of a process; "" if it has ended."""
     try:
         return " ".join(psutil.Process(pid).cmdline())
@@ -32,12 +32,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def naming(text: str) -> list[int]:
+def find_processes(text: str) -> list[int]:
     """Return the processes whose command line contains a text."""
-    return [pid for pid in psutil.pids() if text in command_line(pid)]
+    return [pid for pid in psutil.pids() if text in read_command_line(pid)]
 
 
-def watched_by(pid: int) -> set[int]:
+def list_watched(pid: int) -> set[int]:
     """Return the processes of which a process holds a pidfd."""
     watched = set()
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
@@ -47,6 +47,6 @@ def watched_by(pid: int) -> set[int]:
     return watched
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """Return the children of a process."""
     return [child.pid for child in psutil.Process(pid).children()]

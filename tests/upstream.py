@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def stock_loss(args: SimpleNamespace) -> Any:
+def make_stock_loss(args: SimpleNamespace) -> Any:
     """OpenRLHF's policy loss with our flags."""
     from openrlhf.models.loss import PolicyLoss
 
@@ -27,7 +27,7 @@ def stock_loss(args: SimpleNamespace) -> Any:
     return PolicyLoss(low, high, args.dual_clip, True, args.policy_loss_type, **correction)
 
 
-def noted_of(experience: Any) -> dict[str, torch.Tensor]:
+def read_noted(experience: Any) -> dict[str, torch.Tensor]:
     """What OpenRLHF notes of rollouts: in ``info``, or later in fields of their own."""
     fields = ("response_length", "total_length", "truncated")
     return experience.info | {name: getattr(experience, name) for name in fields if hasattr(experience, name)}

@@ -79,7 +79,7 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
 
 
 @pytest.fixture
-def added(tmp_path, monkeypatch):
+def add_benchmark(tmp_path, monkeypatch):
     """Return what adds a benchmark as one module."""
 
     def add(ours: str) -> str:
@@ -93,16 +93,16 @@ def added(tmp_path, monkeypatch):
     sys.modules.pop("benchmarks.added", None)
 
 
-def test_a_module_is_a_benchmark(added, capsys):
-    assert bench.main([added("1.5"), "--json", "--copy-megabytes", "1"]) == 0
+def test_a_module_is_a_benchmark(add_benchmark, capsys):
+    assert bench.main([add_benchmark("1.5"), "--json", "--copy-megabytes", "1"]) == 0
     assert bench.names() == sorted({*bench.names(), "added", "dequant"})
     report = json.loads(capsys.readouterr().out)
     assert set(report) == FIELDS and report["ratio"] == 2.0  # half the seconds are twice as good
 
 
 @pytest.mark.parametrize("ours", ["0", "nan", "inf", "-1"])
-def test_unmeasured_values_have_no_ratio(added, ours, capsys):
-    assert bench.main([added(ours), "--json", "--copy-megabytes", "1"]) == 1
+def test_unmeasured_values_have_no_ratio(add_benchmark, ours, capsys):
+    assert bench.main([add_benchmark(ours), "--json", "--copy-megabytes", "1"]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and "nothing was measured" in captured.err
 

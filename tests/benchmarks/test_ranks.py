@@ -22,14 +22,14 @@ def forked_ranks(monkeypatch):
     monkeypatch.setattr(ranks, "start_process", forked.Program)
 
 
-def report_of(capsys, name: str, *arguments: object) -> dict:
+def run_benchmark(capsys, name: str, *arguments: object) -> dict:
     assert bench.main([name, "--json", "--copy-megabytes", "1", *map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.timeout(300)
 def test_load(capsys, forked_ranks):
-    report = report_of(capsys, "load", "--layers", 1, "--experts", 4)
+    report = run_benchmark(capsys, "load", "--layers", 1, "--experts", 4)
     details = report["details"]
     assert details["ours_read_over_files"] == pytest.approx(1, abs=0.02)
     assert report["ours"] < report["stock"]
@@ -40,7 +40,7 @@ def test_load(capsys, forked_ranks):
 
 @pytest.mark.timeout(300)
 def test_save(capsys, forked_ranks):
-    report = report_of(capsys, "save", "--layers", 2)
+    report = run_benchmark(capsys, "save", "--layers", 2)
     details = report["details"]
     assert 1 <= details["adapter_files_over_adapter"] < 1.02
     assert details["ours_peak_over_adapter"] < 4  # of 5 MB here, for which the allocator's own pages matter
@@ -50,7 +50,7 @@ def test_save(capsys, forked_ranks):
 
 @pytest.mark.timeout(600)
 def test_resume(capsys, forked_ranks):
-    details = report_of(capsys, "resume", "--layers", 1, "--ranks", 1)["details"]
+    details = run_benchmark(capsys, "resume", "--layers", 1, "--ranks", 1)["details"]
     assert details["ours_read_bytes_a_parameter"] == pytest.approx(12, rel=0.1)
     assert details["stock_weights_read_times"] > 0.99
     assert details["ours_peak_mb"] < details["stock_peak_mb"]
@@ -69,7 +69,7 @@ def test_resume_rejects_a_trainer_in_a_different_state():
 
 @pytest.mark.timeout(300)
 def test_export(capsys, forked_ranks):
-    report = report_of(capsys, "export", "--layers", 1, "--experts", 4)
+    report = run_benchmark(capsys, "export", "--layers", 1, "--experts", 4)
     assert report["details"]["stock_peak_over_bf16_model"] > 1
     assert report["details"]["merged_weights_that_differ"] < 0.05  # each by its last bit at most, which was checked
     assert report["ours"] < report["stock"]
@@ -97,7 +97,7 @@ def test_export_detects_different_weights(tmp_path):
 @pytest.mark.timeout(600)
 def test_offload(capsys, forked_ranks):
     sizes = ("--layers", 1, "--experts", 4, "--intermediate", 320, "--lora-rank", 4, "--ranks", 1)
-    report = report_of(capsys, "offload", *sizes)
+    report = run_benchmark(capsys, "offload", *sizes)
     details = report["details"]
     for name in ("stock", "ours"):
         moments = [details[f"{name}_{moment}_gb"] for moment in ("begin", "ready", "peak")]
@@ -119,7 +119,7 @@ def test_offload_predicts_only_the_memory_of_the_ranks(tmp_path):
 @pytest.mark.timeout(300)
 def test_step(capsys, forked_ranks):
     sizes = ("--layers", 1, "--experts", 2, "--intermediate", 64, "--vocabulary", 512, "--tokens", 32, 64)
-    details = report_of(capsys, "step", *sizes, "--repeat", 1)["details"]
+    details = run_benchmark(capsys, "step", *sizes, "--repeat", 1)["details"]
     assert details["gradient_difference"] < 0.02 and details["loss_difference"] < 0.02
     assert details["fp32_logits_gb"] == pytest.approx(4 * 64 * 512 / 1e9)
     for way in ("stock", "bf16", "ours"):

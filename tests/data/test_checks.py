@@ -9,18 +9,18 @@ from data.checks import check_lengths, check_overlap, prompt_lengths
 from data.problems import Problem
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
-from tests.data.conftest import words_of
+from tests.data.conftest import make_words
 
 
-def problem(text: str, split: str, **others) -> Problem:
+def make_problem(text: str, split: str, **others) -> Problem:
     return Problem(text, "7", others.pop("datasource", "math"), split, location=f"f, {text[:8]}", **others)
 
 
 def test_an_overlap_is_refused_or_left_out_of_train() -> None:
-    leak = problem(words_of(1), "train")
-    reworded = problem(words_of(2) + " again", "train")
-    others = [problem(words_of(i), "train") for i in range(10, 14)]
-    held_out = [problem(words_of(i), "eval") for i in (1, 2, 3)]
+    leak = make_problem(make_words(1), "train")
+    reworded = make_problem(make_words(2) + " again", "train")
+    others = [make_problem(make_words(i), "train") for i in range(10, 14)]
+    held_out = [make_problem(make_words(i), "eval") for i in (1, 2, 3)]
     with pytest.raises(UserError, match=r"2 problems of train are also in eval(.|\n)*--decontaminate") as refused:
         check_overlap([leak, *others, reworded, *held_out], False)
     for one in (leak, reworded):
@@ -33,13 +33,15 @@ def test_an_overlap_is_refused_or_left_out_of_train() -> None:
 def test_same_contest_place_in_both_splits_is_an_overlap_despite_different_wording() -> None:
     columns = {"datasource": "aime", "paper": (2022, 1, 3)}
     with pytest.raises(UserError, match="aime-2022-1-3"):
-        check_overlap([problem(words_of(1), "train", **columns), problem(words_of(2), "eval", **columns)], False)
+        check_overlap(
+            [make_problem(make_words(1), "train", **columns), make_problem(make_words(2), "eval", **columns)], False
+        )
 
 
 def test_within_a_split_near_duplicates_and_across_variants_are_reported() -> None:
-    text = f"Take 7 {words_of(1)}"
-    first, again = problem(text, "train"), problem(text + " now", "train")
-    variant = problem(text.replace("7", "8"), "eval")
+    text = f"Take 7 {make_words(1)}"
+    first, again = make_problem(text, "train"), make_problem(text + " now", "train")
+    variant = make_problem(text.replace("7", "8"), "eval")
     kept, lines, report = check_overlap([first, again, variant], False)
     assert kept == [first, again, variant] and not lines
     assert [(one["split"], one["ids"]) for one in report["near_duplicates"]] == [("train", [first.id, again.id])]
@@ -56,7 +58,7 @@ def tokenizer(tmp_path_factory) -> str:
 def test_lengths_match_the_tokens_sent_to_the_engine(tokenizer: str) -> None:
     from transformers import AutoTokenizer
 
-    prompts = ["What is 3 plus 4?", "a", words_of(1)]
+    prompts = ["What is 3 plus 4?", "a", make_words(1)]
     direct = AutoTokenizer.from_pretrained(tokenizer)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     expected = [len(direct.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
@@ -65,7 +67,7 @@ def test_lengths_match_the_tokens_sent_to_the_engine(tokenizer: str) -> None:
 
 
 def test_long_prompts_are_refused_or_left_out(tokenizer: str) -> None:
-    problems = [problem("a" * n, split) for split in ("train", "eval") for n in (2, 40, 400)]
+    problems = [make_problem("a" * n, split) for split in ("train", "eval") for n in (2, 40, 400)]
     problems[3:] = [replace(one, text=one.text.replace("a", "b")) for one in problems[3:]]
     lengths = prompt_lengths(tokenizer, [one.prompt for one in problems])
     kept, lines, report = check_lengths(problems, tokenizer, None, False)
@@ -80,7 +82,7 @@ def test_long_prompts_are_refused_or_left_out(tokenizer: str) -> None:
 
 
 def test_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = [problem(f"{i}", "train") for i in range(1, 201)]
+    problems = [make_problem(f"{i}", "train") for i in range(1, 201)]
     monkeypatch.setattr("data.checks.prompt_lengths", lambda name, prompts: list(range(1, 201)))
     assert check_lengths(problems, "folder/name", None, False)[2]["train"] == {"max": 200, "p99": 198}
 

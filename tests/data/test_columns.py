@@ -12,7 +12,7 @@ from data.prepare import Options, Source, main, prepare
 from data.problems import parse_rows
 from data.sources import Row, read_source
 from grpo.stack.problem import UserError
-from tests.data.conftest import aime_rows, read, write
+from tests.data.conftest import make_aime_rows, read_split, write_rows
 
 
 def parse(*rows, own=MappingProxyType({})):
@@ -35,11 +35,13 @@ def test_prompts_with_labels_are_problems_with_answers(row):
 
 def test_what_prepare_wrote_can_be_prepared_again(tmp_path):
     rows = [{"problem": f"What is {n} plus {n}?", "answer": 2 * n} for n in range(1, 21)]
-    prepare([Source(str(write(tmp_path / "own.jsonl", rows)))], tmp_path / "a")
+    prepare([Source(str(write_rows(tmp_path / "own.jsonl", rows)))], tmp_path / "a")
     prepare([Source(str(tmp_path / "a" / "train.jsonl"), "train"), Source(str(tmp_path / "a" / "eval.jsonl"), "eval")],
             tmp_path / "b")  # fmt: skip
     for split in ("train", "eval"):
-        a, b = ([(row["prompt"], row["label"], row["id"]) for row in read(tmp_path / name, split)] for name in "ab")
+        a, b = (
+            [(row["prompt"], row["label"], row["id"]) for row in read_split(tmp_path / name, split)] for name in "ab"
+        )
         assert sorted(a) == sorted(b)
 
 
@@ -126,15 +128,15 @@ def test_a_part_of_a_contest_place_refuses_no_file(extra):
 
 
 def test_a_part_of_a_place_beside_whole_places_is_a_bad_row():
-    problems, [line] = parse(*aime_rows()[:3], {"problem": "P", "answer": "1", "year": 2024})
+    problems, [line] = parse(*make_aime_rows()[:3], {"problem": "P", "answer": "1", "year": 2024})
     assert len(problems) == 3 and "but not all of" in line
 
 
 def test_columns_of_other_names(tmp_path):
     rows = [{"Aufgabe": f"Halve {2 * n}.", "Lösung ": str(n), "answer": "wrong"} for n in range(1, 11)]
     options = Options(problem_column="aufgabe", answer_column="Lösung")
-    prepare([Source(str(write(tmp_path / "own.jsonl", rows)))], tmp_path / "out", options)
-    records = [*read(tmp_path / "out", "train"), *read(tmp_path / "out", "eval")]
+    prepare([Source(str(write_rows(tmp_path / "own.jsonl", rows)))], tmp_path / "out", options)
+    records = [*read_split(tmp_path / "out", "train"), *read_split(tmp_path / "out", "eval")]
     assert {json.loads(record["label"])["answer"] for record in records} == {str(n) for n in range(1, 11)}
 
 
@@ -158,4 +160,4 @@ def test_the_command_line_names_the_columns(tmp_path, capsys):
     assert main(command) == 2
     assert "(columns: frage, antwort): name it with --problem-column" in capsys.readouterr().err
     assert main([*command, "--problem-column", "frage", "--answer-column", "antwort"]) == 0
-    assert len(read(tmp_path / "out", "train")) == 16
+    assert len(read_split(tmp_path / "out", "train")) == 16

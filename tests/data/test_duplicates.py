@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data import duplicates, synthetic
 from data.duplicates import SHORT, SIMILARITY, Pair
-from tests.data.conftest import words_of
+from tests.data.conftest import make_words
 
 TRAIN = (
     "In the garden of Ann there are $12$ rows of $\\frac{7}{2}$ metres each, and between every two of them "
@@ -23,7 +23,7 @@ def find(texts: list[str], answers: list[str] | None = None) -> tuple[list[Pair]
 
 
 def test_distinct_texts_are_not_duplicates() -> None:
-    assert find([f"{words_of(i)} 7" for i in range(50)]) == ([], [])
+    assert find([f"{make_words(i)} 7" for i in range(50)]) == ([], [])
     assert find([]) == ([], []) and find(["", "a"]) == ([], [])
 
 
@@ -51,7 +51,7 @@ def test_distinct_texts_are_not_duplicates() -> None:
     ],
 )
 def test_the_same_problem_in_other_words_is_a_near_duplicate(other: str) -> None:
-    pairs, variants = find([words_of(1), TRAIN, words_of(2), other])
+    pairs, variants = find([make_words(1), TRAIN, make_words(2), other])
     assert [(pair.first, pair.second) for pair in pairs] == [(1, 3)] and not variants
     assert SIMILARITY <= pairs[0].similarity <= 1
 
@@ -67,7 +67,7 @@ def test_the_same_problem_in_other_words_is_a_near_duplicate(other: str) -> None
     ],
 )
 def test_a_problem_with_other_numbers_is_a_variant(other: str) -> None:
-    assert find([words_of(1), TRAIN, words_of(2), other]) == ([], [[1, 3]])
+    assert find([make_words(1), TRAIN, make_words(2), other]) == ([], [[1, 3]])
 
 
 @pytest.mark.parametrize("other", [TRAIN.replace("12", "13"), TRAIN.replace("Ann", "Bob").replace("12", "13")])
@@ -92,8 +92,8 @@ def test_two_templates_are_compared_by_their_numbers() -> None:
 
 def test_stock_phrases_do_not_make_problems_alike() -> None:
     stock = "in the form $\\frac{m}{n}$, where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
-    assert find([f"{words_of(i)} {stock}" for i in range(20)], ["7"] * 20) == ([], [])
-    assert find([f"What is the largest possible value of {words_of(i)}" for i in range(20)], ["7"] * 20) == ([], [])
+    assert find([f"{make_words(i)} {stock}" for i in range(20)], ["7"] * 20) == ([], [])
+    assert find([f"What is the largest possible value of {make_words(i)}" for i in range(20)], ["7"] * 20) == ([], [])
 
 
 def test_thousands_separators_are_ignored() -> None:

@@ -20,7 +20,7 @@ from grpo.stack.problem import UserError
 from reward.labels import parse_label
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
-from tests.data.conftest import aime_rows, math_rows, read, words_of, write
+from tests.data.conftest import make_aime_rows, make_math_rows, make_words, read_split, write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,8 +31,8 @@ def prepare_files(out: Path, *files: Path, train: tuple[Path, ...] = (), **optio
 
 
 def test_records_of_an_aime_file(tmp_path: Path) -> None:
-    card = prepare_files(tmp_path / "out", write(tmp_path / "aime.jsonl", aime_rows()))
-    train, evaluation = read(tmp_path / "out", "train"), read(tmp_path / "out", "eval")
+    card = prepare_files(tmp_path / "out", write_rows(tmp_path / "aime.jsonl", make_aime_rows()))
+    train, evaluation = read_split(tmp_path / "out", "train"), read_split(tmp_path / "out", "eval")
     assert (len(train), len(evaluation)) == (72, 18)
     assert train[1]["prompt"].startswith("What is 3 times 2022, ")
     assert "\\boxed{}" in train[1]["prompt"]
@@ -44,20 +44,26 @@ def test_records_of_an_aime_file(tmp_path: Path) -> None:
 
 
 def test_records_of_a_math_file(tmp_path: Path) -> None:
-    source = write(tmp_path / "math.jsonl", math_rows(60))
+    source = write_rows(tmp_path / "math.jsonl", make_math_rows(60))
     card = prepare_files(tmp_path / "out", source)
     assert [card["files"][name]["records"] for name in ("train.jsonl", "eval.jsonl")] == [36, 9]
-    assert read(tmp_path / "out", "train")[0]["prompt"].endswith(INSTRUCTIONS["math"])
+    assert read_split(tmp_path / "out", "train")[0]["prompt"].endswith(INSTRUCTIONS["math"])
     card = prepare_files(tmp_path / "all", source, math_count=None, eval_fraction=0.5)
     assert [card["files"][name]["records"] for name in ("train.jsonl", "eval.jsonl")] == [30, 30]
 
 
 def test_aime_and_math_to_train_on_and_aime_to_evaluate_on(tmp_path: Path) -> None:
-    aime, math = write(tmp_path / "aime.jsonl", aime_rows()), write(tmp_path / "math.jsonl", math_rows(60))
+    aime, math = (
+        write_rows(tmp_path / "aime.jsonl", make_aime_rows()),
+        write_rows(tmp_path / "math.jsonl", make_math_rows(60)),
+    )
     card = prepare_files(tmp_path / "mixed", aime, train=(math,))
-    assert Counter(record["datasource"] for record in read(tmp_path / "mixed", "train")) == {"aime": 72, "math": 45}
+    assert Counter(record["datasource"] for record in read_split(tmp_path / "mixed", "train")) == {
+        "aime": 72,
+        "math": 45,
+    }
     prepare_files(tmp_path / "aime", aime)
-    assert read(tmp_path / "mixed", "eval") == read(tmp_path / "aime", "eval")
+    assert read_split(tmp_path / "mixed", "eval") == read_split(tmp_path / "aime", "eval")
     about_train = card["files"]["train.jsonl"]
     assert about_train["source"] == {"aime.jsonl": 72, "math.jsonl": 45}
     assert about_train["year"] == {"2022": 24, "2023": 24, "2024": 24}
@@ -68,29 +74,29 @@ def test_aime_and_math_to_train_on_and_aime_to_evaluate_on(tmp_path: Path) -> No
 
 
 def test_a_problem_of_eval_among_those_to_train_on(tmp_path: Path) -> None:
-    aime = write(tmp_path / "aime.jsonl", aime_rows())
+    aime = write_rows(tmp_path / "aime.jsonl", make_aime_rows())
     prepare_files(tmp_path / "aime", aime)
-    leaked = read(tmp_path / "aime", "eval")[0]
+    leaked = read_split(tmp_path / "aime", "eval")[0]
     text = leaked["prompt"].removesuffix(INSTRUCTIONS["aime"])
     copies = [{"problem": text + " Why?", "answer": parse_label(leaked["label"]).answer}]
-    own = write(tmp_path / "own.jsonl", copies + [{"problem": words_of(i), "answer": "1"} for i in range(5)])
+    own = write_rows(tmp_path / "own.jsonl", copies + [{"problem": make_words(i), "answer": "1"} for i in range(5)])
     with pytest.raises(UserError, match=rf"1 problems(.|\n)*own.jsonl, line 1\) is .*{leaked['id']} \(.*line"):
         prepare_files(tmp_path / "out", aime, train=(own,))
     assert not (tmp_path / "out").exists()
     card = prepare_files(tmp_path / "out", aime, train=(own,), decontaminate=True)
-    assert len(read(tmp_path / "out", "train")) == 72 + 5 and len(card["left_out"]["also in eval"]) == 1
+    assert len(read_split(tmp_path / "out", "train")) == 72 + 5 and len(card["left_out"]["also in eval"]) == 1
 
 
 def test_a_problem_added_to_train_twice_is_kept_once(tmp_path: Path) -> None:
-    aime = write(tmp_path / "aime.jsonl", aime_rows())
+    aime = write_rows(tmp_path / "aime.jsonl", make_aime_rows())
     card = prepare_files(tmp_path / "out", aime, train=(aime,), decontaminate=True)
-    assert len(read(tmp_path / "out", "train")) == 72 and len(read(tmp_path / "out", "eval")) == 18
+    assert len(read_split(tmp_path / "out", "train")) == 72 and len(read_split(tmp_path / "out", "eval")) == 18
     assert len(card["left_out"]["repeated"]) == 72 and len(card["left_out"]["also in eval"]) == 18
 
 
 def test_bad_rows_are_refused_all_at_once_or_left_out(tmp_path: Path) -> None:
-    bad = ["{", json.dumps({"problem": "P", "answer": "{1"}), json.dumps(math_rows(1)[0] | {"answer": "9"})]
-    source = write(tmp_path / "math.jsonl", math_rows(10))
+    bad = ["{", json.dumps({"problem": "P", "answer": "{1"}), json.dumps(make_math_rows(1)[0] | {"answer": "9"})]
+    source = write_rows(tmp_path / "math.jsonl", make_math_rows(10))
     source.write_text(source.read_text() + "\n".join(bad) + "\n")
     with pytest.raises(UserError, match=r"3 bad rows:(.|\n)*--skip-bad") as refused:
         prepare_files(tmp_path / "out", source)
@@ -104,16 +110,16 @@ def test_bad_rows_are_refused_all_at_once_or_left_out(tmp_path: Path) -> None:
 
 
 def test_the_output_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
-    rows = aime_rows() + math_rows(100) + math_rows(20)
-    prepare_files(tmp_path / "one", write(tmp_path / "one.jsonl", rows))
+    rows = make_aime_rows() + make_math_rows(100) + make_math_rows(20)
+    prepare_files(tmp_path / "one", write_rows(tmp_path / "one.jsonl", rows))
     random.Random(0).shuffle(rows)
-    prepare_files(tmp_path / "two", write(tmp_path / "two.jsonl", rows))
+    prepare_files(tmp_path / "two", write_rows(tmp_path / "two.jsonl", rows))
     for split in ("train", "eval"):
         assert (tmp_path / "one" / f"{split}.jsonl").read_bytes() == (tmp_path / "two" / f"{split}.jsonl").read_bytes()
 
 
 def test_the_output_is_the_same_on_every_run_and_the_card_describes_it(tmp_path: Path) -> None:
-    source = write(tmp_path / "aime.jsonl", aime_rows())
+    source = write_rows(tmp_path / "aime.jsonl", make_aime_rows())
     card = prepare_files(tmp_path / "out", source)
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert set(first) == {"train.jsonl", "eval.jsonl", "card.json"}
@@ -127,7 +133,7 @@ def test_the_output_is_the_same_on_every_run_and_the_card_describes_it(tmp_path:
 
 def test_the_synthetic_task(tmp_path: Path) -> None:
     card = prepare([Source("synthetic")], tmp_path / "out", Options(train_count=40, eval_count=12))
-    train, evaluation = read(tmp_path / "out", "train"), read(tmp_path / "out", "eval")
+    train, evaluation = read_split(tmp_path / "out", "train"), read_split(tmp_path / "out", "eval")
     assert (len(train), len(evaluation)) == (40, 12)
     assert not {r["prompt"] for r in train} & {r["prompt"] for r in evaluation}
     assert card["files"]["eval.jsonl"]["datasource"] == {"synthetic": 12}
@@ -141,7 +147,7 @@ def test_the_synthetic_task(tmp_path: Path) -> None:
 
 
 def test_the_launcher_accepts_what_is_written(tmp_path: Path) -> None:
-    prepare_files(tmp_path, write(tmp_path / "aime.jsonl", aime_rows()))
+    prepare_files(tmp_path, write_rows(tmp_path / "aime.jsonl", make_aime_rows()))
     read = [read_records(tmp_path / f"{split}.jsonl", "prompt", "label", split) for split in ("train", "eval")]
     assert [len(records) for records in read] == [72, 18]
 
@@ -163,10 +169,10 @@ def prepare_and_die(source: Path, out: Path, last: int) -> NoReturn:
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_files_are_complete_whenever_the_process_is_killed(tmp_path: Path, last: int) -> None:
-    source, out = write(tmp_path / "aime.jsonl", aime_rows()), tmp_path / "out"
+    source, out = write_rows(tmp_path / "aime.jsonl", make_aime_rows()), tmp_path / "out"
     prepare_files(out, source)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    write(source, aime_rows()[:60])
+    write_rows(source, make_aime_rows()[:60])
     prepare_files(tmp_path / "after", source)
     after = {path.name: path.read_bytes() for path in (tmp_path / "after").iterdir()}
     if not (child := os.fork()):
@@ -181,7 +187,10 @@ def test_files_are_complete_whenever_the_process_is_killed(tmp_path: Path, last:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    aime, math = write(tmp_path / "aime.jsonl", aime_rows()), write(tmp_path / "math.jsonl", math_rows(60))
+    aime, math = (
+        write_rows(tmp_path / "aime.jsonl", make_aime_rows()),
+        write_rows(tmp_path / "math.jsonl", make_math_rows(60)),
+    )
     (tmp_path / "tokenizer").mkdir()
     write_tokenizer(tmp_path / "tokenizer")
     options = ["--math-count", "30", "--tokenizer", str(tmp_path / "tokenizer"), "--prompt-max-len", "4096"]
@@ -213,7 +222,7 @@ def test_a_bad_call(tmp_path: Path, options: list[str], message: str, capsys: py
         ("none.jsonl", None, "not a file"),
         ("a.jsonl", "", "is empty: give a file with a row for each problem"),
         ("a.jsonl", "\n\n", "is empty: give a file with a row for each problem"),
-        ("a.jsonl", json.dumps(math_rows(1)[0]), "would be empty"),
+        ("a.jsonl", json.dumps(make_math_rows(1)[0]), "would be empty"),
         ("out", "", "out is a file: name a folder"),
     ],
 )
@@ -232,11 +241,11 @@ def test_a_reward_of_ones_own_gets_problems_and_answers_as_they_are(tmp_path: Pa
     with pytest.raises(UserError, match="--labels any"):
         prepare_files(tmp_path / "out", tmp_path / "words.csv")
     prepare_files(tmp_path / "out", tmp_path / "words.csv", labels="any", eval_fraction=0.3)
-    [held_out], trained = read(tmp_path / "out", "eval"), read(tmp_path / "out", "train")
+    [held_out], trained = read_split(tmp_path / "out", "eval"), read_split(tmp_path / "out", "train")
     found = {record["prompt"]: json.loads(record["label"])["answer"] for record in (held_out, *trained)}
     assert found == {"Reverse lamp.": "pmal", "Reverse cat.": "tac", "Say N/A.": "N/A"}
-    objects = [{"problem": f"p{words_of(i)}", "answer": {"tests": [i]}} for i in range(5)]
-    prepare_files(tmp_path / "objects", write(tmp_path / "o.jsonl", objects), labels="any")
+    objects = [{"problem": f"p{make_words(i)}", "answer": {"tests": [i]}} for i in range(5)]
+    prepare_files(tmp_path / "objects", write_rows(tmp_path / "o.jsonl", objects), labels="any")
     prepare_files(tmp_path / "again", tmp_path / "objects" / "train.jsonl", labels="any")  # reads its own output
-    labels = [json.loads(record["label"])["answer"] for record in read(tmp_path / "again", "train")]
+    labels = [json.loads(record["label"])["answer"] for record in read_split(tmp_path / "again", "train")]
     assert len(labels) == 3 and set(labels) <= {json.dumps({"tests": [i]}) for i in range(5)}

@@ -13,7 +13,7 @@ from data.instructions import INSTRUCTIONS
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import Row
 from reward.answers import grade
-from tests.data.conftest import aime_rows, math_rows
+from tests.data.conftest import make_aime_rows, make_math_rows
 
 
 def parse(*rows: Any) -> tuple[list[Problem], list[str]]:
@@ -135,15 +135,15 @@ BAD = {
 
 
 def test_all_bad_rows_are_named_at_once_with_their_lines() -> None:
-    problems, bad = parse(*math_rows(2), *BAD.values(), {"problem": "Q", "answer": "1"})
+    problems, bad = parse(*make_math_rows(2), *BAD.values(), {"problem": "Q", "answer": "1"})
     assert len(problems) == 3 and len(bad) == len(BAD)
     for line, (number, reason) in zip(bad, enumerate(BAD, 3), strict=True):
         assert line.startswith(f"f, line {number}: ") and reason in line
 
 
 def test_papers_that_count_from_zero_are_shifted() -> None:
-    assert [one.paper for one in parse(*aime_rows(0))[0]] == [one.paper for one in parse(*aime_rows(1))[0]]
-    sixteen = [*aime_rows(0)[:15], {**aime_rows()[0], "problem": "One too many.", "number": 15}]
+    assert [one.paper for one in parse(*make_aime_rows(0))[0]] == [one.paper for one in parse(*make_aime_rows(1))[0]]
+    sixteen = [*make_aime_rows(0)[:15], {**make_aime_rows()[0], "problem": "One too many.", "number": 15}]
     assert "number 15" in parse(*sixteen)[1][0]
 
 
@@ -160,7 +160,7 @@ def test_duplicates_are_kept_once_and_contradictions_dropped() -> None:
 
 
 def test_a_contest_place_has_one_problem() -> None:
-    first, second = aime_rows()[:2]
+    first, second = make_aime_rows()[:2]
     contest_place = {name: first[name] for name in ("year", "contest", "number")}
     kept, _, bad = merge_repeats(parse(first, {**second, **contest_place})[0])
     assert not kept and "another answer" in bad[0]
@@ -169,7 +169,10 @@ def test_a_contest_place_has_one_problem() -> None:
 
 
 def test_a_problem_may_be_in_both_splits_and_keeps_its_contest_place() -> None:
-    aime, math = aime_rows()[0], {"problem": aime_rows()[0]["problem"], "answer": aime_rows()[0]["answer"]}
+    aime, math = (
+        make_aime_rows()[0],
+        {"problem": make_aime_rows()[0]["problem"], "answer": make_aime_rows()[0]["answer"]},
+    )
     problems, _ = parse(aime, math)
     assert [one.datasource for one in merge_repeats(problems)[0]] == ["aime"]
     apart = [replace(one, split=split) for one, split in zip(problems, ("train", "eval"), strict=True)]
@@ -184,15 +187,15 @@ def test_what_is_kept_does_not_depend_on_the_order(drawn: list[tuple[str, str, i
     rows = [{"problem": text, "answer": answer, "level": level} for text, answer, level in drawn]
     shuffled = rng.sample(rows, len(rows))
 
-    def kept(rows: list[dict]) -> list[tuple]:
+    def list_kept(rows: list[dict]) -> list[tuple]:
         return [(one.text, one.answer, one.level) for one in merge_repeats(parse(*rows)[0])[0]]
 
-    assert kept(rows) == kept(shuffled)
-    assert len({one.id for one in merge_repeats(parse(*rows)[0])[0]}) == len(kept(rows))
+    assert list_kept(rows) == list_kept(shuffled)
+    assert len({one.id for one in merge_repeats(parse(*rows)[0])[0]}) == len(list_kept(rows))
 
 
 def test_ids_are_stable_and_unique() -> None:
-    problems, _ = parse(*aime_rows(), *math_rows(100))
+    problems, _ = parse(*make_aime_rows(), *make_math_rows(100))
     assert len({one.id for one in problems}) == 190
     digest = hashlib.sha256(b"Halve a.").hexdigest()
     row = {"problem": " Halve\na. ", "answer": "1"}

@@ -12,7 +12,7 @@ import pytest
 from data.prepare import Source, prepare
 from data.sources import HUB, HubSet, read_hub, read_source
 from grpo.stack.problem import UserError
-from tests.data.conftest import aime_rows, math_rows, read, write
+from tests.data.conftest import make_aime_rows, make_math_rows, read_split, write_rows
 
 ROMAN = {1: "I", 2: "II"}
 
@@ -25,7 +25,7 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def repository(folder: Path, rows_of: dict[str, list[dict]], folders: dict[str, str]) -> Path:
+def write_repository(folder: Path, rows_of: dict[str, list[dict]], folders: dict[str, str]) -> Path:
     """Parquet files and the README with configurations, as the hub has them."""
     lines = ["---", "configs:"]
     for configuration, rows in rows_of.items():
@@ -48,36 +48,36 @@ def test_aime_in_the_columns_of_the_hub(tmp_path, datasets_cache, monkeypatch) -
             "url": "https://artofproblemsolving.com/wiki/index.php/"
             f"{row['year']}_AIME_{ROMAN[row['contest']]}_Problems/Problem_{row['number']}",
         }
-        for at, row in enumerate(aime_rows())
+        for at, row in enumerate(make_aime_rows())
     ]
-    folder = repository(tmp_path / "aime", {"default": rows}, {"default": "data"})
+    folder = write_repository(tmp_path / "aime", {"default": rows}, {"default": "data"})
     monkeypatch.setitem(HUB, "aime", replace(HUB["aime"], repository=str(folder)))
     card = prepare([Source("aime")], tmp_path / "hub")
-    prepare([Source(str(write(tmp_path / "aime.jsonl", aime_rows())))], tmp_path / "local")
+    prepare([Source(str(write_rows(tmp_path / "aime.jsonl", make_aime_rows())))], tmp_path / "local")
     for split, count in (("train", 72), ("eval", 18)):
-        assert read(tmp_path / "hub", split) == read(tmp_path / "local", split)
+        assert read_split(tmp_path / "hub", split) == read_split(tmp_path / "local", split)
         assert card["files"][f"{split}.jsonl"]["year"] == {str(year): count // 3 for year in (2022, 2023, 2024)}
     assert card["sources"][0]["revision"] == HUB["aime"].revision
     parquet = folder / "data" / "train-00000-of-00001.parquet"
     prepare([Source(str(parquet))], tmp_path / "downloaded")
-    assert read(tmp_path / "downloaded", "train") == read(tmp_path / "hub", "train")
+    assert read_split(tmp_path / "downloaded", "train") == read_split(tmp_path / "hub", "train")
 
 
 def test_math_in_the_columns_of_the_hub(tmp_path, datasets_cache, monkeypatch) -> None:
     by_subject: dict[str, list[dict]] = {configuration: [] for configuration in HUB["math"].configurations}
-    for i, row in enumerate(math_rows(140)):
+    for i, row in enumerate(make_math_rows(140)):
         configuration = HUB["math"].configurations[i % 7]
         solution = f"First \\boxed{{0}}, then $\\boxed{{{row['answer']}}}$."
         level = f"Level {1 + i // 7 % 5}"
         by_subject[configuration].append(
             {"problem": row["problem"], "level": level, "type": configuration.title(), "solution": solution}
         )
-    folder = repository(tmp_path / "math", by_subject, {name: name for name in by_subject})
+    folder = write_repository(tmp_path / "math", by_subject, {name: name for name in by_subject})
     monkeypatch.setitem(HUB, "math", replace(HUB["math"], repository=str(folder)))
     card = prepare([Source("math")], tmp_path / "out")
-    records = read(tmp_path / "out", "train") + read(tmp_path / "out", "eval")
+    records = read_split(tmp_path / "out", "train") + read_split(tmp_path / "out", "eval")
     assert len(records) == 45 and card["left_out"] == {"another level than 4 and 5": 84, "beyond the 45 of MATH": 11}
-    golds = {row["problem"]: row["answer"] for row in math_rows(140)}
+    golds = {row["problem"]: row["answer"] for row in make_math_rows(140)}
     for record in records:
         assert json.loads(record["label"])["answer"] == golds[record["prompt"].split("\n\n")[0]]
 
@@ -104,11 +104,11 @@ def test_rows_made_in_memory_come_with_their_places(monkeypatch) -> None:
 def test_without_network_the_error_suggests_local_files(tmp_path, datasets_cache, monkeypatch) -> None:
     import datasets
 
-    def no_network(*arguments: object, **options: object) -> None:
+    def refuse_network(*arguments: object, **options: object) -> None:
         raise AssertionError("the offline mode asked the network")
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse_network)
     for name in ("aime", "math"):
         with pytest.raises(UserError, match=r"could not be loaded(.|\n)*hf download .*--revision(.|\n)*\.jsonl"):
             read_source(name)
@@ -119,12 +119,12 @@ def test_an_unreachable_hub_is_asked_once_and_quietly(tmp_path, datasets_cache, 
 
     asked = []
 
-    def no_name(host: str, *arguments: object, **options: object) -> None:
+    def refuse_name(host: str, *arguments: object, **options: object) -> None:
         asked.append(host)
         raise socket.gaierror(-3, "Temporary failure in name resolution")
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse_name)
     with pytest.raises(UserError, match=r"the hub cannot be reached \(Connect(ion)?Error\)(.|\n)*hf download"):
         read_source("aime")
     # From 1.0 on, huggingface-hub also asks for a list of its own.
@@ -137,10 +137,10 @@ def test_the_hub_sets_are_pinned_to_commits() -> None:
 
 
 def test_json_and_parquet_give_what_jsonl_gives(tmp_path: Path) -> None:
-    rows = aime_rows()
+    rows = make_aime_rows()
     (tmp_path / "a.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    write(tmp_path / "a.jsonl", rows)
+    write_rows(tmp_path / "a.jsonl", rows)
     for ending in ("json", "jsonl", "parquet"):
         prepare([Source(str(tmp_path / f"a.{ending}"))], tmp_path / ending)
     for split in ("train", "eval"):
@@ -149,7 +149,7 @@ def test_json_and_parquet_give_what_jsonl_gives(tmp_path: Path) -> None:
 
 
 def test_rows_have_line_or_row_numbers(tmp_path: Path) -> None:
-    lines = write(tmp_path / "a.jsonl", [{"problem": "a"}])
+    lines = write_rows(tmp_path / "a.jsonl", [{"problem": "a"}])
     lines.write_text(lines.read_text() + "\n\n{\n")
     assert [row.location for row in read_source(str(lines))[0]] == [f"{lines}, line 1", f"{lines}, line 4"]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"problem": "a"}] * 2), tmp_path / "a.parquet")

@@ -15,7 +15,7 @@ from tests.data.conftest import PAPERS
 SUBJECTS = [f"subject {i}" for i in range(7)]
 
 
-def math_problems(number: int, levels: tuple[int, ...] = (4, 5)) -> list[Problem]:
+def make_math_problems(number: int, levels: tuple[int, ...] = (4, 5)) -> list[Problem]:
     """`number` problems of each level and subject."""
     return [
         Problem(f"{level} {subject} {i}", "1", "math", level=level, subject=subject)
@@ -25,7 +25,7 @@ def math_problems(number: int, levels: tuple[int, ...] = (4, 5)) -> list[Problem
     ]
 
 
-def aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Problem]:
+def make_aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Problem]:
     papers = [(year, contest, number) for year in years for contest in (1, 2) for number in range(1, 16)]
     return [Problem(f"{paper}", "1", "aime", paper=paper) for paper in papers]
 
@@ -41,19 +41,19 @@ def test_the_aime_rule_is_balanced() -> None:
 
 
 def test_ninety_aime_problems_are_split_72_and_18() -> None:
-    by_split = Counter((one.split, one.paper[0]) for one in split(aime_problems(), None) if one.paper)
+    by_split = Counter((one.split, one.paper[0]) for one in split(make_aime_problems(), None) if one.paper)
     assert by_split == {(name, year): n for name, n in (("train", 24), ("eval", 6)) for year in (2022, 2023, 2024)}
 
 
 def test_an_aime_problem_stays_in_its_split_when_others_are_added() -> None:
-    some = {one.id: one.split for one in split(aime_problems((2023,)), None)}
-    more = {one.id: one.split for one in split(aime_problems((2021, 2022, 2023)) + math_problems(3), None)}
+    some = {one.id: one.split for one in split(make_aime_problems((2023,)), None)}
+    more = {one.id: one.split for one in split(make_aime_problems((2021, 2022, 2023)) + make_math_problems(3), None)}
     assert some.items() <= more.items()
 
 
 @given(st.integers(0, 14 * 6), st.randoms())
 def test_a_choice_is_balanced_in_levels_and_subjects(count: int, rng: random.Random) -> None:
-    problems = math_problems(6)
+    problems = make_math_problems(6)
     chosen = choose_balanced(problems, count)
     assert len(chosen) == count
     cells = Counter({(level, subject): 0 for level in (4, 5) for subject in SUBJECTS})
@@ -66,19 +66,19 @@ def test_a_choice_is_balanced_in_levels_and_subjects(count: int, rng: random.Ran
 
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_a_larger_choice_contains_the_smaller(a: int, b: int) -> None:
-    small, large = ({one.id for one in choose_balanced(math_problems(2), count)} for count in sorted((a, b)))
+    small, large = ({one.id for one in choose_balanced(make_math_problems(2), count)} for count in sorted((a, b)))
     assert small <= large
 
 
 def test_where_a_subject_runs_out_the_others_fill_up() -> None:
-    problems = math_problems(10)
+    problems = make_math_problems(10)
     scarce = [one for one in problems if one.subject != SUBJECTS[0] or one.text.endswith("0")]
     chosen = choose_balanced(scarce, 45)
     assert len(chosen) == 45 and Counter(one.subject for one in chosen)[SUBJECTS[0]] == 2
 
 
 def test_levels_4_and_5_of_math_and_the_count() -> None:
-    problems = math_problems(5, (0, 1, 2, 3, 4, 5)) + aime_problems()
+    problems = make_math_problems(5, (0, 1, 2, 3, 4, 5)) + make_aime_problems()
     chosen, left_out = choose_math(problems, 45)
     assert Counter(one.datasource for one in chosen) == {"math": 45, "aime": 90}
     assert {one.level for one in chosen} == {None, 4, 5}
@@ -88,16 +88,16 @@ def test_levels_4_and_5_of_math_and_the_count() -> None:
 
 
 def test_other_problems_are_split_by_a_balanced_fraction() -> None:
-    problems = math_problems(5)
+    problems = make_math_problems(5)
     held_out = [one for one in split(problems, None) if one.split == "eval"]
     assert Counter(one.subject for one in held_out) == dict.fromkeys(SUBJECTS, 2)
-    assert len([one for one in split(problems + aime_problems(), 0.5) if one.split == "eval"]) == 80
+    assert len([one for one in split(problems + make_aime_problems(), 0.5) if one.split == "eval"]) == 80
     for fraction in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(UserError):
             split(problems, fraction)
 
 
 def test_the_card_names_the_rules_that_applied() -> None:
-    assert len(describe(aime_problems(), None, 45)) == 1
-    assert len(describe(aime_problems() + math_problems(1), None, 45)) == 3
-    assert "0.3" in describe(aime_problems(), 0.3, 45)[0]
+    assert len(describe(make_aime_problems(), None, 45)) == 1
+    assert len(describe(make_aime_problems() + make_math_problems(1), None, 45)) == 3
+    assert "0.3" in describe(make_aime_problems(), 0.3, 45)[0]

@@ -63,7 +63,7 @@ class Page:
 
 
 @cache
-def pages() -> tuple[Page, ...]:
+def list_pages() -> tuple[Page, ...]:
     """Return the pages that are written by hand: README, CONTRIBUTING, CHANGELOG, and docs/."""
     names = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))]
     return tuple(
@@ -71,6 +71,6 @@ def pages() -> tuple[Page, ...]:
     )
 
 
-def page(name: str) -> Page:
+def get_page(name: str) -> Page:
     """Return the page of this path."""
-    return next(page for page in pages() if page.name == name)
+    return next(page for page in list_pages() if page.name == name)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from grpo.settings.recipe import default
-from tests.docs.pages import ROOT, page
-from tests.docs.test_project_files import locked
+from tests.docs.pages import ROOT, get_page
+from tests.docs.test_project_files import read_locked_version
 
 FOLDER = ROOT / "docs" / "cluster"
 CHECKOUT = "/shared/gptoss-grpo"
@@ -63,11 +63,11 @@ def stand_ins(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def calls(environment: dict[str, str]) -> list[str]:
+def read_calls(environment: dict[str, str]) -> list[str]:
     return Path(environment["FAKE_LOG"]).read_text().splitlines()
 
 
-def slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
+def start_slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
     words = ["bash", str(FOLDER / "slurm.sh"), *options]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -84,10 +84,10 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
     environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
     environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward", "PASS_TO_ALL_NODES": "SEARCH_API_KEY"}
     environment["FAKE_srun"] = 'printf "%s %s\n" "${GEMINI_API_KEY-none}" "$SEARCH_API_KEY" >"$FAKE_LOG.keys"'
-    job = slurm(environment, "--steps", "20")
+    job = start_slurm(environment, "--steps", "20")
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
-    noted = calls(environment)
+    noted = read_calls(environment)
     assert (
         "ray start --head --node-ip-address=10.0.0.7 --port=6379 --include-dashboard=false --disable-usage-stats"
         in noted
@@ -105,17 +105,17 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
 def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None:
     environment = stand_ins | {"FAKE_python": "echo 1", "SLURM_JOB_NUM_NODES": "1", "RAY_AUTH_TOKEN": TOKEN}
     environment["FAKE_train_grpo"] = f"[[ $RAY_AUTH_TOKEN == {TOKEN} ]]"
-    job = slurm(environment)
+    job = start_slurm(environment)
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
-    assert not [call for call in calls(environment) if "srun" in call or "secrets" in call]
+    assert not [call for call in read_calls(environment) if "srun" in call or "secrets" in call]
 
 
 def test_slurms_signal_reaches_the_launcher_and_the_job_waits_for_it(stand_ins, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     launcher = f'trap "sleep 1; touch {saved}; exit 143" TERM; touch {tmp_path}/up; while :; do sleep 0.1; done'
     environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
-    job = slurm(environment)
+    job = start_slurm(environment)
     try:
         until = time.monotonic() + 60
         while not (tmp_path / "up").exists():
@@ -138,7 +138,7 @@ def test_a_run_is_submitted_with_its_settings(stand_ins) -> None:
     words = ("http://10.0.0.1:8265", CHECKOUT, "NUM_ENGINES=6", "LEARNING_RATE=2e-6", "--steps", "20")
     done = submit(environment, *words)
     assert done.returncode == 0, done.stderr
-    (call,) = calls(environment)
+    (call,) = read_calls(environment)
     assert call == (
         f"ray job submit --address http://10.0.0.1:8265 --no-wait -- env --chdir={CHECKOUT} "
         "--unset=RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES NUM_ENGINES=6 LEARNING_RATE=2e-6 "
@@ -199,12 +199,12 @@ def test_the_cluster_of_kuberay_fits_this_project() -> None:
     spec = load("kuberay.yaml")["spec"]
     (workers,) = spec["workerGroupSpecs"]
     assert spec["authOptions"] == {"mode": "token"}
-    assert spec["rayVersion"] == locked("ray")
+    assert spec["rayVersion"] == read_locked_version("ray")
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"], "a run does not grow"
     keys = []
     for group in (spec["headGroupSpec"], workers):
         (container,) = group["template"]["spec"]["containers"]
-        assert container["image"].startswith(f"rayproject/ray:{locked('ray')}-py312")
+        assert container["image"].startswith(f"rayproject/ray:{read_locked_version('ray')}-py312")
         assert container["command"] == ["source", "scripts/env.sh"] and container["workingDir"] == CHECKOUT
         assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
@@ -227,7 +227,7 @@ def test_no_file_has_a_secret_and_the_page_links_to_each(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     given = re.findall(r"^[^#\n]*?\b\w*(?:TOKEN|KEY|SECRET|PASSWORD)\w*[=:] *[\"']?(\w{6,})", text, re.MULTILINE)
     assert given == [] and not re.search(r"[0-9a-f]{32}", text)
-    assert f"cluster/{file.name}" in page("docs/cluster.md").links
+    assert f"cluster/{file.name}" in get_page("docs/cluster.md").links
     assert f"docs/cluster/{file.name}" in text.partition("set -")[0], "its first lines say how it is called"
     if file.suffix == ".sh":
         assert os.access(file, os.X_OK)

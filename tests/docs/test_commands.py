@@ -14,7 +14,7 @@ from grpo.launch.config import trainer_parser
 from grpo.settings.options import parse as parse_options
 from grpo.stack.problem import UserError
 from tests.docs.known import is_variable
-from tests.docs.pages import ROOT, pages
+from tests.docs.pages import ROOT, list_pages
 
 LANGUAGES = {"bash", "text", "python", "json", "mermaid"}
 FOREIGN = {
@@ -41,10 +41,10 @@ class Parsed(Exception):
     """The arguments were accepted; nothing after that is to happen."""
 
 
-def commands() -> list[tuple[str, str]]:
+def list_commands() -> list[tuple[str, str]]:
     """The commands of all blocks of bash: page and command, with its assignments and without comments."""
     listed = []
-    for page in pages():
+    for page in list_pages():
         for language, block in page.blocks:
             if language == "bash":
                 lines = block.replace("\\\n", " ").splitlines()
@@ -53,14 +53,14 @@ def commands() -> list[tuple[str, str]]:
     return listed
 
 
-def inline_commands() -> list[tuple[str, str]]:
+def list_inline_commands() -> list[tuple[str, str]]:
     """The commands in code spans."""
     return sorted(
-        {(page.name, span) for page in pages() for span in page.spans if span.startswith(BEGINS[:1] + BEGINS[2:])}
+        {(page.name, span) for page in list_pages() for span in page.spans if span.startswith(BEGINS[:1] + BEGINS[2:])}
     )
 
 
-def ids(values: list[tuple[str, str]]) -> list[str]:
+def make_ids(values: list[tuple[str, str]]) -> list[str]:
     return [f"{page}: {command}" for page, command in values]
 
 
@@ -138,12 +138,12 @@ def check_launcher(words: list[str]) -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize(("page", "command"), commands(), ids=ids(commands()))
+@pytest.mark.parametrize(("page", "command"), list_commands(), ids=make_ids(list_commands()))
 def test_a_command_can_be_called(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(command, monkeypatch)
 
 
-@pytest.mark.parametrize(("page", "command"), inline_commands(), ids=ids(inline_commands()))
+@pytest.mark.parametrize(("page", "command"), list_inline_commands(), ids=make_ids(list_inline_commands()))
 def test_a_command_in_a_sentence_has_its_options(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(command)
     if words[:2] == ["python", "-m"]:
@@ -158,7 +158,7 @@ def test_a_command_in_a_sentence_has_its_options(page: str, command: str, monkey
 
 
 def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(commands()) > 50 and len(inline_commands()) > 15
+    assert len(list_commands()) > 50 and len(list_inline_commands()) > 15
     for wrong in (
         "python -m eval.compare a b --jsn",
         "python -m benchmarks dequantize",
@@ -178,7 +178,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.Monke
 
 
 def test_other_blocks_contain_no_commands() -> None:
-    blocks = [(page.name, language, block) for page in pages() for language, block in page.blocks]
+    blocks = [(page.name, language, block) for page in list_pages() for language, block in page.blocks]
     assert {language for _, language, _ in blocks} <= LANGUAGES
     hidden = [
         (name, line)

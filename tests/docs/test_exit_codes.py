@@ -6,11 +6,11 @@ from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise.driver import FAILED, STOPPED
 from grpo.run.lost_writes import LOSSY
 from grpo.stack.checkout import CHECKOUT
-from tests.docs.pages import page
+from tests.docs.pages import get_page
 
 
 def test_the_page_has_every_code() -> None:
-    [table] = [table for table in page("docs/runs.md").tables if table[0][0] == "code"]
+    [table] = [table for table in get_page("docs/runs.md").tables if table[0][0] == "code"]
     signals = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)]
     assert FAILED == LOSSY
     assert [int(row[0]) for row in table[1:]] == [0, LOSSY, REFUSED, STOPPED, *signals]

@@ -9,9 +9,9 @@ from tests import faults
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("fault", faults.table())
+@pytest.mark.parametrize("fault", faults.read_table())
 def test_a_fault_of_the_table_is_injected(fault: str) -> None:
-    assert faults.table()[fault], "the table must say what the user sees"
+    assert faults.read_table()[fault], "the table must say what the user sees"
     tests = [file for file in (ROOT / "tests").rglob("test_*.py") if f'assert_seen("{fault}"' in file.read_text()]
     assert tests
 

@@ -11,7 +11,7 @@ from grpo.run import estimators
 from grpo.stack.problem import UserError
 
 
-def evaluation(folder, right: dict[str, list[int]], **identity):
+def write_evaluation(folder, right: dict[str, list[int]], **identity):
     """A finished evaluation whose samples are right or wrong as given."""
     problems = [EvalProblem(id, "prompt", "7", "sums") for id in right]
     with Output(folder, identity, {}, problems, len(next(iter(right.values()))), [1]) as output:
@@ -22,7 +22,7 @@ def evaluation(folder, right: dict[str, list[int]], **identity):
     return folder
 
 
-def printed(capsys, a, b, *options, code=0):
+def run_compare(capsys, a, b, *options, code=0):
     """What the command prints of two evaluations: to stdout, and to stderr."""
     assert compare.main([str(a), str(b), *options]) == code
     return capsys.readouterr()
@@ -33,8 +33,8 @@ B = {f"p{n}": [1, 1, 1, n % 2] for n in range(8)}
 
 
 def test_the_comparison_is_paired_by_problem(tmp_path):
-    a = evaluation(tmp_path / "a", A)
-    b = evaluation(tmp_path / "b", dict(reversed(B.items())))
+    a = write_evaluation(tmp_path / "a", A)
+    b = write_evaluation(tmp_path / "b", dict(reversed(B.items())))
     result = compare.compare_evaluations(compare.read_grades(a), compare.read_grades(b))
     differences = [statistics.fmean(B[id]) - statistics.fmean(A[id]) for id in A]
     assert result["difference"] == pytest.approx(statistics.fmean(differences)) == pytest.approx(0.625)
@@ -57,18 +57,18 @@ def test_pairing_detects_more_than_two_separate_intervals():
 
 
 def test_disjoint_problems_are_rejected_and_unshared_ones_named(tmp_path, capsys):
-    a = evaluation(tmp_path / "a", A)
-    other = evaluation(tmp_path / "other", {"q": [1, 1, 1, 1]})
-    assert "no problem in common" in printed(capsys, a, other, code=2).err
-    partly = evaluation(tmp_path / "partly", {"q": [1, 1, 1, 1], "p0": [1, 1, 1, 1]})
-    output = printed(capsys, a, partly, "--json")
+    a = write_evaluation(tmp_path / "a", A)
+    other = write_evaluation(tmp_path / "other", {"q": [1, 1, 1, 1]})
+    assert "no problem in common" in run_compare(capsys, a, other, code=2).err
+    partly = write_evaluation(tmp_path / "partly", {"q": [1, 1, 1, 1], "p0": [1, 1, 1, 1]})
+    output = run_compare(capsys, a, partly, "--json")
     assert "7 problems are only in A and 1 only in B; only the 1 common ones count" in output.err
     assert json.loads(output.out)["n"] == 1
 
 
 def test_it_prints_what_it_found(tmp_path, capsys):
-    a, b = evaluation(tmp_path / "a", A, temperature=1.0), evaluation(tmp_path / "b", B, temperature=0.6)
-    text = printed(capsys, a, b).out
+    a, b = write_evaluation(tmp_path / "a", A, temperature=1.0), write_evaluation(tmp_path / "b", B, temperature=0.6)
+    text = run_compare(capsys, a, b).out
     assert "pass@1 on 8 problems: A 0.250, B 0.875; B is better on 8 and worse on 0" in text
     assert "B - A = +0.625" in text and "p = 0.0078" in text and "80% power at 5%: 0." in text
     assert "settings that differ: temperature" in text
@@ -77,39 +77,42 @@ def test_it_prints_what_it_found(tmp_path, capsys):
 def test_different_budgets_are_reported(tmp_path, capsys):
     budgets = {"thinking_budget": 20, "answer_budget": 8, "thinking_delimiter": "harmony"}
     a, b, c = (
-        evaluation(tmp_path / name, A, seed=0, **more)
+        write_evaluation(tmp_path / name, A, seed=0, **more)
         for name, more in (("a", {}), ("b", budgets), ("c", budgets | {"thinking_budget": 30}))
     )
-    assert "settings that differ: thinking_budget, answer_budget, thinking_delimiter" in printed(capsys, a, b).out
-    assert printed(capsys, b, c).out.endswith("settings that differ: thinking_budget\n")
+    assert "settings that differ: thinking_budget, answer_budget, thinking_delimiter" in run_compare(capsys, a, b).out
+    assert run_compare(capsys, b, c).out.endswith("settings that differ: thinking_budget\n")
 
 
 def test_another_adapter_is_told_from_none(tmp_path, capsys):
     adapters = {"a": (None, None), "b": ("12ab", 2.0), "c": ("34cd", 1.0)}
     a, b, c = (
-        evaluation(tmp_path / name, A, adapter_sha256=digest, adapter_scale=scale)
+        write_evaluation(tmp_path / name, A, adapter_sha256=digest, adapter_scale=scale)
         for name, (digest, scale) in adapters.items()
     )
-    assert printed(capsys, a, b).out.endswith("settings that differ: adapter (A has none)\n")
-    assert printed(capsys, b, c).out.endswith("settings that differ: adapter\n")
+    assert run_compare(capsys, a, b).out.endswith("settings that differ: adapter (A has none)\n")
+    assert run_compare(capsys, b, c).out.endswith("settings that differ: adapter\n")
 
 
 def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
-    a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
-    assert "settings that differ: seed, n (samples per problem: 4 and 1)" in printed(capsys, a, b).out
+    a, b = (
+        write_evaluation(tmp_path / "a", A, seed=0),
+        write_evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1),
+    )
+    assert "settings that differ: seed, n (samples per problem: 4 and 1)" in run_compare(capsys, a, b).out
     files = [folder / "grades.jsonl" for folder in (a, b)]
-    assert "settings that differ: n (samples per problem: 4 and 1)" in printed(capsys, *files).out
-    assert "differ in" not in printed(capsys, files[0], files[0]).out
+    assert "settings that differ: n (samples per problem: 4 and 1)" in run_compare(capsys, *files).out
+    assert "differ in" not in run_compare(capsys, files[0], files[0]).out
 
 
 def test_no_gain_is_detectable_near_the_maximum(tmp_path, capsys):
-    a = evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
-    b = evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
-    assert json.loads(printed(capsys, a, b, "--json").out)["detectable"] is None
+    a = write_evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
+    b = write_evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
+    assert json.loads(run_compare(capsys, a, b, "--json").out)["detectable"] is None
     said = "even the largest possible gain, 0.100, would not be detected with 80% power at 5%"
-    assert said in printed(capsys, a, b).out
-    few = evaluation(tmp_path / "few", {f"p{n}": [0] for n in range(5)})
-    assert "would not be detected" in printed(capsys, few, few).out, "five problems are too few"
+    assert said in run_compare(capsys, a, b).out
+    few = write_evaluation(tmp_path / "few", {f"p{n}": [0] for n in range(5)})
+    assert "would not be detected" in run_compare(capsys, few, few).out, "five problems are too few"
 
 
 def test_unfinished_and_missing_evaluations_are_rejected(tmp_path):
@@ -136,7 +139,7 @@ def test_comparing_a_training_run_names_the_file_to_pass(tmp_path, subfolder):
         compare.read_grades(run / subfolder)
 
 
-def run_with(folder, step, rows, **flags):
+def write_run(folder, step, rows, **flags):
     """A run directory with one evaluation."""
     (folder / "samples").mkdir(parents=True, exist_ok=True)
     (folder / "command.sh").touch()
@@ -146,23 +149,23 @@ def run_with(folder, step, rows, **flags):
     return file
 
 
-def rows_of(grades):
+def make_rows(grades):
     return [{"id": problem, "correct": grade} for problem, all_ in grades.items() for grade in all_]
 
 
 def test_the_settings_of_two_runs_are_compared(tmp_path, capsys):
-    a = run_with(tmp_path / "a", 10, rows_of(A), actor_learning_rate=1e-6, seed=1, run_dir="a")
-    b = run_with(tmp_path / "b", 10, rows_of(B), actor_learning_rate=2e-6, seed=1, run_dir="b")
-    text = printed(capsys, a, b).out
+    a = write_run(tmp_path / "a", 10, make_rows(A), actor_learning_rate=1e-6, seed=1, run_dir="a")
+    b = write_run(tmp_path / "b", 10, make_rows(B), actor_learning_rate=2e-6, seed=1, run_dir="b")
+    text = run_compare(capsys, a, b).out
     assert "  actor_learning_rate: 1e-06 in A, 2e-06 in B" in text and "seed" not in text and "run_dir" not in text
-    c = run_with(tmp_path / "a", 20, rows_of(B), actor_learning_rate=1e-6, seed=1, run_dir="a")
-    assert " in A, " not in printed(capsys, a, c).out, "one run has one configuration"
+    c = write_run(tmp_path / "a", 20, make_rows(B), actor_learning_rate=1e-6, seed=1, run_dir="a")
+    assert " in A, " not in run_compare(capsys, a, c).out, "one run has one configuration"
 
 
 def test_ungraded_problems_are_stated(tmp_path, capsys):
     partly = A | {"p0": [None] * 4, "p1": [None] * 4}
-    a, b = run_with(tmp_path / "a", 0, rows_of(partly)), run_with(tmp_path / "a", 10, rows_of(B))
-    output = printed(capsys, a, b, "--json")
+    a, b = write_run(tmp_path / "a", 0, make_rows(partly)), write_run(tmp_path / "a", 10, make_rows(B))
+    output = run_compare(capsys, a, b, "--json")
     assert "in A, 6 of 8 problems were graded" in output.err and "only the 6 common ones count" in output.err
     result = json.loads(output.out)
     assert (result["n"], result["graded_a"], result["graded_b"]) == (6, [6, 8], [8, 8])
@@ -171,31 +174,31 @@ def test_ungraded_problems_are_stated(tmp_path, capsys):
 def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
     scores = [{"id": f"p{n}", "measure": "score", "score": 10.0 * n, "correct": 0.0} for n in range(8)]
     higher = [row | {"score": row["score"] + 1 + n % 2} for n, row in enumerate(scores)]
-    a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
-    text = printed(capsys, a, b).out
+    a, b = write_run(tmp_path / "a", 0, scores), write_run(tmp_path / "a", 10, higher)
+    text = run_compare(capsys, a, b).out
     assert "score on 8 problems: A 35.000, B 36.500" in text and "exact match" not in text
     assert "B - A = +1.500" in text
     half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
     assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in text
     gain = half * (1 + 0.896030 / 2.364624) + 1 / 8  # a score changes by at least 1
     assert f"smallest gain that these problems detect with 80% power at 5%: {gain:.3f}" in text
-    assert "smallest detectable gain: unknown" in printed(capsys, a, a).out
-    said = printed(capsys, a, run_with(tmp_path / "c", 0, rows_of(A)), code=2).err
+    assert "smallest detectable gain: unknown" in run_compare(capsys, a, a).out
+    said = run_compare(capsys, a, write_run(tmp_path / "c", 0, make_rows(A)), code=2).err
     assert "A measures the score and B the exact match" in said
 
 
 @pytest.mark.parametrize(("few", "many", "warned"), [(1, 8, True), (2, 16, True), (1, 4, False), (4, 16, False)])
 def test_very_unequal_numbers_of_samples_are_warned_of(tmp_path, capsys, few, many, warned):
-    a = run_with(tmp_path / "a", 0, rows_of({f"p{n}": [float(n % 3 == 0)] * few for n in range(18)}))
-    b = run_with(tmp_path / "a", 1, rows_of({f"p{n}": [float(n % 2 == 0)] * many for n in range(18)}))
-    assert (f"evaluate both with {many}" in printed(capsys, a, b).err) == warned
+    a = write_run(tmp_path / "a", 0, make_rows({f"p{n}": [float(n % 3 == 0)] * few for n in range(18)}))
+    b = write_run(tmp_path / "a", 1, make_rows({f"p{n}": [float(n % 2 == 0)] * many for n in range(18)}))
+    assert (f"evaluate both with {many}" in run_compare(capsys, a, b).err) == warned
 
 
 def test_the_test_rejects_too_often_where_it_warns_and_not_where_it_does_not():
     """The level of the test is 5%. The problems are hard: rates from a beta distribution with 0.3 and 3."""
     rng = np.random.default_rng(0)
 
-    def rejected(few, many, trials=600):
+    def measure_rejections(few, many, trials=600):
         count = 0
         for _ in range(trials):
             rates = rng.beta(0.3, 3, size=12)
@@ -203,4 +206,4 @@ def test_the_test_rejects_too_often_where_it_warns_and_not_where_it_does_not():
             count += estimators.sign_flip_p_value(list(differences)) <= 0.05
         return count / trials
 
-    assert rejected(1, 16) > 0.08 and rejected(1, 4) <= 0.06
+    assert measure_rejections(1, 16) > 0.08 and measure_rejections(1, 4) <= 0.06

@@ -8,8 +8,8 @@ from eval import conversations, harness
 from eval.compare import compare_evaluations, read_grades
 from grpo.rollout.multi_turn import retrieval
 from grpo.stack.problem import UserError
-from tests.grpo.rollout.multi_turn.scripted import call
-from tests.reward.recorder import Answer, Recorder, Seen, redirector
+from tests.grpo.rollout.multi_turn.scripted import make_call
+from tests.reward.recorder import Answer, Recorder, Seen, make_redirector
 
 
 class StandInAPI:
@@ -23,7 +23,10 @@ class StandInAPI:
         results = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
         message = {"role": "assistant", "content": None, **self.thinking}
         if not results:
-            message["tool_calls"] = [call("search", {"query": "bridges"}, "x1"), call("read", {"document": 1}, "x2")]
+            message["tool_calls"] = [
+                make_call("search", {"query": "bridges"}, "x1"),
+                make_call("read", {"document": 1}, "x2"),
+            ]
         else:
             message["content"] = self.answer or ("\\boxed{417}" if "417" in "".join(results) else "unknown")
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if not results else "stop"}
@@ -60,7 +63,7 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     assert result["exact_match"] == 1 and result["samples"] == 3 and result["ci_low"] is not None
     assert result["means"]["reward"] == result["means"]["ended_by_turns"] + 1 == 1 and result["response_length"] == 10
     assert "turns                    2" in capsys.readouterr().out
-    for record in rows(out / "samples.jsonl"):
+    for record in read_rows(out / "samples.jsonl"):
         assert record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"]
     assert {tool["function"]["name"] for tool in api.seen[0]["tools"]} == {"search", "read"}
     assert all("name" not in message for asked in api.seen for message in asked["messages"])
@@ -73,36 +76,36 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
 def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_reasoning(api, tmp_path):
     for name, sent in (("reasoning", ["hm"]), ("reasoning_content", [])):
         api.seen, api.thinking = [], {name: "hm"}
-        assert conversations.main(asking(api, tmp_path, name)) == 0
+        assert conversations.main(make_command(api, tmp_path, name)) == 0
         assert [message.get("reasoning") for message in api.seen[1]["messages"] if "reasoning" in message] == sent
-        (record,) = rows(tmp_path / name / "samples.jsonl")
+        (record,) = read_rows(tmp_path / name / "samples.jsonl")
         thought = [message.get("reasoning_content") for message in record["messages"] if message["role"] == "assistant"]
         assert thought == ["hm", "hm"]
 
 
 def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tmp_path, capsys):
-    command = asking(api, tmp_path, "out", prompts=("one", "two", "three"))
+    command = make_command(api, tmp_path, "out", prompts=("one", "two", "three"))
     api.failing = "two"
     assert conversations.main(command) == 1
     said = capsys.readouterr().err
     assert "no answer in conversation 0 of two: BadRequestError" in said and "the same command continues" in said
-    assert {row["id"] for row in rows(tmp_path / "out" / "samples.jsonl")} == {"one", "three"}
+    assert {row["id"] for row in read_rows(tmp_path / "out" / "samples.jsonl")} == {"one", "three"}
     assert not (tmp_path / "out" / "result.json").exists()
     api.failing, api.seen = "", []
     assert conversations.main(command) == 0
     assert {asked["messages"][0]["content"] for asked in api.seen} == {"two"}
-    assert [row["id"] for row in rows(tmp_path / "out" / "grades.jsonl")] == ["one", "two", "three"]
+    assert [row["id"] for row in read_rows(tmp_path / "out" / "grades.jsonl")] == ["one", "two", "three"]
 
 
 def test_two_evaluations_of_conversations_are_compared(api, tmp_path):
     for name, answer in (("a", "unknown"), ("b", "\\boxed{417}")):
         api.answer = answer
-        assert conversations.main(asking(api, tmp_path, name, prompts=("one", "two"))) == 0
+        assert conversations.main(make_command(api, tmp_path, name, prompts=("one", "two"))) == 0
     result = compare_evaluations(*(read_grades(tmp_path / name) for name in "ab"))
     assert (result["a"], result["b"], result["better"]) == (0.0, 1.0, 2)
 
 
-def asking(api, folder, out, prompts=("one",)):
+def make_command(api, folder, out, prompts=("one",)):
     """Return the command line of conversations in an environment with a tool."""
     (file := folder / "asking.py").write_text(ASKING)
     (data := folder / "data.jsonl").write_text(
@@ -112,7 +115,7 @@ def asking(api, folder, out, prompts=("one",)):
             str(folder / out)]  # fmt: skip
 
 
-def rows(file):
+def read_rows(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -134,7 +137,7 @@ def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, capsys, s
     (file := tmp_path / "failing.py").write_text(FAILING)
     (data := tmp_path / "data.jsonl").write_text('{"id": "a", "prompt": "q", "label": "fine"}\n')
     monkeypatch.setenv("OPENAI_API_KEY", key := "a-key-of-the-user")
-    with Recorder() as foreign, redirector(status, f"http://{key}@{foreign.host}") as server:
+    with Recorder() as foreign, make_redirector(status, f"http://{key}@{foreign.host}") as server:
         command = ["--environment", str(file), "--data", str(data), "--base-url", server.url, "--model", "m"]
         assert conversations.main([*command, "--out", str(tmp_path / "out")]) == 1
         assert foreign.seen == [] and len(server.seen) == 1
@@ -176,7 +179,7 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path):
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["samples"], result["ungraded"], result["n"], result["problems"]) == (6, 4, 2, 6)
     assert result["means"]["reward"] == 0.5 and result["means"]["ended_by_error"] == pytest.approx(4 / 6)
-    records = sorted(rows(tmp_path / "out" / "samples.jsonl"), key=lambda row: labels.index(row["id"]))
+    records = sorted(read_rows(tmp_path / "out" / "samples.jsonl"), key=lambda row: labels.index(row["id"]))
     for record, wrong in zip(records, [None, None, "constructor", "start", "score", "score"], strict=True):
         assert record["reward"] == (None if wrong else 0.5) and (record["ending"] == "error") == bool(wrong)
         assert wrong in record["error"] if wrong else "error" not in record

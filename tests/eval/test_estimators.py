@@ -55,7 +55,7 @@ def test_interval_of_the_complement_is_the_complement(values):
     assert estimators.interval([1 - value for value in values], 8) == pytest.approx((1 - high, 1 - low))
 
 
-def wilson(correct: int, n: int, quantile: float) -> tuple[float, float]:
+def compute_wilson_interval(correct: int, n: int, quantile: float) -> tuple[float, float]:
     """The rates p at which (rate - p)^2 = quantile^2 p (1 - p) / n."""
     rate, square = correct / n, quantile**2 / n
     roots = np.roots([1 + square, -(2 * rate + square), rate**2])
@@ -65,17 +65,17 @@ def wilson(correct: int, n: int, quantile: float) -> tuple[float, float]:
 @pytest.mark.parametrize("correct", [0, 1, 9, 18])
 def test_interval_with_one_sample_per_problem_is_wilsons_with_students_t(correct):
     values = [1.0] * correct + [0.0] * (18 - correct)
-    assert estimators.interval(values) == pytest.approx(wilson(correct, 18, 2.109816), abs=1e-6)
+    assert estimators.interval(values) == pytest.approx(compute_wilson_interval(correct, 18, 2.109816), abs=1e-6)
 
 
 def test_more_samples_narrow_the_interval_only_if_they_differ():
     alike = [1.0, 0.0] * 9
     assert estimators.interval(alike, draws=16) == estimators.interval(alike, draws=1)
     mixed = estimators.interval([0.5] * 18, draws=16)
-    assert mixed == pytest.approx(wilson(144, 288, 2.109816), abs=1e-6)
+    assert mixed == pytest.approx(compute_wilson_interval(144, 288, 2.109816), abs=1e-6)
 
 
-def skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int]) -> np.ndarray:
+def draw_skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int]) -> np.ndarray:
     return rng.beta(a, b, shape)
 
 
@@ -85,7 +85,7 @@ def skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int])
 def test_interval_has_nominal_coverage(problems, samples, a, b):
     # Problems are drawn and samples are drawn: the truth is the mean over all problems there could be.
     rng = np.random.default_rng(0)
-    values = rng.binomial(samples, skills(rng, a, b, (1500, problems))) / samples
+    values = rng.binomial(samples, draw_skills(rng, a, b, (1500, problems))) / samples
     limits = [estimators.interval(row, samples) for row in values.tolist()]
     covered = np.mean([low <= a / (a + b) <= high for low, high in limits])
     assert 0.915 <= covered <= 0.99
@@ -94,8 +94,8 @@ def test_interval_has_nominal_coverage(problems, samples, a, b):
 @pytest.mark.parametrize("k", [4, 16])
 def test_interval_of_pass_at_k_covers_the_truth(k):
     rng = np.random.default_rng(1)
-    truth = np.mean(1 - (1 - skills(rng, 0.5, 3, (1, 10**6))) ** k)
-    correct = rng.binomial(16, skills(rng, 0.5, 3, (1500, 18)))
+    truth = np.mean(1 - (1 - draw_skills(rng, 0.5, 3, (1, 10**6))) ** k)
+    correct = rng.binomial(16, draw_skills(rng, 0.5, 3, (1500, 18)))
     limits = [estimators.interval([estimators.pass_at_k(16, int(c), k) for c in row], 16 / k) for row in correct]
     assert 0.92 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
 
@@ -103,8 +103,8 @@ def test_interval_of_pass_at_k_covers_the_truth(k):
 def test_interval_that_assumes_independent_samples_covers_less_often():
     # The coverage of an interval that treats all samples as independent.
     rng = np.random.default_rng(0)
-    values = rng.binomial(16, skills(rng, 0.3, 0.3, (1500, 18))) / 16
-    limits = [wilson(round(16 * row.sum()), 18 * 16, 1.96) for row in values]
+    values = rng.binomial(16, draw_skills(rng, 0.3, 0.3, (1500, 18))) / 16
+    limits = [compute_wilson_interval(round(16 * row.sum()), 18 * 16, 1.96) for row in values]
     assert np.mean([low <= 0.5 <= high for low, high in limits]) < 0.6
 
 
@@ -132,7 +132,7 @@ def test_one_score_a_problem_counts_for_as_many_draws_of_0_or_1_as_it_varies_les
     scores = [-1.0, 0.5, 2.0, 3.0, 3.0, 0.0]
     share, variance = (np.mean(scores) + 1) / 4, np.var(scores) / 16
     size = 6 * share * (1 - share) / variance
-    expected = [-1 + 4 * end for end in wilson(share * size, size, 2.570582)]
+    expected = [-1 + 4 * end for end in compute_wilson_interval(share * size, size, 2.570582)]
     assert estimators.score_interval([[score] for score in scores]) == pytest.approx(expected, abs=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_difference_interval_contains_the_difference_and_is_not_empty(pairs):
     assert estimators.difference_interval(b, a, 4) == pytest.approx((-high, -low))
 
 
-def shifted(rng: np.random.Generator, skill: np.ndarray, by: float, spread: float) -> np.ndarray:
+def shift_skills(rng: np.random.Generator, skill: np.ndarray, by: float, spread: float) -> np.ndarray:
     """Skills of another policy: in logits, moved by `by` and scattered."""
     odds = np.log(skill / (1 - skill)) + by + rng.normal(0, spread, skill.shape)
     return 1 / (1 + np.exp(-odds))
@@ -179,11 +179,11 @@ def shifted(rng: np.random.Generator, skill: np.ndarray, by: float, spread: floa
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (0.3, 0.3), (5, 5)])
 def test_difference_interval_covers_the_truth(samples, a, b):
     rng = np.random.default_rng(2)
-    every = np.clip(skills(rng, a, b, (1, 10**6)), 1e-9, 1 - 1e-9)
-    truth = np.mean(shifted(rng, every, 0.7, 0.7) - every)
-    skill = np.clip(skills(rng, a, b, (1500, 18)), 1e-9, 1 - 1e-9)
+    every = np.clip(draw_skills(rng, a, b, (1, 10**6)), 1e-9, 1 - 1e-9)
+    truth = np.mean(shift_skills(rng, every, 0.7, 0.7) - every)
+    skill = np.clip(draw_skills(rng, a, b, (1500, 18)), 1e-9, 1 - 1e-9)
     left = rng.binomial(samples, skill) / samples
-    right = rng.binomial(samples, shifted(rng, skill, 0.7, 0.7)) / samples
+    right = rng.binomial(samples, shift_skills(rng, skill, 0.7, 0.7)) / samples
     pairs = zip(left.tolist(), right.tolist(), strict=True)
     limits = [estimators.difference_interval(x, y, samples) for x, y in pairs]
     assert 0.915 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
@@ -206,7 +206,7 @@ def test_random_flips_agree_with_the_exact_test(monkeypatch):
     assert estimators.sign_flip_p_value(differences) == pytest.approx(exact, abs=0.01)
 
 
-def p_values(rng: np.random.Generator, left: np.ndarray, right: np.ndarray, samples: int) -> np.ndarray:
+def compute_p_values(rng: np.random.Generator, left: np.ndarray, right: np.ndarray, samples: int) -> np.ndarray:
     differences = (rng.binomial(samples, right) - rng.binomial(samples, left)) / samples
     return np.array([estimators.sign_flip_p_value(row) for row in differences.tolist()])
 
@@ -215,15 +215,15 @@ def test_test_has_5_per_cent_false_positives(monkeypatch):
     monkeypatch.setattr(estimators, "RANDOM_FLIPS", 1000)
     rng = np.random.default_rng(4)
     for problems in (12, 40):  # exact, random
-        skill = skills(rng, 2, 2, (1000, problems))
-        assert 0.025 <= np.mean(p_values(rng, skill, skill, samples=8) <= 0.05) <= 0.065
+        skill = draw_skills(rng, 2, 2, (1000, problems))
+        assert 0.025 <= np.mean(compute_p_values(rng, skill, skill, samples=8) <= 0.05) <= 0.065
 
 
 @pytest.mark.parametrize("samples", [1, 4, 16])
 def test_detectable_difference_is_detected_with_the_stated_power(samples):
     rng = np.random.default_rng(5)
     problems, mean = 18, 1 / 3
-    skill, gain = skills(rng, 2, 4, (800, problems)), 0.3 / math.sqrt(samples)
+    skill, gain = draw_skills(rng, 2, 4, (800, problems)), 0.3 / math.sqrt(samples)
     for _ in range(2):  # sets the gain to the difference that the comparison reports as detectable
         better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
         left, right = (rng.binomial(samples, side) / samples for side in (skill, better))
@@ -234,7 +234,7 @@ def test_detectable_difference_is_detected_with_the_stated_power(samples):
             said.append(estimators.detectable_difference(differences, low, high, samples, room=1.0) or 1.0)
         gain = min(float(np.median(said)), 1 - mean)
     better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
-    assert 0.7 <= np.mean(p_values(rng, skill, better, samples) <= 0.05) <= 0.88
+    assert 0.7 <= np.mean(compute_p_values(rng, skill, better, samples) <= 0.05) <= 0.88
 
 
 def test_too_few_problems_cannot_show_a_difference():

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def trained(checkpoint, tmp_path_factory) -> Path:
+def trained_adapter(checkpoint, tmp_path_factory) -> Path:
     return save_adapter(checkpoint, tmp_path_factory.mktemp("adapter"))
 
 
@@ -42,16 +42,16 @@ def out(tmp_path) -> Path:
 
 
 @pytest.fixture
-def good(model, data, out) -> list[object]:
+def good_command(model, data, out) -> list[object]:
     """A command line that is right."""
     return ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out]
 
 
-def parsed(*words: object):
+def parse_command(*words: object):
     return evaluate.parser().parse_args(list(map(str, words)))
 
 
-def refusal(capsys, *words: object) -> str:
+def read_refusal(capsys, *words: object) -> str:
     """Return the message for a rejected command line. It must not import vLLM."""
     vllm = "vllm" in sys.modules
     assert evaluate.main(list(map(str, words))) == 2
@@ -59,23 +59,25 @@ def refusal(capsys, *words: object) -> str:
     return capsys.readouterr().err
 
 
-def test_invalid_arguments_are_rejected_before_heavy_imports(good, out, tmp_path, capsys, checkpoint):
+def test_invalid_arguments_are_rejected_before_heavy_imports(good_command, out, tmp_path, capsys, checkpoint):
     none = tmp_path / "none"
-    assert "cannot be read" in refusal(capsys, *good, "--data", none)
-    assert "is not a folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
-    assert "hf download org/none" in refusal(capsys, *good, "--model", "org/none")
-    assert f"{none} does not exist: name an adapter, such as RUN" in refusal(capsys, *good, "--adapter", none)
-    assert "--n is 0" in refusal(capsys, *good, "--n", 0)
-    assert "--limit is -1" in refusal(capsys, *good, "--limit", -1)
-    assert "pass@4 needs 4 samples" in refusal(capsys, *good, "--k", 1, 4)
-    assert "--temperature 0 draws the same" in refusal(capsys, *good, "--temperature", 0)
-    assert "--temperature is -1" in refusal(capsys, *good, "--temperature", -1)
-    assert "--temperature is nan" in refusal(capsys, *good, "--temperature", "nan")
-    assert "--top-p is 0" in refusal(capsys, *good, "--top-p", 0)
-    assert "--tensor-parallel 3 does not divide" in refusal(capsys, *good, "--tensor-parallel", 3)
-    assert "lower --max-tokens" in refusal(capsys, *good, "--max-tokens", 10**6)
-    assert "--max-model-len is 50" in refusal(capsys, *good, "--max-tokens", 50, "--max-model-len", 50)
-    assert "cannot load MXFP4" in refusal(capsys, *good, "--model", checkpoint)
+    assert "cannot be read" in read_refusal(capsys, *good_command, "--data", none)
+    assert "is not a folder: name the folder of a checkpoint" in read_refusal(capsys, *good_command, "--model", none)
+    assert "hf download org/none" in read_refusal(capsys, *good_command, "--model", "org/none")
+    assert f"{none} does not exist: name an adapter, such as RUN" in read_refusal(
+        capsys, *good_command, "--adapter", none
+    )
+    assert "--n is 0" in read_refusal(capsys, *good_command, "--n", 0)
+    assert "--limit is -1" in read_refusal(capsys, *good_command, "--limit", -1)
+    assert "pass@4 needs 4 samples" in read_refusal(capsys, *good_command, "--k", 1, 4)
+    assert "--temperature 0 draws the same" in read_refusal(capsys, *good_command, "--temperature", 0)
+    assert "--temperature is -1" in read_refusal(capsys, *good_command, "--temperature", -1)
+    assert "--temperature is nan" in read_refusal(capsys, *good_command, "--temperature", "nan")
+    assert "--top-p is 0" in read_refusal(capsys, *good_command, "--top-p", 0)
+    assert "--tensor-parallel 3 does not divide" in read_refusal(capsys, *good_command, "--tensor-parallel", 3)
+    assert "lower --max-tokens" in read_refusal(capsys, *good_command, "--max-tokens", 10**6)
+    assert "--max-model-len is 50" in read_refusal(capsys, *good_command, "--max-tokens", 50, "--max-model-len", 50)
+    assert "cannot load MXFP4" in read_refusal(capsys, *good_command, "--model", checkpoint)
     assert not out.exists()
 
 
@@ -99,74 +101,76 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(good, out, tmp_path
         (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is invalid: use harmony"),
     ],
 )
-def test_invalid_budgets_are_rejected(good, out, capsys, budgets, what):
-    assert what in refusal(capsys, *good, *budgets)
+def test_invalid_budgets_are_rejected(good_command, out, capsys, budgets, what):
+    assert what in read_refusal(capsys, *good_command, *budgets)
     assert not out.exists()
 
 
-def test_folder_started_without_budgets_cannot_continue_with_budgets(good, model, data, capsys):
-    given, problems = parsed(*good, "--date", "2030-01-01"), read_problems(data)
+def test_folder_started_without_budgets_cannot_continue_with_budgets(good_command, model, data, capsys):
+    given, problems = parse_command(*good_command, "--date", "2030-01-01"), read_problems(data)
     made = identity.identity(given, model_files.read(model), None)
     with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    said = refusal(capsys, *good, "--thinking-budget", 20, "--answer-budget", 8)
+    said = read_refusal(capsys, *good_command, "--thinking-budget", 20, "--answer-budget", 8)
     differing = (
         "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
     )
     assert f"has samples of another configuration: {differing} give another --out" in said
 
 
-def test_an_adapter_of_another_model_or_rank_is_refused(good, trained, tmp_path, capsys):
-    other = shutil.copytree(trained, tmp_path / "other")
+def test_an_adapter_of_another_model_or_rank_is_refused(good_command, trained_adapter, tmp_path, capsys):
+    other = shutil.copytree(trained_adapter, tmp_path / "other")
     tensors = load_file(other / adapter_files.WEIGHTS)
     deeper = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}
     save_file(deeper, other / adapter_files.WEIGHTS)
-    assert "adapter_model.safetensors has" in refusal(capsys, *good, "--adapter", other)
+    assert "adapter_model.safetensors has" in read_refusal(capsys, *good_command, "--adapter", other)
     config = json.loads((other / adapter_files.CONFIG).read_text())
     save_file(tensors, other / adapter_files.WEIGHTS)
     (other / adapter_files.CONFIG).write_text(json.dumps(config | {"r": 8}))
-    assert "whose rank differs from the 8" in refusal(capsys, *good, "--adapter", other)
+    assert "whose rank differs from the 8" in read_refusal(capsys, *good_command, "--adapter", other)
     (other / adapter_files.CONFIG).write_text(json.dumps(config))
     save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
-    assert "NaN" in refusal(capsys, *good, "--adapter", other)
+    assert "NaN" in read_refusal(capsys, *good_command, "--adapter", other)
 
 
-def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(good, out, trained, tmp_path, capsys):
-    adapter = shutil.copytree(trained, tmp_path / "adapter")
-    words = [*good, "--adapter", adapter]
+def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(
+    good_command, out, trained_adapter, tmp_path, capsys
+):
+    adapter = shutil.copytree(trained_adapter, tmp_path / "adapter")
+    words = [*good_command, "--adapter", adapter]
     too_short = [*words, "--max-model-len", 1]
-    assert f"{adapter} cannot be verified: it has no SHA256SUMS" in refusal(capsys, *too_short)
+    assert f"{adapter} cannot be verified: it has no SHA256SUMS" in read_refusal(capsys, *too_short)
     digests.write(adapter)
-    assert "verified" not in refusal(capsys, *too_short)
+    assert "verified" not in read_refusal(capsys, *too_short)
     weights = bytearray((adapter / adapter_files.WEIGHTS).read_bytes())
     weights[-1] ^= 1
     (adapter / adapter_files.WEIGHTS).write_bytes(weights)
-    assert "adapter_model.safetensors was changed after it was saved" in refusal(capsys, *words)
+    assert "adapter_model.safetensors was changed after it was saved" in read_refusal(capsys, *words)
     assert not out.exists()
 
 
-def test_the_folder_of_a_teacher_is_refused(good, data, out, capsys):
+def test_the_folder_of_a_teacher_is_refused(good_command, data, out, capsys):
     identity, problems = {"model": "a-model", "data_sha256": "x"}, read_problems(data)
     with output.Output(out, identity, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    said = refusal(capsys, *good)
+    said = read_refusal(capsys, *good_command)
     assert "has samples of another configuration: model was a-model, is None" in said
     assert "give another --out" in said
 
 
-def test_a_model_without_stop_tokens_is_refused(good, model, tmp_path, capsys):
+def test_a_model_without_stop_tokens_is_refused(good_command, model, tmp_path, capsys):
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in model.iterdir():
         if file.name != "generation_config.json":
             (copy / file.name).symlink_to(file)
-    said = refusal(capsys, *good, "--model", copy)
+    said = read_refusal(capsys, *good_command, "--model", copy)
     assert "generation_config.json is missing, so its engine would not stop at <|call|>" in said
 
 
-def test_missing_checkout_variables_are_rejected(good, capsys, monkeypatch):
+def test_missing_checkout_variables_are_rejected(good_command, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    assert "source scripts/env.sh" in refusal(capsys, *good)
+    assert "source scripts/env.sh" in read_refusal(capsys, *good_command)
 
 
 def test_context_fits_the_longest_prompt_and_its_response(model):
@@ -178,44 +182,44 @@ def test_context_fits_the_longest_prompt_and_its_response(model):
         checks.check_length(prompts, 100, 129, files)
 
 
-def test_settings_that_affect_samples_are_distinguished(good, model, trained, data, tmp_path):
-    def identity_of(*more: object, folder: Path = model) -> dict:
-        given = parsed(*good, "--model", folder, "--date", "2030-01-01", *more)
+def test_settings_that_affect_samples_are_distinguished(good_command, model, trained_adapter, data, tmp_path):
+    def compute_identity(*more: object, folder: Path = model) -> dict:
+        given = parse_command(*good_command, "--model", folder, "--date", "2030-01-01", *more)
         chosen = adapter_files.read(given.adapter) if given.adapter else None
         return identity.identity(given, model_files.read(folder), chosen)
 
-    plain = identity_of()
+    plain = compute_identity()
     assert not any("budget" in name or "delimiter" in name for name in plain), "folders of before could not continue"
     for same in (["--n", 5], ["--limit", 1], ["--k", 1], ["--batch", 3], ["--gpu-memory-utilization", 0.5]):
-        assert identity_of(*same) == plain, same
+        assert compute_identity(*same) == plain, same
     budgets = ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "harmony"]
     changes = (
-        ["--seed", 1], ["--temperature", 0.5], ["--top-p", 0.5], ["--max-tokens", 7], ["--adapter", trained],
+        ["--seed", 1], ["--temperature", 0.5], ["--top-p", 0.5], ["--max-tokens", 7], ["--adapter", trained_adapter],
         ["--reasoning-effort", "high"], ["--tensor-parallel", 2], ["--date", "2030-01-02"], ["--no-eager"],
         budgets, [*budgets, "--thinking-budget", 9], [*budgets, "--answer-budget", 9],
         [*budgets, "--thinking-delimiter", "think"],
     )  # fmt: skip
-    identities = [json.dumps(identity_of(*change)) for change in changes]
+    identities = [json.dumps(compute_identity(*change)) for change in changes]
     assert len({json.dumps(plain), *identities}) == len(changes) + 1
     copy = shutil.copytree(model, tmp_path / "copy")
-    assert identity_of(folder=copy) == plain
+    assert compute_identity(folder=copy) == plain
     os.utime(next(copy.glob("*.safetensors")), (1, 1))
-    assert identity_of(folder=copy)["model_sha256"] != plain["model_sha256"]
+    assert compute_identity(folder=copy)["model_sha256"] != plain["model_sha256"]
     data.write_text(data.read_text() + "\n")
-    assert identity_of()["data_sha256"] != plain["data_sha256"]
+    assert compute_identity()["data_sha256"] != plain["data_sha256"]
 
 
-def test_secrets_do_not_reach_the_config(good, model, monkeypatch):
+def test_secrets_do_not_reach_the_config(good_command, model, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
-    given = parsed(*good, "--date", "2030-01-01")
+    given = parse_command(*good_command, "--date", "2030-01-01")
     files = model_files.read(model)
     assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.collect_facts(given, files)])
 
 
-def test_the_adapter_is_flattened_as_in_training(trained, checkpoint):
+def test_the_adapter_is_flattened_as_in_training(trained_adapter, checkpoint):
     base = Architecture.from_config(model_files.read(checkpoint).config)
-    flat, specs = engine.flatten(adapter_files.read(trained), base)
-    expected = load_file(trained / adapter_files.WEIGHTS)
+    flat, specs = engine.flatten(adapter_files.read(trained_adapter), base)
+    expected = load_file(trained_adapter / adapter_files.WEIGHTS)
     tensors = adapter.unflatten(flat, specs)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name].to(torch.bfloat16)) for name in expected)
@@ -236,4 +240,8 @@ finally:
 
 
 def test_limits_are_by_default_those_of_the_script():
-    assert parsed("--model", "m", "--data", "d", "--out", "o").max_tokens == int(default("GENERATE_MAX_LEN")) == 3072
+    assert (
+        parse_command("--model", "m", "--data", "d", "--out", "o").max_tokens
+        == int(default("GENERATE_MAX_LEN"))
+        == 3072
+    )

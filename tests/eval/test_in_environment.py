@@ -12,13 +12,13 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.single import Environment as Single
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
 
 PROBLEM = EvalProblem("p", "where?", "42", "made")
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
 
 
-def setting(kind=Library, name="library", **changes) -> Setting:
+def make_setting(kind=Library, name="library", **changes) -> Setting:
     tokenizer = TOKENIZERS["qwen3"]
     settings = {
         "name": name, "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
@@ -28,16 +28,16 @@ def setting(kind=Library, name="library", **changes) -> Setting:
     return Setting(**{**settings, **changes})
 
 
-def held(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, ScriptedEngine]:
+def hold_turns(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, ScriptedEngine]:
     engine = ScriptedEngine(setting.template.codec, list(turns))
     return asyncio.run(hold_conversation(engine, setting, PROBLEM, number)), engine
 
 
 def test_tokens_and_numbers_are_those_of_a_training_rollout():
-    given = setting()
-    record, engine = held(given, SEARCH, "42<|im_end|>")
+    given = make_setting()
+    record, engine = hold_turns(given, SEARCH, "42<|im_end|>")
     again = ScriptedEngine(given.template.codec, [SEARCH, "42<|im_end|>"])
-    policy = EnginePolicy(given.template, again, params(seed=derive_seed(5, "p", 0)), 4000)
+    policy = EnginePolicy(given.template, again, make_params(seed=derive_seed(5, "p", 0)), 4000)
     outcome, response = asyncio.run(roll_out(lambda: Library("where?", "42"), policy, LIMITS, 4))
     assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
     assert record["messages"] == outcome.messages and record["reward"] == response["reward"] == 1.0
@@ -47,16 +47,16 @@ def test_tokens_and_numbers_are_those_of_a_training_rollout():
 
 
 def test_each_sample_has_a_seed_of_its_own():
-    seeds = {held(setting(), "42<|im_end|>", number=number)[1].params[0].seed for number in range(5)}
+    seeds = {hold_turns(make_setting(), "42<|im_end|>", number=number)[1].params[0].seed for number in range(5)}
     assert len(seeds) == 5
 
 
 def test_the_conversation_is_kept_as_text():
-    record, _ = held(setting(), SEARCH, "42<|im_end|>")
+    record, _ = hold_turns(make_setting(), SEARCH, "42<|im_end|>")
     (text,) = record["conversation"]
     assert text.count("<tool_call>") == 1 and "there x" in text and text.endswith("42<|im_end|>")
 
 
 @pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
 def test_single_answers_are_graded(answer, score):
-    assert held(setting(Single, SINGLE), answer + "<|im_end|>")[0]["score"] == score
+    assert hold_turns(make_setting(Single, SINGLE), answer + "<|im_end|>")[0]["score"] == score

@@ -18,7 +18,7 @@ from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking import Budget
-from tests.grpo.rollout.multi_turn.scripted import params
+from tests.grpo.rollout.multi_turn.scripted import make_params
 from tests.grpo.rollout.replayed_engine import (
     ANALYSIS,
     CONTEXT,
@@ -27,8 +27,8 @@ from tests.grpo.rollout.replayed_engine import (
     PROMPT,
     STREAM,
     Engine,
-    ids,
-    log_prob,
+    encode_text,
+    make_log_prob,
 )
 
 PROBLEM = EvalProblem("p", "2+2", "4", "sums")
@@ -54,7 +54,7 @@ class LLMEngine:
         assert request_id not in self.running
         tokens = list(prompt["prompt_token_ids"])
         replayed = Engine([self._streams[params.seed]])
-        sampled, reason = replayed.whole(0, params.max_tokens)
+        sampled, reason = replayed.make_whole_output(0, params.max_tokens)
         self.running[request_id] = SimpleNamespace(
             prompt=tokens, params=params, tokens=sampled, reason=reason, position=0
         )
@@ -66,10 +66,10 @@ class LLMEngine:
 
     def step(self):
         assert self.running, "a step of nothing"
-        outputs = [self._output(one, self.running[one]) for one in list(self.running)[: self._places]]
+        outputs = [self._make_output(one, self.running[one]) for one in list(self.running)[: self._places]]
         return [output for output in outputs if output]
 
-    def _output(self, request_id, one):
+    def _make_output(self, request_id, one):
         begin, one.position = one.position, min(len(one.tokens), one.position + self._chance.randint(1, 3))
         is_over = one.position == len(one.tokens)
         if is_over:
@@ -79,7 +79,7 @@ class LLMEngine:
             if not is_over:
                 return None
         some = one.tokens[begin : one.position]
-        scores = None if one.params.logprobs is None else [{token: log_prob(token)} for token in some]
+        scores = None if one.params.logprobs is None else [{token: make_log_prob(token)} for token in some]
         reason = one.reason if is_over else None
         part = CompletionOutput(0, "", some, None, logprobs=scores, finish_reason=reason)
         return RequestOutput(request_id, None, one.prompt, None, [part], is_over, num_cached_tokens=99)
@@ -117,10 +117,10 @@ TEXTS = [ANALYSIS + "77" + FINAL + "8<|return|>", "8<|call|>", ANALYSIS + "7" * 
 SEEDS = [derive_seed(0, "p", number) for number in range(len(TEXTS))]
 
 
-def drawn(folder, texts, thinking=None) -> tuple[LLMEngine, list[SimpleNamespace]]:
+def draw_samples(folder, texts, thinking=None) -> tuple[LLMEngine, list[SimpleNamespace]]:
     """The samples of an evaluation, in their order, whose engine says these texts, and then 9."""
-    streams = dict(zip(SEEDS, map(ids, texts), strict=False))
-    offline = LLMEngine(streams | {answer_seed(seed): ids("9<|return|>") for seed in streams})
+    streams = dict(zip(SEEDS, map(encode_text, texts), strict=False))
+    offline = LLMEngine(streams | {answer_seed(seed): encode_text("9<|return|>") for seed in streams})
     chat = SimpleNamespace(record=lambda tokens, reason, logs: {"tokens": tokens, "reason": reason, "logs": logs})
     options = SimpleNamespace(seed=0, **SAMPLING)
     with Output(folder, {}, {}, [PROBLEM], len(texts), [1]) as output:
@@ -130,8 +130,8 @@ def drawn(folder, texts, thinking=None) -> tuple[LLMEngine, list[SimpleNamespace
 
 
 def test_without_a_budget_each_sample_is_one_call_and_all_start_at_once(tmp_path):
-    offline, samples = drawn(tmp_path, TEXTS)
-    assert [sample.tokens for sample in samples] == [ids(text)[:40] for text in TEXTS]
+    offline, samples = draw_samples(tmp_path, TEXTS)
+    assert [sample.tokens for sample in samples] == [encode_text(text)[:40] for text in TEXTS]
     assert [sample.reason for sample in samples] == ["stop", "stop", "length", *["stop"] * 4]
     assert [sample.seed for sample in samples] == SEEDS and all(sample.logs == {} for sample in samples)
     assert offline.most == len(offline.calls) == len(TEXTS) and offline.aborted == 0
@@ -140,16 +140,16 @@ def test_without_a_budget_each_sample_is_one_call_and_all_start_at_once(tmp_path
 
 def test_a_budget_that_is_not_hit_gives_the_same_tokens(tmp_path):
     texts = [text for text in TEXTS if "<|" in text[-10:]]
-    plain, expected = drawn(tmp_path / "plain", texts)
-    budgeted, samples = drawn(tmp_path / "budgeted", texts, (HARMONY, Budget(20, 14)))
+    plain, expected = draw_samples(tmp_path / "plain", texts)
+    budgeted, samples = draw_samples(tmp_path / "budgeted", texts, (HARMONY, Budget(20, 14)))
     assert [(one.tokens, one.reason) for one in samples] == [(one.tokens, one.reason) for one in expected]
     assert [params.seed for _, params in budgeted.calls] == [params.seed for _, params in plain.calls]
 
 
 def test_a_thought_that_is_cut_is_answered_by_a_second_call_at_once(tmp_path):
-    offline, samples = drawn(tmp_path, TEXTS, (HARMONY, Budget(9, 4)))
+    offline, samples = draw_samples(tmp_path, TEXTS, (HARMONY, Budget(9, 4)))
     cut = samples[2]
-    assert cut.tokens == ids(ANALYSIS + "7" * 6 + FINAL + "9<|return|>") and cut.reason == "stop"
+    assert cut.tokens == encode_text(ANALYSIS + "7" * 6 + FINAL + "9<|return|>") and cut.reason == "stop"
     assert cut.logs["thinking_truncated"] == 1 and cut.logs["response_length"] == 9 + 2
     assert offline.most == 3, "a second call waits behind others"
     second = [params.seed not in SEEDS for _, params in offline.calls]
@@ -157,20 +157,20 @@ def test_a_thought_that_is_cut_is_answered_by_a_second_call_at_once(tmp_path):
     assert [params.skip_reading_prefix_cache for _, params in offline.calls] == [not is_second for is_second in second]
     assert all(params.logprobs is params.prompt_logprobs is None for _, params in offline.calls)
     prompts = {params.seed: prompt for prompt, params in offline.calls}
-    assert prompts[answer_seed(SEEDS[2])] == PROMPT + ids(ANALYSIS + "7" * 6 + FINAL)
+    assert prompts[answer_seed(SEEDS[2])] == PROMPT + encode_text(ANALYSIS + "7" * 6 + FINAL)
 
 
 def test_an_answer_that_is_cut_is_truncated(tmp_path):
-    _, [sample] = drawn(tmp_path, [ANALYSIS + "7" + FINAL + "8" * 9], (HARMONY, Budget(12, 4)))
-    assert sample.reason == "length" and sample.tokens == ids(ANALYSIS + "7" + FINAL + "8888")
+    _, [sample] = draw_samples(tmp_path, [ANALYSIS + "7" + FINAL + "8" * 9], (HARMONY, Budget(12, 4)))
+    assert sample.reason == "length" and sample.tokens == encode_text(ANALYSIS + "7" + FINAL + "8888")
     assert (sample.logs["thinking_truncated"], sample.logs["answer_truncated"]) == (0, 1)
 
 
-STREAMS = {number: ids("7" * (number % 5 + 1) + "<|return|>") for number in range(12)}
+STREAMS = {number: encode_text("7" * (number % 5 + 1) + "<|return|>") for number in range(12)}
 
 
-def asked(seed: int, most: int = 40) -> SamplingParams:
-    return ids_only(params(max_tokens=most, seed=seed))
+def make_ids_params(seed: int, most: int = 40) -> SamplingParams:
+    return ids_only(make_params(max_tokens=most, seed=seed))
 
 
 @pytest.mark.parametrize("order", range(5))
@@ -178,38 +178,38 @@ def test_each_caller_gets_its_own_tokens(order):
     engine = LLMEngine(STREAMS, seed=order)
     pause = random.Random(order)
 
-    async def two_turns(looped: LoopedEngine, number: int) -> list[list[int]]:
+    async def generate_two_turns(looped: LoopedEngine, number: int) -> list[list[int]]:
         turns = []
         for seed in (number, number + 6):
             await asyncio.sleep(pause.random() / 200)  # a tool
-            output = await looped.generate(PROMPT, asked(seed))
+            output = await looped.generate(PROMPT, make_ids_params(seed))
             assert output.finished and list(output.prompt_token_ids) == PROMPT
             turns.append(list(output.outputs[0].token_ids))
         return turns
 
-    async def all_of_them() -> list[list[list[int]]]:
+    async def generate_all() -> list[list[list[int]]]:
         looped = LoopedEngine(engine)
-        return await asyncio.gather(*(two_turns(looped, number) for number in range(6)))
+        return await asyncio.gather(*(generate_two_turns(looped, number) for number in range(6)))
 
-    told = asyncio.run(all_of_them())
+    told = asyncio.run(generate_all())
     assert [turns[1] for turns in told] == [STREAMS[number + 6] for number in range(6)]
     assert not engine.running and len(engine.calls) == 12 and engine.aborted == 0
 
 
 def test_a_cancelled_call_is_aborted_and_the_others_continue():
-    engine = LLMEngine({0: ids("7" * 300), 1: ids("8<|return|>")})
+    engine = LLMEngine({0: encode_text("7" * 300), 1: encode_text("8<|return|>")})
 
     async def cancel_the_first() -> list[int]:
         looped = LoopedEngine(engine)
-        first = asyncio.create_task(looped.generate(PROMPT, asked(0, 300)))
+        first = asyncio.create_task(looped.generate(PROMPT, make_ids_params(0, 300)))
         while not engine.running:
             await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        return list((await looped.generate(PROMPT, asked(1))).outputs[0].token_ids)
+        return list((await looped.generate(PROMPT, make_ids_params(1))).outputs[0].token_ids)
 
-    assert asyncio.run(cancel_the_first()) == ids("8<|return|>")
+    assert asyncio.run(cancel_the_first()) == encode_text("8<|return|>")
     assert engine.aborted == 1 and not engine.running
 
 
@@ -218,14 +218,16 @@ def test_an_engine_that_fails_ends_every_call_with_its_error():
         def step(self):
             raise RuntimeError("out of memory")
 
-    async def both() -> list:
+    async def generate_both() -> list:
         looped = LoopedLLM(Broken(STREAMS))
 
-        async def one(number: int) -> None:
-            async for _ in looped.generate({"prompt_token_ids": PROMPT}, asked(number), request_id=str(number)):
+        async def generate_one(number: int) -> None:
+            async for _ in looped.generate(
+                {"prompt_token_ids": PROMPT}, make_ids_params(number), request_id=str(number)
+            ):
                 raise AssertionError("it has no output")
 
-        return await asyncio.gather(one(0), one(1), return_exceptions=True)
+        return await asyncio.gather(generate_one(0), generate_one(1), return_exceptions=True)
 
-    errors = asyncio.run(both())
+    errors = asyncio.run(generate_both())
     assert [(type(error), str(error)) for error in errors] == [(RuntimeError, "out of memory")] * 2

@@ -19,7 +19,7 @@ def open_output(folder, problems, n=2, ks=(1,), **identity) -> Output:
     return Output(folder, IDENTITY | identity, {"model": "m"}, problems, n, ks)
 
 
-def answer(problem: EvalProblem, number: int) -> dict:
+def make_answer(problem: EvalProblem, number: int) -> dict:
     """Responses as a model might write them; samples with even numbers are right."""
     value = problem.label if number % 2 == 0 else "0"
     return {"seed": number, "response": f"line\u2028line \\boxed{{{value}}}", "response_length": 9, "answer_length": 3}
@@ -28,7 +28,7 @@ def answer(problem: EvalProblem, number: int) -> dict:
 def fill(output: Output, count: int | None = None) -> None:
     with output:
         for problem, number in output.missing[:count]:
-            output.append(problem, number, answer(problem, number))
+            output.append(problem, number, make_answer(problem, number))
 
 
 def test_samples_grades_and_result_are_written(tmp_path, problems):

@@ -49,12 +49,12 @@ def reward(tmp_path):
 
 
 @pytest.fixture
-def evaluated(model, data, reward, tmp_path, monkeypatch):
+def evaluate_responses(model, data, reward, tmp_path, monkeypatch):
     """Evaluates in a folder of this name, whose samples have the responses in turn; returns the exit code and the
     grades."""
     tokenizer = AutoTokenizer.from_pretrained(model)
 
-    def evaluated(name: str, *words: object, responses=tuple(RESPONSES), files=(reward,)):
+    def evaluate_responses(name: str, *words: object, responses=tuple(RESPONSES), files=(reward,)):
         drawn = iter(tuple(responses) * 12)
 
         async def draw(*_):
@@ -68,18 +68,18 @@ def evaluated(model, data, reward, tmp_path, monkeypatch):
         code = evaluate.main([str(word) for word in [*given, *(["--reward", *files] if files else [])]])
         return code, read_rows(tmp_path / name / "grades.jsonl") if code != 2 else []
 
-    return evaluated
+    return evaluate_responses
 
 
-def test_a_response_has_the_score_that_it_has_in_training(evaluated, model, reward, monkeypatch):
-    _, grades = evaluated("out")
+def test_a_response_has_the_score_that_it_has_in_training(evaluate_responses, model, reward, monkeypatch):
+    _, grades = evaluate_responses("out")
     tokenizer = AutoTokenizer.from_pretrained(model)
     monkeypatch.setenv("GRPO_REWARD_FILES", str(reward))
     executor = SingleTurnAgentExecutor([str(USER_REWARD)])
     template = SimpleNamespace(reasoning_effort=None, template_variables=None, template_date=DATE)
     render = render_with(tokenizer, template)
 
-    def trained(chat, label, response: str) -> tuple[float, float, float]:
+    def score_as_in_training(chat, label, response: str) -> tuple[float, float, float]:
         tokens = tokenizer.encode(response, add_special_tokens=False)
 
         async def generate(*_):
@@ -93,53 +93,53 @@ def test_a_response_has_the_score_that_it_has_in_training(evaluated, model, rewa
     # Number 0 of each problem is drawn first, and the responses are replayed in turn.
     order = [(problem, number) for number in range(4) for problem in range(3)]
     at = {key: RESPONSES[place % 4] for place, key in enumerate(order)}
-    expected = [trained(CHATS[p], LABELS[p], at[p, number]) for p in range(3) for number in range(4)]
+    expected = [score_as_in_training(CHATS[p], LABELS[p], at[p, number]) for p in range(3) for number in range(4)]
     assert [(one["reward"], one["score"], one["characters"]) for one in grades] == expected
     assert len({score for _, score, _ in expected}) == 12
 
 
-def test_the_result_is_a_mean_score_with_an_interval_that_other_tools_read(evaluated, tmp_path, capsys):
-    code, grades = evaluated("a")
+def test_the_result_is_a_mean_score_with_an_interval_that_other_tools_read(evaluate_responses, tmp_path, capsys):
+    code, grades = evaluate_responses("a")
     result = read_json(tmp_path / "a" / "result.json")
     assert code == 0 and result["score"] == pytest.approx(sum(one["score"] for one in grades) / 12)
     assert 0 <= result["ci_low"] < result["score"] < result["ci_high"] and "exact_match" not in result
-    evaluated("b", responses=RESPONSES[:1])
+    evaluate_responses("b", responses=RESPONSES[:1])
     capsys.readouterr()
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "score on 3 problems" in (said := capsys.readouterr().out) and "differ" not in said
     assert table.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "score" in (said := capsys.readouterr().out) and "pass@" not in said
-    evaluated("c", "--reward-weights", 2)
+    evaluate_responses("c", "--reward-weights", 2)
     capsys.readouterr()
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "c")]) == 0
     assert "settings that differ: reward" in capsys.readouterr().out
 
 
-def test_a_sample_that_the_reward_fails_on_has_no_score_and_the_result_is_incomplete(evaluated, tmp_path):
-    code, grades = evaluated("out", responses=("nothing", *RESPONSES))
+def test_a_sample_that_the_reward_fails_on_has_no_score_and_the_result_is_incomplete(evaluate_responses, tmp_path):
+    code, grades = evaluate_responses("out", responses=("nothing", *RESPONSES))
     failed = [one for one in grades if one["score"] is None]
     assert code == 1 and failed and all(one["reward_error"] == 1.0 for one in failed)
     assert read_json(tmp_path / "out" / "result.json")["ungraded"] == len(failed)
 
 
 def test_regrading_scores_with_the_same_file_says_if_it_changed_and_refuses_if_it_is_gone(
-    evaluated, reward, tmp_path, capsys
+    evaluate_responses, reward, tmp_path, capsys
 ):
-    _, grades = evaluated("out")
+    _, grades = evaluate_responses("out")
     folder, first = tmp_path / "out", read_json(tmp_path / "out" / "result.json")
     for one in grades:
         one.pop("reward_seconds")
 
-    def regraded() -> list[dict]:
+    def read_grades() -> list[dict]:
         rows = read_rows(folder / "grades.jsonl")
         return [{name: value for name, value in row.items() if name != "reward_seconds"} for row in rows]
 
-    assert regrade.main([str(folder)]) == 0 and regraded() == grades
+    assert regrade.main([str(folder)]) == 0 and read_grades() == grades
     assert "has changed" not in capsys.readouterr().err
     reward.write_text(DIGEST.replace("scores - 1", "scores - 2.0"))
     assert regrade.main([str(folder)]) == 0
     assert "the reward has changed" in capsys.readouterr().err
-    assert [one["reward"] for one in regraded()] == pytest.approx([one["reward"] - 1 for one in grades])
+    assert [one["reward"] for one in read_grades()] == pytest.approx([one["reward"] - 1 for one in grades])
     assert regrade.main([str(folder)]) == 0
     assert "has changed" not in capsys.readouterr().err, "config.json has the new digest"
     before = {file: file.read_bytes() for file in folder.iterdir()}
@@ -148,28 +148,28 @@ def test_regrading_scores_with_the_same_file_says_if_it_changed_and_refuses_if_i
     assert f"{reward}, which scored these samples, no longer exists: restore it" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
     (other := tmp_path / "other.py").write_text(DIGEST)
-    assert evaluated("out", responses=(), files=[other])[0] == 0, "drew samples"
+    assert evaluate_responses("out", responses=(), files=[other])[0] == 0, "drew samples"
     assert read_json(folder / "result.json") == first
 
 
-def test_a_reward_that_cannot_work_is_refused_before_the_engine_starts(evaluated, reward, tmp_path, capsys):
+def test_a_reward_that_cannot_work_is_refused_before_the_engine_starts(evaluate_responses, reward, tmp_path, capsys):
     for words, files, what in [
         ([], [tmp_path / "none.py"], "--reward: " + str(tmp_path / "none.py") + " does not exist"),
         (["--reward-weights", 1, 2], [reward], "--reward-weights has 2 weights, but REWARD names 1 files"),
         (["--reward-weights", 1], [], "--reward-weights has no effect without a reward: add --reward"),
         (["--environment", "python"], [reward], "--reward has no effect: the environment gives the score"),
     ]:
-        assert evaluated("out", *words, files=files)[0] == 2
+        assert evaluate_responses("out", *words, files=files)[0] == 2
         assert what in capsys.readouterr().err
     reward.write_text("def reward_func(queries, prompts, labels):\n    return labels[0]['gold']\n")
-    assert evaluated("out")[0] == 2
+    assert evaluate_responses("out")[0] == 2
     assert "mine.py fails on the first line of the data: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_graded_samples_are_not_scored_in_place(evaluated, data, tmp_path, capsys):
+def test_graded_samples_are_not_scored_in_place(evaluate_responses, data, tmp_path, capsys):
     rows = [{"id": f"p{n}", "prompt": f"{n} + 1?", "label": str(n + 1)} for n in range(3)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert evaluated("out", files=())[0] == 0
-    assert evaluated("out")[0] == 2
+    assert evaluate_responses("out", files=())[0] == 0
+    assert evaluate_responses("out")[0] == 2
     assert "measure was None, is score: give another --out" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from grpo.stack.problem import UserError
 FINAL = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-def raw(problem: str, number: int, response: str, **changes) -> dict:
+def make_raw_record(problem: str, number: int, response: str, **changes) -> dict:
     return {
         "id": problem, "sample": number, "datasource": "sums", "label": "10", "seed": 1, "response": response,
         "response_length": 20, "answer_length": 5, "truncated": 0.0, **changes,
@@ -17,39 +17,41 @@ def raw(problem: str, number: int, response: str, **changes) -> dict:
 
 
 def test_record_has_the_verdict_of_the_grader():
-    right = records.grade_sample(raw("a", 0, FINAL + "\\boxed{010}"))
+    right = records.grade_sample(make_raw_record("a", 0, FINAL + "\\boxed{010}"))
     assert (right["correct"], right["answered"], right["has_final"], right["answer"]) == (1.0, 1.0, 1.0, "10")
     assert "response" not in right
-    wrong = records.grade_sample(raw("a", 0, FINAL + "\\boxed{11}"))
+    wrong = records.grade_sample(make_raw_record("a", 0, FINAL + "\\boxed{11}"))
     assert (wrong["correct"], wrong["answer"]) == (0.0, "11")
-    thinking = records.grade_sample(raw("a", 0, "<|channel|>analysis<|message|>\\boxed{10}"))
+    thinking = records.grade_sample(make_raw_record("a", 0, "<|channel|>analysis<|message|>\\boxed{10}"))
     assert (thinking["correct"], thinking["answered"], thinking["has_final"]) == (0.0, 0.0, 0.0)
     assert thinking["reason"]
 
 
 @pytest.mark.parametrize("prompt", ["What is 4 + 6?", "<|start|>user<|message|>What is 4 + 6?<|end|>"])
 def test_a_formula_of_the_problem_is_no_answer_as_in_training(prompt):
-    assert records.grade_sample(raw("a", 0, "\\boxed{4+6}", prompt=prompt))["correct"] == 0.0
-    assert records.grade_sample(raw("a", 0, "\\boxed{4+6}"))["correct"] == 1.0
-    assert "prompt" not in records.grade_sample(raw("a", 0, "\\boxed{10}", prompt=prompt))
+    assert records.grade_sample(make_raw_record("a", 0, "\\boxed{4+6}", prompt=prompt))["correct"] == 0.0
+    assert records.grade_sample(make_raw_record("a", 0, "\\boxed{4+6}"))["correct"] == 1.0
+    assert "prompt" not in records.grade_sample(make_raw_record("a", 0, "\\boxed{10}", prompt=prompt))
 
 
 def test_a_sample_that_the_grader_fails_on_is_not_graded(caplog):
-    broken = records.grade_sample(raw("a", 3, None))
+    broken = records.grade_sample(make_raw_record("a", 3, None))
     assert broken["correct"] is None
     assert "sample 3 of a" in caplog.text
 
 
-def graded(problem: str, correct: float | None, **changes) -> dict:
+def make_graded_record(problem: str, correct: float | None, **changes) -> dict:
     return {"id": problem, "datasource": "sums", "correct": correct, "answered": 1.0, "has_final": 1.0,
             "truncated": 0.0, "response_length": 10, "answer_length": 4, **changes}  # fmt: skip
 
 
 def test_metrics_are_means_over_problems_and_over_samples():
     samples = [
-        *[graded("a", value) for value in (1.0, 0.0, 0.0, 0.0)],
-        *[graded("b", value) for value in (1.0, 1.0)],
-        graded("c", 0.0, answered=0.0, has_final=0.0, truncated=1.0, response_length=80, answer_length=None),
+        *[make_graded_record("a", value) for value in (1.0, 0.0, 0.0, 0.0)],
+        *[make_graded_record("b", value) for value in (1.0, 1.0)],
+        make_graded_record(
+            "c", 0.0, answered=0.0, has_final=0.0, truncated=1.0, response_length=80, answer_length=None
+        ),
     ]
     result = records.summarize(samples, [1, 2, 4])
     assert result["exact_match"] == pytest.approx((1 / 4 + 1 + 0) / 3)
@@ -65,21 +67,25 @@ def test_metrics_are_means_over_problems_and_over_samples():
 
 
 def test_only_fully_correct_samples_are_solved():
-    summary = records.summarize([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
+    summary = records.summarize([make_graded_record("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
     assert summary["exact_match"] == 0.25 and summary["pass_at_k"]["4"]["value"] == 1
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_ungraded_samples_count_as_neither_right_nor_wrong(missing):
-    result = records.summarize([graded("a", 1.0), graded("a", missing), graded("b", missing)], [1])
+    result = records.summarize(
+        [make_graded_record("a", 1.0), make_graded_record("a", missing), make_graded_record("b", missing)], [1]
+    )
     assert (result["exact_match"], result["n"], result["samples"], result["ungraded"]) == (1.0, 1, 3, 2)
-    nothing = records.summarize([graded("a", missing)] * 2, [2])
+    nothing = records.summarize([make_graded_record("a", missing)] * 2, [2])
     assert (nothing["exact_match"], nothing["ci_low"], nothing["ungraded"]) == (None, None, 2)
     assert nothing["pass_at_k"]["2"]["value"] is None
 
 
 def test_sources_are_reported_separately():
-    result = records.summarize_by_source([graded("a", 1.0), graded("b", 0.0, datasource="aime")], [1])
+    result = records.summarize_by_source(
+        [make_graded_record("a", 1.0), make_graded_record("b", 0.0, datasource="aime")], [1]
+    )
     assert result["exact_match"] == 0.5
     assert {source: part["exact_match"] for source, part in result["by_source"].items()} == {"sums": 1.0, "aime": 0.0}
 
@@ -96,14 +102,21 @@ def test_records_with_any_text_are_read_back(tmp_path):
 
 
 def test_cut_thoughts_and_cut_answers_are_counted_separately():
-    samples = [graded("a", 1.0, thinking_truncated=1.0), graded("b", 0.0, thinking_truncated=0.0, truncated=1.0)]
-    summary = records.summarize([*samples, graded("c", 0.0, thinking_truncated=0.0)])
+    samples = [
+        make_graded_record("a", 1.0, thinking_truncated=1.0),
+        make_graded_record("b", 0.0, thinking_truncated=0.0, truncated=1.0),
+    ]
+    summary = records.summarize([*samples, make_graded_record("c", 0.0, thinking_truncated=0.0)])
     assert (summary["thinking_truncated"], summary["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert "thinking_truncated" not in records.summarize([graded("a", 1.0)])
+    assert "thinking_truncated" not in records.summarize([make_graded_record("a", 1.0)])
 
 
 def test_metrics_of_each_of_several_environments():
-    samples = [graded("a", 1.0, environment="single"), graded("b", 0.0, environment="python"), graded("c", 1.0)]
+    samples = [
+        make_graded_record("a", 1.0, environment="single"),
+        make_graded_record("b", 0.0, environment="python"),
+        make_graded_record("c", 1.0),
+    ]
     result = records.summarize_by_source(samples, [1])
     assert result["exact_match"] == pytest.approx(2 / 3)
     parts = result["by_environment"]

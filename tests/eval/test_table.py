@@ -4,7 +4,7 @@ from eval import table
 from grpo.run.records import summarize_by_source
 
 
-def result(correct: float | None, k: int = 1, **changes) -> dict:
+def make_result(correct: float | None, k: int = 1, **changes) -> dict:
     records = [
         {"id": f"{source}{n}", "datasource": source, "correct": correct, "answered": 1.0, "has_final": 1.0,
          "truncated": 0.25, "response_length": 100 * n, **changes}
@@ -15,7 +15,7 @@ def result(correct: float | None, k: int = 1, **changes) -> dict:
 
 def write(folder, steps: dict[int, float], **more) -> None:
     """The evaluations of a run, after these steps with these rates; it is killed in its next line."""
-    rows = [{"step": step, **result(correct), **more} for step, correct in steps.items()]
+    rows = [{"step": step, **make_result(correct), **more} for step, correct in steps.items()]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "ex')
 
@@ -51,7 +51,7 @@ def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
     for name, ids in (("teacher", problems), ("other", problems[:1])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"identity": {}, "problems": ids, "n": 8, "k": [8]}))
-        (tmp_path / name / "result.json").write_text(json.dumps(result(1.0, k=8)))
+        (tmp_path / name / "result.json").write_text(json.dumps(make_result(1.0, k=8)))
     folders = [str(tmp_path / name) for name in ("teacher", "run", "other")]
     assert table.main(folders) == 0
     printed = capsys.readouterr()
@@ -77,14 +77,14 @@ def test_no_evaluation_is_an_error(tmp_path, capsys):
 
 
 def test_columns_without_numbers_are_left_out_and_sources_are_rows():
-    lines = table.result_table(result(1.0))
+    lines = table.result_table(make_result(1.0))
     assert [line.split()[0] for line in lines[1:]] == ["all", "aime", "math"]
     assert "thinking" not in lines[0] and "ungraded" not in lines[0]
     assert "25.0%" in lines[1]
     assert "thinking cut" not in lines[0]
-    assert "thinking cut" in table.result_table(result(1.0, thinking_truncated=0.5))[0]
-    assert "ungraded" in table.result_table(result(None))[0]
-    assert "thinking" in table.result_table(result(1.0, answer_length=4))[0]
+    assert "thinking cut" in table.result_table(make_result(1.0, thinking_truncated=0.5))[0]
+    assert "ungraded" in table.result_table(make_result(None))[0]
+    assert "thinking" in table.result_table(make_result(1.0, answer_length=4))[0]
 
 
 def test_a_line_that_is_no_evaluation_is_refused(tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 from eval import compare, regrade, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
 from tests.reward.faulty import Fault, StandIn
-from tests.reward.recorder import Recorder, redirector
+from tests.reward.recorder import Recorder, make_redirector
 
 ROOT = Path(teacher.__file__).parents[1]
 
@@ -41,13 +41,13 @@ def command(tmp_path: Path) -> list[str]:
     return [*options, "--requests-per-minute", "100", "--deadline", "20"]
 
 
-def result(tmp_path: Path) -> dict:
+def read_result(tmp_path: Path) -> dict:
     return json.loads((tmp_path / "out" / "result.json").read_text())
 
 
 def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
     assert teacher.main([*command, "--k", "1", "2"]) == 0
-    metrics = result(tmp_path)
+    metrics = read_result(tmp_path)
     assert (metrics["exact_match"], metrics["n"], metrics["samples"], metrics["truncated"]) == (0.75, 4, 8, 0.0)
     assert metrics["pass_at_k"]["2"]["value"] == 0.75 and metrics["response_length"] > 0
     said = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def real_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A key, and no stand-in; the variables are as they were afterwards."""
     monkeypatch.delenv(STAND_IN_VARIABLE, raising=False)
     monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
@@ -71,22 +71,22 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_address_is_the_judges(server, elsewhere, command, tmp_path, monkeypatch, capsys):
+def test_address_is_the_judges(server, real_key, command, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JUDGE_BASE_URL", server.url)
     assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0 and len(server.requests) == 1
     assert f"requests go to {server.url}, without a proxy" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["base_url"] == server.url
 
 
-def test_an_address_that_redirects_is_refused(elsewhere, command, monkeypatch, capsys):
-    with Recorder() as foreign, redirector(307, foreign.url) as captured:
+def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, capsys):
+    with Recorder() as foreign, make_redirector(307, foreign.url) as captured:
         monkeypatch.setenv("JUDGE_BASE_URL", captured.url)
         assert teacher.main(command) == 2
         assert foreign.seen == []
     assert f"to the host {foreign.host}" in capsys.readouterr().err
 
 
-def test_an_address_of_google_genai_is_refused(elsewhere, command, monkeypatch, capsys):
+def test_an_address_of_google_genai_is_refused(real_key, command, monkeypatch, capsys):
     with Recorder() as foreign:
         monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", foreign.url)
         assert teacher.main(command) == 2
@@ -97,7 +97,7 @@ def test_an_address_of_google_genai_is_refused(elsewhere, command, monkeypatch, 
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
     server.faults = lambda number, model: Fault("cut")
     assert teacher.main([*command, "--n", "1"]) == 0
-    assert result(tmp_path)["truncated"] == 1.0
+    assert read_result(tmp_path)["truncated"] == 1.0
 
 
 def test_the_temperature_is_sent_recorded_and_kept(server, command, tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_missing_answers_are_requested_again_or_counted(server, command, tmp_pat
     assert len(server.requests) == 11
     server.faults = lambda number, model: Fault("filtered")
     assert teacher.main([*command, "--count-unanswered"]) == 0
-    assert result(tmp_path)["no_answer"] == pytest.approx(1 / 8)
+    assert read_result(tmp_path)["no_answer"] == pytest.approx(1 / 8)
 
 
 def test_a_killed_baseline_continues(server, command, tmp_path):
@@ -148,7 +148,7 @@ def test_a_killed_baseline_continues(server, command, tmp_path):
     kept = samples.read_bytes().count(b"\n")
     assert teacher.main(command) == 0
     assert len(server.requests) <= 8 + 1 and kept >= 3  # one was in flight
-    assert result(tmp_path)["exact_match"] == 0.75
+    assert read_result(tmp_path)["exact_match"] == 0.75
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ def test_the_rung_passes_and_lost_sinks_are_noticed(device, monkeypatch):
     assert len(kernels.attention(gpus, 40, 16).numbers["errors"]) == 10
     apply = attention_triton.SinkAttention.apply
 
-    def without_sinks(query, key, value, sinks, *rest):
+    def apply_without_sinks(query, key, value, sinks, *rest):
         return apply(query, key, value, sinks - 1e4, *rest)
 
-    monkeypatch.setattr(attention_triton.SinkAttention, "apply", without_sinks)
+    monkeypatch.setattr(attention_triton.SinkAttention, "apply", apply_without_sinks)
     with pytest.raises(UserError, match="differs from float64"):
         kernels.attention(gpus, 40, 16)
 

@@ -10,14 +10,14 @@ from scripts.gpu_check.rung import Rung
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     return seen.look()
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("step", LADDER, ids=lambda step: step.name)
-def test_rung(found: dict[str, Any], step: Rung) -> None:
-    gpus = len(found["gpus"])
+def test_rung(machine_facts: dict[str, Any], step: Rung) -> None:
+    gpus = len(machine_facts["gpus"])
     if lacking := step.find_lack(gpus):
         pytest.skip(f"{step.name}: {lacking}")
     result = rung.run_apart(step, gpus)

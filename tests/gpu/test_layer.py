@@ -39,7 +39,7 @@ def layers(gpu):
     return stock, ours, rotary
 
 
-def passes(layer, rotary, states, tokens, upstream):
+def run_passes(layer, rotary, states, tokens, upstream):
     states = states.clone().requires_grad_()
     length = states.shape[1]
     positions = torch.arange(length, device="cuda")[None]
@@ -59,8 +59,8 @@ def test_a_layer_equals_transformers(layers):
     tokens = torch.ones(2, 300, dtype=torch.bool, device="cuda")
     tokens[0, :40] = False
     upstream = torch.randn_like(states) * tokens[:, :, None]
-    wanted, wanted_gradient = passes(stock, rotary, states, tokens, upstream)
-    result, gradient = passes(ours, rotary, states, tokens, upstream)
+    wanted, wanted_gradient = run_passes(stock, rotary, states, tokens, upstream)
+    result, gradient = run_passes(ours, rotary, states, tokens, upstream)
     real = tokens[:, :, None]
     for values, expected in ((result * real, wanted * real), (gradient * real, wanted_gradient * real)):
         assert (values - expected).norm() < 0.02 * expected.norm()
@@ -70,10 +70,10 @@ def test_a_layer_never_waits_for_the_device(layers):
     _, ours, rotary = layers
     states = torch.randn(1, 257, 256, device="cuda", dtype=torch.bfloat16)
     tokens = torch.ones(1, 257, dtype=torch.bool, device="cuda")
-    passes(ours, rotary, states, tokens, states)  # compiles the kernels
+    run_passes(ours, rotary, states, tokens, states)  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
-        passes(ours, rotary, states, tokens, states)
+        run_passes(ours, rotary, states, tokens, states)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

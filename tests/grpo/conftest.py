@@ -51,7 +51,7 @@ def run_ranks(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory) -> Path:
+def pristine_openrlhf(tmp_path_factory) -> Path:
     """The installed OpenRLHF with all patches reverted, in another place."""
     from benchmarks.parts import stock
 
@@ -59,20 +59,20 @@ def pristine(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(params=["stock", "patched"])
-def load(request, pristine, monkeypatch):
+def load(request, pristine_openrlhf, monkeypatch):
     """Load a module of the stock or of the patched OpenRLHF from its file; what it imports is patched."""
     from benchmarks.parts import stock
 
     def load_file(name: str) -> ModuleType:
         patched = importlib.import_module(f"openrlhf.{name}")
         monkeypatch.setitem(sys.modules, patched.__name__, patched)  # comes back after the test
-        return stock.load(pristine if request.param == "stock" else None, name)
+        return stock.load(pristine_openrlhf if request.param == "stock" else None, name)
 
     load_file.stock = request.param == "stock"
     return load_file
 
 
-def fails_on_stock(load, check, *errors):
+def assert_fails_on_stock(load, check, *errors):
     """Run `check`: it must raise one of `errors` (by default AssertionError) on stock, and pass on ours."""
     if load.stock:
         with pytest.raises(errors or AssertionError):
@@ -93,7 +93,7 @@ def peft_model(checkpoint):
 
 
 @pytest.fixture
-def sysfs(tmp_path, monkeypatch):
+def write_sysfs(tmp_path, monkeypatch):
     """Write what Linux says of NUMA: the node of each GPU by its PCI bus, and the cores of each node."""
     from grpo.stack import numa
 

@@ -16,7 +16,7 @@ from grpo.lora import adapter
 from grpo.model import deepspeed_start, loading, zero
 
 
-def ds_config(offload: bool, threshold: int = 0) -> dict:
+def make_ds_config(offload: bool, threshold: int = 0) -> dict:
     """The part of OpenRLHF's training configuration that matters here."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -32,7 +32,7 @@ def ds_config(offload: bool, threshold: int = 0) -> dict:
 
 def load(path: str, out: str, offload: str, experts: str) -> None:
     """Load under ZeRO-3, gather every parameter with DeepSpeed's own gather, and save what rank 0 sees."""
-    model = loading.load_gpt_oss(path, "eager", ds_config(offload == "offload"), packed=experts == "packed")
+    model = loading.load_gpt_oss(path, "eager", make_ds_config(offload == "offload"), packed=experts == "packed")
     partitions = sum(p.ds_tensor.numel() for p in model.parameters())
     total = sum(p.ds_numel for p in model.parameters())
     assert sum(p.data.numel() for p in model.parameters()) == 0, "a whole parameter is in memory"
@@ -50,9 +50,9 @@ def load(path: str, out: str, offload: str, experts: str) -> None:
                 assert torch.equal(flat[name], parameter), "gather_flat differs from DeepSpeed's gather"
 
 
-def gathers(rounds: str) -> None:
+def gather_rounds(rounds: str) -> None:
     """Gather many parameters at once, again and again; every gather must be whole when it returns."""
-    config = ds_config(offload=False)
+    config = make_ds_config(offload=False)
     init = deepspeed.zero.Init(config_dict_or_path=config, dtype=torch.bfloat16)
     values = [torch.full((257, 129), float(i), dtype=torch.bfloat16) for i in range(40)]
     parameters = [torch.nn.Parameter(value.clone()) for value in values]
@@ -67,7 +67,7 @@ def gathers(rounds: str) -> None:
 def save(path: str, out: str) -> None:
     """Save a non-zero adapter from ZeRO-3 partitions, and a whole copy of it for comparison."""
     torch.manual_seed(1)
-    model = loading.load_gpt_oss(path, "eager", ds_config(offload=False))
+    model = loading.load_gpt_oss(path, "eager", make_ds_config(offload=False))
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     for name, parameter in model.named_parameters():
@@ -101,7 +101,7 @@ def gather_memory() -> None:
     model = torch.nn.ModuleList(
         torch.nn.ModuleDict({"lora_A": torch.nn.ModuleDict({"default": layer})}) for layer in linear
     )
-    init = deepspeed.zero.Init(config_dict_or_path=ds_config(offload=False), dtype=torch.bfloat16)
+    init = deepspeed.zero.Init(config_dict_or_path=make_ds_config(offload=False), dtype=torch.bfloat16)
     init._convert_to_zero_parameters(list(model.parameters()))
     adapter.GATHERED = 8 << 21
     adapter.gather(model[:1])  # the first collective call allocates permanent buffers
@@ -115,7 +115,7 @@ def gather_memory() -> None:
 if __name__ == "__main__":
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
-    {"load": load, "gathers": gathers, "save": save, "gather_memory": gather_memory}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "gathers": gather_rounds, "save": save, "gather_memory": gather_memory}[sys.argv[1]](*sys.argv[2:])
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done

@@ -10,7 +10,7 @@ LAYERS, EXPERTS, CHOSEN, ROWS, LENGTH = 3, 8, 2, 2, 7
 TOKENS = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 50
 
 
-def small_model(dtype=torch.float32, seed=0):
+def make_small_model(dtype=torch.float32, seed=0):
     config = GptOssConfig(
         num_hidden_layers=LAYERS, num_local_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_size=32, head_dim=8,
         intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, vocab_size=50, sliding_window=4,
@@ -20,7 +20,7 @@ def small_model(dtype=torch.float32, seed=0):
     return GptOssForCausalLM(config).to(dtype).train()
 
 
-def own_choices(model, tokens=TOKENS):
+def compute_own_choices(model, tokens=TOKENS):
     """The logits, and the choices of each row's tokens as a routing, from transformers' own routers."""
     seen = []
     routers = [module for module in model.modules() if isinstance(module, GptOssTopKRouter)]
@@ -31,14 +31,14 @@ def own_choices(model, tokens=TOKENS):
     return logits, list(routing.encode(torch.stack(seen, dim=1).view(*tokens.shape, LAYERS, CHOSEN)))
 
 
-def others(generator_seed=3):
+def draw_choices(generator_seed=3):
     """Any distinct experts for each token, as routings."""
     generator = torch.Generator().manual_seed(generator_seed)
     scores = torch.rand(ROWS, LENGTH, LAYERS, EXPERTS, generator=generator)
     return list(routing.encode(scores.topk(CHOSEN).indices))
 
 
-def of_all_experts(weights, indices, experts=EXPERTS):
+def spread_weights(weights, indices, experts=EXPERTS):
     """A router's weights as one for each expert, ``[T, experts]``."""
     if not routing.WEIGHS_CHOSEN:
         return weights

@@ -27,7 +27,7 @@ PACKAGES = {
 }
 
 
-def imports(folder: Path) -> dict[Path, set[str]]:
+def list_imports(folder: Path) -> dict[Path, set[str]]:
     """Return the modules that each file imports, at its top or inside a function."""
     imported: dict[Path, set[str]] = defaultdict(set)
     for file in folder.rglob("*.py"):
@@ -49,7 +49,7 @@ def test_packages_of_grpo_import_only_earlier_ones():
     ours = {"grpo", *PACKAGES}
     for number, package in enumerate(ORDER):
         allowed = {f"grpo.{name}" for name in ORDER[: number + 1]} | OUTSIDE.get(package, set())
-        for file, modules in imports(ROOT / "grpo" / package).items():
+        for file, modules in list_imports(ROOT / "grpo" / package).items():
             for module in modules:
                 parts = module.split(".")
                 name = ".".join(parts[: 1 + (parts[0] == "grpo")])
@@ -58,6 +58,6 @@ def test_packages_of_grpo_import_only_earlier_ones():
 
 def test_packages_import_one_way():
     for package, allowed in PACKAGES.items():
-        for file, modules in imports(ROOT / package).items():
+        for file, modules in list_imports(ROOT / package).items():
             names = {module.split(".")[0] for module in modules} & {"grpo", *PACKAGES}
             assert names <= allowed | {package}, f"{file.relative_to(ROOT)} imports {names - allowed - {package}}"

@@ -128,7 +128,7 @@ class World:
     def site(self) -> Path:
         return self.target.parent
 
-    def env(self) -> dict[str, str]:
+    def make_env(self) -> dict[str, str]:
         temporary = self.checkout.parent / "temporary"  # what a killed process leaves goes with the test's folder
         temporary.mkdir(exist_ok=True)
         own = {"PYTHONPATH": str(self.checkout), "PYTHON": sys.executable, "TMPDIR": str(temporary)}
@@ -139,12 +139,12 @@ class World:
     ) -> subprocess.CompletedProcess[str]:
         """A real `python -m patches` process on the target; `path` replaces PATH."""
         command = [sys.executable, "-P", "-m", "patches", *words, "--target", str(self.target)]
-        env = self.env() | ({"PATH": str(path)} if path else {})
+        env = self.make_env() | ({"PATH": str(path)} if path else {})
         return subprocess.run(command, env=env, cwd=cwd, text=True, capture_output=True, timeout=60, **options)
 
     def drive(self, action: str, number: int, *words: str) -> "Driven":
         """Start the command line in a process in which `action` is done just before write operation `number`."""
-        return Driven(action, number, [*words, "--target", str(self.target)], Path(self.env()["TMPDIR"]))
+        return Driven(action, number, [*words, "--target", str(self.target)], Path(self.make_env()["TMPDIR"]))
 
     def call(self, *words: str) -> int:
         """The same command line in this process."""
@@ -161,7 +161,7 @@ class World:
 
         return bring_back
 
-    def status(self) -> dict:
+    def read_status(self) -> dict:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             self.call("status", "--json")
         return json.loads(printed.getvalue())
@@ -213,7 +213,7 @@ class Driven(multiprocessing.get_context("fork").Process):  # type: ignore[name-
 
 
 @pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stock_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with the tool and the patches; tests copy it, since git takes a second to write the patches."""
     checkout = tmp_path_factory.mktemp("stock") / "checkout"
     (checkout / "patches").mkdir(parents=True)
@@ -227,23 +227,23 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stock: Path) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stock_checkout: Path) -> World:
     target = write_package(tmp_path / "site", PRISTINE, VERSION)
-    checkout = shutil.copytree(stock, tmp_path / "checkout")
+    checkout = shutil.copytree(stock_checkout, tmp_path / "checkout")
     monkeypatch.setattr(series, "ROOT", checkout / "patches")
     return World(target, checkout)
 
 
 @pytest.fixture
-def before(world: World) -> dict[str, bytes]:
+def pristine_tree(world: World) -> dict[str, bytes]:
     """The pristine installation."""
     return snapshot(world.site)
 
 
 @pytest.fixture
-def after(world: World, before: dict[str, bytes]) -> dict[str, bytes]:
+def patched_tree(world: World, pristine_tree: dict[str, bytes]) -> dict[str, bytes]:
     """The installation as it must be once patched."""
-    tree = dict(before)
+    tree = dict(pristine_tree)
     for change in CHANGES:
         for path, (_, new) in change.files.items():
             tree.pop(path, None)
@@ -277,5 +277,5 @@ def make_wheel() -> Callable[[Path, dict[str, bytes], str], Path]:
 
 
 @pytest.fixture
-def package() -> Callable[[Path, dict[str, bytes], str], Path]:
+def make_package() -> Callable[[Path, dict[str, bytes], str], Path]:
     return write_package

@@ -28,7 +28,7 @@ def test_exit_codes_are_distinct_and_in_the_help(world):
 
 
 def test_status_json(world):
-    report = world.status()
+    report = world.read_status()
     assert report["state"] == "pristine" and report["code"] == Exit.PRISTINE
     assert report["version"] == "1.0"
     assert report["target"] == str(world.target)
@@ -43,7 +43,7 @@ def test_status_json(world):
     }
     applied = json.loads(world.run("apply", "--json").stdout)
     assert applied["code"] == 0 and applied["state"] == "applied" and len(applied["changed"]) == 6
-    report = world.status()
+    report = world.read_status()
     assert report["state"] == "applied" and report["digest"] == report["expected_digest"]
     assert report["message"] == "applied 3 of 3" and report["next"] == ""
 
@@ -57,11 +57,11 @@ def test_errors_are_json_too(world):
 
 
 def test_the_next_command_can_be_typed(world):
-    words = world.status()["next"].split()
+    words = world.read_status()["next"].split()
     assert words[0] == "./apply_patches.sh"
-    done = subprocess.run(words, cwd=world.checkout, env=world.env(), capture_output=True, text=True)
+    done = subprocess.run(words, cwd=world.checkout, env=world.make_env(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert world.status()["state"] == "applied"
+    assert world.read_status()["state"] == "applied"
 
 
 def test_an_unknown_version_names_the_known_ones(world, capsys):
@@ -89,7 +89,7 @@ def test_missing_or_ambiguous_version_asks_for_one(world, capsys):
 
 
 def test_a_missing_openrlhf(world):
-    env = world.env()
+    env = world.make_env()
     command = [sys.executable, "-I", "-S", "-c"]
     code = f"import sys; sys.path.append({str(world.checkout)!r}); "
     code += "from patches.__main__ import main; sys.exit(main())"
@@ -100,7 +100,7 @@ def test_a_missing_openrlhf(world):
     assert done.returncode == Exit.MISSING and "__init__.py is missing" in done.stderr
 
 
-def _wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _run_wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The wrapper with `site` as the environment of the Python it picks, without --target."""
     python = world.site.parent / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{world.site}" exec "{sys.executable}" "$@"\n')
@@ -110,7 +110,7 @@ def _wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, *words], cwd=cwd, env=env, capture_output=True, text=True)
 
 
-def test_the_wrapper_finds_the_environment_from_any_folder(world, before, after, look, tmp_path):
+def test_the_wrapper_finds_the_environment_from_any_folder(world, pristine_tree, patched_tree, look, tmp_path):
     # A folder with its own `openrlhf` and `patches`, which must not be used.
     elsewhere = tmp_path / "elsewhere"
     for name in ("openrlhf", "patches"):
@@ -120,12 +120,12 @@ def test_the_wrapper_finds_the_environment_from_any_folder(world, before, after,
     kept = {"openrlhf/__init__.py": b"raise SystemExit('imported')\n"}
     (world.target / "__init__.py").write_bytes(kept["openrlhf/__init__.py"])
     write_series("1.0", CHANGES, PRISTINE | kept)
-    done = _wrapper(world, elsewhere)
+    done = _run_wrapper(world, elsewhere)
     assert done.returncode == 0, done.stderr
-    assert look(world.site) == after | kept
-    assert _wrapper(world, Path("/"), "status").returncode == 0
-    assert _wrapper(world, elsewhere, "revert").returncode == 0
-    assert look(world.site) == before | kept
+    assert look(world.site) == patched_tree | kept
+    assert _run_wrapper(world, Path("/"), "status").returncode == 0
+    assert _run_wrapper(world, elsewhere, "revert").returncode == 0
+    assert look(world.site) == pristine_tree | kept
 
 
 def test_the_wrapper_prefers_the_checkouts_own_environment(world):
@@ -175,7 +175,7 @@ def test_wrong_usage(world, words):
         ("stray.patch", "not in the series: stray.patch", lambda text: b"What: not in the series.\n"),
     ],
 )
-def test_a_series_is_whole_or_refused(world, before, look, capsys, name, message, damage):
+def test_a_series_is_whole_or_refused(world, pristine_tree, look, capsys, name, message, damage):
     file = world.checkout / "patches" / "openrlhf-1.0" / name
     kept = file.read_bytes() if file.exists() else b""
     if damage:
@@ -185,32 +185,32 @@ def test_a_series_is_whole_or_refused(world, before, look, capsys, name, message
     for command in ("apply", "status", "verify", "diff", "revert"):
         assert world.call(command) == Exit.BAD_SERIES, command
         assert message in capsys.readouterr().err, command
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
     if kept:
         file.write_bytes(kept)
         assert world.call("apply") == world.call("verify") == 0
 
 
 def test_a_damaged_checkout_is_restored_by_the_advice_and_edits_are_kept(world):
-    def git(*words: str) -> str:
+    def run_git(*words: str) -> str:
         command = ["git", "-C", world.checkout, "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
-        git(*words)
+        run_git(*words)
     folder = world.checkout / "patches" / "openrlhf-1.0"
     edited = (folder / "first.patch").read_bytes().replace(b"= 103", b"= 104")
     (folder / "first.patch").write_bytes(edited)
     (folder / "second.patch").unlink()
     (folder / "stray.patch").write_bytes(b"")
-    report = world.status()
+    report = world.read_status()
     assert report["code"] == Exit.BAD_SERIES
-    git(*shlex.split(report["next"].replace("git stash push", "stash push")))
-    assert world.status()["state"] == "pristine"
-    assert git("show", "stash@{0}:patches/openrlhf-1.0/first.patch").encode() == edited
+    run_git(*shlex.split(report["next"].replace("git stash push", "stash push")))
+    assert world.read_status()["state"] == "pristine"
+    assert run_git("show", "stash@{0}:patches/openrlhf-1.0/first.patch").encode() == edited
 
 
-def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, capsys):
+def test_a_patch_may_be_retired_with_a_reason_alone(world, pristine_tree, patched_tree, look, capsys):
     folder = world.checkout / "patches" / "openrlhf-1.0"
     data = json.loads((folder / "manifest.json").read_text())
     del (
@@ -223,8 +223,8 @@ def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, 
         data["retired"] = {} if reason is None else {"third.patch": reason}
         (folder / "manifest.json").write_text(json.dumps(data))
         assert world.call("apply") == code, reason
-    expected = {path: text for path, text in after.items() if path != "openrlhf/hooks/empty.py"}
-    assert look(world.site) == expected | {"openrlhf/trainer/old.py": before["openrlhf/trainer/old.py"]}
+    expected = {path: text for path, text in patched_tree.items() if path != "openrlhf/hooks/empty.py"}
+    assert look(world.site) == expected | {"openrlhf/trainer/old.py": pristine_tree["openrlhf/trainer/old.py"]}
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, 
         (b"+EXTRA = 1", b"+EXTRA = 2", "the patches turn openrlhf/models/actor.py into"),
     ],
 )
-def test_a_patch_that_does_not_lead_to_the_manifest_is_named(world, before, look, capsys, old, new, said):
+def test_a_patch_that_does_not_lead_to_the_manifest_is_named(world, pristine_tree, look, capsys, old, new, said):
     _rewrite(world, old, new)
     assert world.call("apply") == Exit.BAD_SERIES
     error = capsys.readouterr().err
     assert said in error and "openrlhf/models/actor.py" in error
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
 
 
 def _rewrite(world, old: bytes, new: bytes) -> None:
@@ -253,24 +253,24 @@ def _rewrite(world, old: bytes, new: bytes) -> None:
     manifest.write_text(manifest.read_text().replace(*digests))
 
 
-def test_advice_can_be_typed_for_odd_places(world, tmp_path, package, before):
+def test_advice_can_be_typed_for_odd_places(world, tmp_path, make_package, pristine_tree):
     """A path with a space, an editable install, PYTHONPATH before the installed package."""
-    pristine = {path: text for path, text in before.items() if path.startswith("openrlhf/")}
-    odd = package(tmp_path / "my site", pristine, "1.0")
+    pristine = {path: text for path, text in pristine_tree.items() if path.startswith("openrlhf/")}
+    odd = make_package(tmp_path / "my site", pristine, "1.0")
     done = world.run("status", "--target", str(odd))
     assert f"--target '{odd}'" not in done.stdout  # the last --target counts, the world's
     command = [sys.executable, "-P", "-m", "patches", "status", "--json", "--target", str(odd)]
-    advice = json.loads(subprocess.run(command, env=world.env(), capture_output=True, text=True).stdout)["next"]
+    advice = json.loads(subprocess.run(command, env=world.make_env(), capture_output=True, text=True).stdout)["next"]
     words = shlex.split(advice)
-    assert subprocess.run(words, cwd=world.checkout, env=world.env(), capture_output=True).returncode == 0
+    assert subprocess.run(words, cwd=world.checkout, env=world.make_env(), capture_output=True).returncode == 0
     shutil.rmtree(odd.parent / "openrlhf-1.0.dist-info")
-    env = world.env() | {"PYTHONPATH": f"{world.checkout}:{odd.parent}"}
+    env = world.make_env() | {"PYTHONPATH": f"{world.checkout}:{odd.parent}"}
     command = [sys.executable, "-P", "-m", "patches"]
     error = subprocess.run(command, env=env, capture_output=True, text=True).stderr
     assert "PYTHONPATH names" in error and "unset PYTHONPATH" in error
 
 
-def test_diff_is_a_patch_that_git_would_take(world, before, capsys, tmp_path):
+def test_diff_is_a_patch_that_git_would_take(world, pristine_tree, capsys, tmp_path):
     assert world.call("diff") == 0
     assert capsys.readouterr().out == ""
     world.call("apply")
@@ -293,7 +293,7 @@ def test_only_the_standard_library_is_imported():
 
 def test_the_digest_needs_no_heavy_import(world):
     code = f"import sys, patches; patches.digest({str(world.target)!r}); print(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=world.env(), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=world.make_env(), capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert done.returncode == 0, done.stderr
     assert not loaded & {"openrlhf", "argparse", "difflib", "subprocess", "zipfile", "torch"}

@@ -18,27 +18,27 @@ from .conftest import HEADER, Change, write_series
 ACTOR = "models/actor.py"
 
 
-def test_apply_twice_then_revert_is_byte_exact(world, before, after, look):
+def test_apply_twice_then_revert_is_byte_exact(world, pristine_tree, patched_tree, look):
     assert world.call("apply") == 0
-    assert look(world.site) == after
+    assert look(world.site) == patched_tree
     times = {p: p.stat().st_mtime_ns for p in world.target.rglob("*")}
     assert world.call("apply") == 0
     assert {p: p.stat().st_mtime_ns for p in world.target.rglob("*")} == times
     assert world.call("revert") == 0
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
     assert not (world.target / "hooks").exists()
     assert world.call("revert") == 0
 
 
-def test_dry_run_changes_nothing(world, before, look, capsys):
+def test_dry_run_changes_nothing(world, pristine_tree, look, capsys):
     assert world.call("apply", "--dry-run") == 0
     assert "would change openrlhf/models/actor.py" in capsys.readouterr().out
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
 
 
-def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, before, after, look):
-    mixed = after | {"openrlhf/models/actor.py": before["openrlhf/models/actor.py"]}
-    for command, end in (("apply", after), ("revert", before)):
+def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, pristine_tree, patched_tree, look):
+    mixed = patched_tree | {"openrlhf/models/actor.py": pristine_tree["openrlhf/models/actor.py"]}
+    for command, end in (("apply", patched_tree), ("revert", pristine_tree)):
         world.call("apply")
         (world.target / ACTOR).write_bytes(mixed["openrlhf/models/actor.py"])
         assert world.call("status") == Exit.DRIFTED
@@ -46,7 +46,7 @@ def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, before, af
         assert look(world.site) == end
 
 
-def test_a_hand_edit_is_never_overwritten(world, after, look, capsys):
+def test_a_hand_edit_is_never_overwritten(world, patched_tree, look, capsys):
     world.call("apply")
     (world.target / ACTOR).write_bytes(b"mine = 1\n")
     for command in ("status", "apply", "revert", "verify"):
@@ -54,11 +54,13 @@ def test_a_hand_edit_is_never_overwritten(world, after, look, capsys):
         assert world.call(command) == Exit.EDITED
         out = "".join(capsys.readouterr())
         assert "openrlhf/models/actor.py: edited" in out and "apply --edits-to hand-edits-1.patch" in out
-    assert look(world.site) == after | {"openrlhf/models/actor.py": b"mine = 1\n"}
+    assert look(world.site) == patched_tree | {"openrlhf/models/actor.py": b"mine = 1\n"}
 
 
 @pytest.mark.parametrize("command", ["apply", "revert"])
-def test_hand_edits_are_shown_and_saved_before_they_are_replaced(world, before, after, look, capsys, tmp_path, command):
+def test_hand_edits_are_shown_and_saved_before_they_are_replaced(
+    world, pristine_tree, patched_tree, look, capsys, tmp_path, command
+):
     world.call("apply")
     site = world.site
     (world.target / ACTOR).write_bytes(b"# mine\n" + (world.target / ACTOR).read_bytes())
@@ -74,7 +76,7 @@ def test_hand_edits_are_shown_and_saved_before_they_are_replaced(world, before, 
     assert f"would save your edits in {saved}" in capsys.readouterr().out and not saved.exists()
     assert world.call(command, "--edits-to", str(saved)) == 0
     assert f"saved your edits in {saved}" in capsys.readouterr().out
-    assert look(site) == (after if command == "apply" else before)
+    assert look(site) == (patched_tree if command == "apply" else pristine_tree)
     assert saved.read_text() == shown
     assert world.call("apply") == 0
     capsys.readouterr()
@@ -103,7 +105,7 @@ def test_the_whole_package_is_watched(world, damage, state, start):
     digest_before = digest(world.target)
     assert (digest_before == expected_digest("1.0")) == (start == "apply")
     damage(world.target)
-    status = world.status()
+    status = world.read_status()
     assert status["state"] == "edited" and state in [record["state"] for record in status["files"]]
     assert digest(world.target) != digest_before
     assert world.call("apply") == Exit.EDITED
@@ -129,14 +131,14 @@ def test_record_is_true_after_an_apply_and_as_before_after_a_revert(world):
     assert file.read_bytes() == kept and not (world.site / ".openrlhf-originals").exists()
 
 
-def test_a_package_without_record_can_be_patched(world, before, look):
+def test_a_package_without_record_can_be_patched(world, pristine_tree, look):
     (world.site / "openrlhf-1.0.dist-info" / "RECORD").unlink()
     for command in ("apply", "status", "verify", "revert"):
         assert world.call(command) == 0
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
 
 
-def test_without_git_only_what_needs_it_fails(world, after, look, monkeypatch, tmp_path):
+def test_without_git_only_what_needs_it_fails(world, patched_tree, look, monkeypatch, tmp_path):
     done = world.run("apply", path=tmp_path)
     assert done.returncode == Exit.NO_GIT and "git is not installed" in done.stderr
     assert f"next: apt install git && ./apply_patches.sh apply --target {world.target}\n" in done.stderr
@@ -145,19 +147,21 @@ def test_without_git_only_what_needs_it_fails(world, after, look, monkeypatch, t
         assert world.run(command, path=tmp_path).returncode == 0
     (world.target / ACTOR).write_bytes(b"mine = 1\n")
     assert world.run("status", path=tmp_path).returncode == Exit.EDITED
-    (world.target / ACTOR).write_bytes(after["openrlhf/models/actor.py"])
+    (world.target / ACTOR).write_bytes(patched_tree["openrlhf/models/actor.py"])
     assert world.run("revert", path=tmp_path).returncode == 0
 
 
-def test_result_with_invalid_syntax_is_rejected(world, before, look, capsys):
-    files = {"openrlhf/models/actor.py": (before["openrlhf/models/actor.py"], b"def (:\n")}
+def test_result_with_invalid_syntax_is_rejected(world, pristine_tree, look, capsys):
+    files = {"openrlhf/models/actor.py": (pristine_tree["openrlhf/models/actor.py"], b"def (:\n")}
     write_series("1.0", [Change("only", HEADER.format("x"), files)])
     assert world.call("apply") == Exit.NO_COMPILE
     assert "openrlhf/models/actor.py does not compile" in capsys.readouterr().err
-    assert look(world.site) == before
+    assert look(world.site) == pristine_tree
 
 
-def test_the_wheel_stands_in_for_originals_that_are_not_kept(world, before, after, look, make_wheel, tmp_path, capsys):
+def test_the_wheel_stands_in_for_originals_that_are_not_kept(
+    world, pristine_tree, patched_tree, look, make_wheel, tmp_path, capsys
+):
     (world.target / ACTOR).write_bytes(b"mine = 1\n")
     edits, number = tmp_path / "edits", iter(range(9))
     words = lambda: ("apply", "--edits-to", f"{edits}{next(number)}")  # noqa: E731
@@ -165,13 +169,13 @@ def test_the_wheel_stands_in_for_originals_that_are_not_kept(world, before, afte
     error = capsys.readouterr().err
     again = f"./apply_patches.sh apply --edits-to {edits}0 --target {world.target} --wheel wheels"
     assert "pip download" in error and f"--dest wheels openrlhf==1.0 && {again}\n" in error
-    wrong = make_wheel(tmp_path, before | {"openrlhf/models/actor.py": b"other = 1\n"}, "1.0")
+    wrong = make_wheel(tmp_path, pristine_tree | {"openrlhf/models/actor.py": b"other = 1\n"}, "1.0")
     assert world.call(*words(), "--wheel", str(wrong)) == Exit.NO_WHEEL
-    assert world.call(*words(), "--wheel", str(make_wheel(tmp_path, before, "1.1"))) == Exit.NO_WHEEL
+    assert world.call(*words(), "--wheel", str(make_wheel(tmp_path, pristine_tree, "1.1"))) == Exit.NO_WHEEL
     assert (world.target / ACTOR).read_bytes() == b"mine = 1\n"
-    make_wheel(tmp_path, before, "1.0")
+    make_wheel(tmp_path, pristine_tree, "1.0")
     assert world.call(*words(), "--wheel", str(tmp_path)) == 0  # the folder has wheels of two versions
-    assert look(world.site) == after
+    assert look(world.site) == patched_tree
 
 
 READ = "import openrlhf.trainer.loop as m; print(m.step())"

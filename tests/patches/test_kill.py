@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.parametrize("killed", ["apply", "revert"])
-def test_killed_before_every_write(world, before, after, look, killed):
+def test_killed_before_every_write(world, pristine_tree, patched_tree, look, killed):
     """SIGKILL just before write operation 0, 1, 2... of a real process, until it gets through."""
     start = "revert" if killed == "apply" else "apply"
     assert world.call(start) == 0
@@ -21,10 +21,10 @@ def test_killed_before_every_write(world, before, after, look, killed):
         tree = look(world.target)
         seen.add(tuple(sorted(tree.items())))
         for path, text in tree.items():  # every file is the old one or the new one
-            assert text in (before.get(f"openrlhf/{path}"), after.get(f"openrlhf/{path}"))
+            assert text in (pristine_tree.get(f"openrlhf/{path}"), patched_tree.get(f"openrlhf/{path}"))
         following = ("apply", "revert")[number % 2]  # what is left is the same for several numbers
         assert world.call(following) == 0
-        assert look(world.site) == (after if following == "apply" else before), number
+        assert look(world.site) == (patched_tree if following == "apply" else pristine_tree), number
         assert (world.target / "hooks").exists() == (following == "apply")
     else:
         pytest.fail("the process never got through")

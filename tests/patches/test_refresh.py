@@ -40,21 +40,23 @@ def work(tmp_path):
     return tmp_path / "work"
 
 
-def installed_from(version, tree, package, folder):
+def install_tree(version, tree, package, folder):
     return package(folder, {path: text for path, text in tree.items() if path.startswith("openrlhf/")}, version)
 
 
 @pytest.mark.parametrize("command", ["apply", "revert"])
-def test_a_version_without_stops_needs_no_patch_of_its_own(world, before, look, refresh, package, tmp_path, command):
+def test_a_version_without_stops_needs_no_patch_of_its_own(
+    world, pristine_tree, look, refresh, make_package, tmp_path, command
+):
     world.call(command)
     installed, kept = look(world.site), look(folder("1.0"))
-    new = dict(before)
-    new[ACTOR] = b"# a new first line\n" + before[ACTOR].replace(b"LINE_10 = 10\n", b"# new\n" * 5)
+    new = dict(pristine_tree)
+    new[ACTOR] = b"# a new first line\n" + pristine_tree[ACTOR].replace(b"LINE_10 = 10\n", b"# new\n" * 5)
     code, report = refresh(new)
     assert code == 0 and "1.0 -> 1.1: 3 patches, 0 retired; 0 differ from 1.0's" in report
     assert look(world.site) == installed and look(folder("1.0")) == kept
     assert [path.name for path in folder("1.1").iterdir()] == ["manifest.json"]
-    target = installed_from("1.1", new, package, tmp_path / "newer")
+    target = install_tree("1.1", new, make_package, tmp_path / "newer")
     assert main(["apply", "--target", str(target)]) == main(["verify", "--target", str(target)]) == 0
     text = (target / "models" / "actor.py").read_bytes()
     assert text == new[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n").replace(
@@ -62,8 +64,10 @@ def test_a_version_without_stops_needs_no_patch_of_its_own(world, before, look, 
     )
 
 
-def test_a_stop_shows_both_changes_and_goes_on_with_the_users_text(world, before, refresh, work, package, tmp_path):
-    new = before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")}
+def test_a_stop_shows_both_changes_and_goes_on_with_the_users_text(
+    world, pristine_tree, refresh, work, make_package, tmp_path
+):
+    new = pristine_tree | {ACTOR: pristine_tree[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")}
     code, report = refresh(new)
     assert code == Exit.CONFLICTS and known_versions() == ["1.0"]
     assert "stopped at first.patch (1 of 3)" in report and ACTOR in report and "line 3" in report
@@ -80,7 +84,7 @@ def test_a_stop_shows_both_changes_and_goes_on_with_the_users_text(world, before
     assert refresh(None, "--continue") == (0, report), "a second time changes nothing"
     assert sorted(path.name for path in folder("1.1").iterdir()) == ["first.patch", "manifest.json"]
     assert list(Series.load_checked("1.1").patches) == ["first.patch", "second.patch", "third.patch"]
-    target = installed_from("1.1", new, package, tmp_path / "newer")
+    target = install_tree("1.1", new, make_package, tmp_path / "newer")
     assert main(["apply", "--target", str(target)]) == 0
     assert b"LINE_3 = 107\nMORE = 1\n" in (target / "models" / "actor.py").read_bytes()
     shutil.rmtree(folder("1.1"))
@@ -93,30 +97,30 @@ def _edit(file, text: bytes) -> None:
     file.write_bytes(head + text + rest.partition(b">>>>>>>")[2].partition(b"\n")[2])
 
 
-def test_a_file_that_moved_is_followed(world, before, refresh):
-    new = {path: text for path, text in before.items() if path != ACTOR}
-    new["openrlhf/elsewhere/actor.py"] = before[ACTOR]
+def test_a_file_that_moved_is_followed(world, pristine_tree, refresh):
+    new = {path: text for path, text in pristine_tree.items() if path != ACTOR}
+    new["openrlhf/elsewhere/actor.py"] = pristine_tree[ACTOR]
     code, report = refresh(new)
     assert code == 0, report
     assert {"openrlhf/elsewhere/actor.py"} <= Series.load("1.1").patched.keys()
 
 
-def test_a_conflict_in_a_moved_file_names_its_old_place(before, refresh):
-    new = {path: text for path, text in before.items() if path != ACTOR}
-    new["openrlhf/elsewhere/actor.py"] = before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")
+def test_a_conflict_in_a_moved_file_names_its_old_place(pristine_tree, refresh):
+    new = {path: text for path, text in pristine_tree.items() if path != ACTOR}
+    new["openrlhf/elsewhere/actor.py"] = pristine_tree[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")
     code, report = refresh(new)
     assert code == Exit.CONFLICTS and f"openrlhf/elsewhere/actor.py (moved from {ACTOR})" in report
 
 
-def test_a_file_that_upstream_deleted_shows_our_change(before, refresh):
-    code, report = refresh({path: text for path, text in before.items() if path != LOOP})
+def test_a_file_that_upstream_deleted_shows_our_change(pristine_tree, refresh):
+    code, report = refresh({path: text for path, text in pristine_tree.items() if path != LOOP})
     assert code == Exit.CONFLICTS and "stopped at second.patch" in report
     assert "upstream deleted or replaced this file" in report and "+    return 'patch'" in report
 
 
-def test_a_patch_that_upstream_took_is_retired_with_a_reason(before, after, refresh, work):
-    new = before | {LOOP: after[LOOP]}
-    new[ACTOR] = after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 3\n")
+def test_a_patch_that_upstream_took_is_retired_with_a_reason(pristine_tree, patched_tree, refresh, work):
+    new = pristine_tree | {LOOP: patched_tree[LOOP]}
+    new[ACTOR] = patched_tree[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 3\n")
     code, report = refresh(new)
     assert code == Exit.CONFLICTS and "nothing is left of second.patch" in report
     assert f"--work {work} --retire second.patch REASON" in report
@@ -132,8 +136,8 @@ def test_a_patch_that_upstream_took_is_retired_with_a_reason(before, after, refr
     assert Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
 
 
-def test_a_patch_that_the_user_empties_is_retired_too(before, refresh, work):
-    new = before | {LOOP: b"def step():\n    return 'new'"}
+def test_a_patch_that_the_user_empties_is_retired_too(pristine_tree, refresh, work):
+    new = pristine_tree | {LOOP: b"def step():\n    return 'new'"}
     code, report = refresh(new)
     assert code == Exit.CONFLICTS and "stopped at second.patch" in report
     (work / LOOP).write_bytes(new[LOOP])
@@ -144,17 +148,17 @@ def test_a_patch_that_the_user_empties_is_retired_too(before, refresh, work):
 
 
 @pytest.fixture
-def no_python(world, before, refresh):
+def invalid_merge(world, pristine_tree, refresh):
     """A stop at lines that merge into invalid code: an `await` in a function that is no longer a coroutine."""
     loop = b"async def step():\n    a = 1\n    b = 2\n    return a + b\n"
     waiting = loop.replace(b"2\n", b"2\n    await hook()\n")
     write_series("1.0", [Change("wait", HEADER.format("x"), {LOOP: (loop, waiting)})], PRISTINE | {LOOP: loop})
     (world.site / LOOP).write_bytes(loop)
-    return refresh(before | {LOOP: loop.replace(b"async def", b"def")})
+    return refresh(pristine_tree | {LOOP: loop.replace(b"async def", b"def")})
 
 
-def test_merged_text_that_is_no_python_is_a_stop(no_python, refresh, work):
-    code, report = no_python
+def test_merged_text_that_is_no_python_is_a_stop(invalid_merge, refresh, work):
+    code, report = invalid_merge
     assert code == Exit.CONFLICTS and "stopped at wait.patch" in report and "not valid Python" in report
     assert refresh(None, "--continue")[0] == Exit.CONFLICTS  # nothing was mended
     (work / LOOP).write_bytes((work / LOOP).read_bytes().replace(b"await hook()", b"hook()"))
@@ -163,14 +167,14 @@ def test_merged_text_that_is_no_python_is_a_stop(no_python, refresh, work):
     assert b"+    hook()" in (folder("1.1") / "wait.patch").read_bytes()
 
 
-def test_a_patch_that_is_no_python_can_be_emptied(no_python, refresh, work):
+def test_a_patch_that_is_no_python_can_be_emptied(invalid_merge, refresh, work):
     (work / LOOP).write_bytes((work / LOOP).read_bytes().replace(b"    await hook()\n", b""))
     code, report = refresh(None, "--continue")
     assert code == Exit.CONFLICTS and "nothing is left of wait.patch" in report
     assert refresh(None, "--continue", "--retire", "wait.patch", "not needed")[0] == 0
 
 
-def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
+def test_the_end_names_changed_ground_pins_and_tests(world, pristine_tree, refresh):
     """The patch fits, but the function that its header relies on is another one."""
     (world.checkout / "requirements").mkdir()
     (world.checkout / "requirements" / "lock-cpu.txt").write_text(
@@ -181,7 +185,7 @@ def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
     change = Change("flag", header, {LOOP: (flag, flag + b"\n\nX = 1\n")})
     write_series("1.0", [change], PRISTINE | {LOOP: flag})
     (world.site / LOOP).write_bytes(flag)
-    code, report = refresh(before | {LOOP: flag.replace(b"'b'", b"'c'")})
+    code, report = refresh(pristine_tree | {LOOP: flag.replace(b"'b'", b"'c'")})
     assert code == 0, report
     assert f"upstream changed {LOOP}: --kind, which these patches rely on: flag" in report
     assert "choices=['a', 'c']" in report
@@ -191,24 +195,26 @@ def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
     assert "other" not in report and "pytest tests/patches/test_install.py" in report
 
 
-def test_the_old_wheel_can_stand_in_for_the_install(world, before, refresh, make_wheel, tmp_path):
+def test_the_old_wheel_can_stand_in_for_the_install(world, pristine_tree, refresh, make_wheel, tmp_path):
     (world.target / "models" / "actor.py").write_bytes(b"mine = 1\n")
     assert (
         main(["refresh", "--target", str(world.target), "--to", "1.1", "--work", str(tmp_path / "no")]) == Exit.NO_WHEEL
     )
-    old = make_wheel(tmp_path, before, "1.0")
-    assert refresh(before, "--wheel", str(old))[0] == 0
+    old = make_wheel(tmp_path, pristine_tree, "1.0")
+    assert refresh(pristine_tree, "--wheel", str(old))[0] == 0
 
 
-def test_refresh_starts_only_in_a_new_folder(before, refresh, work):
+def test_refresh_starts_only_in_a_new_folder(pristine_tree, refresh, work):
     work.mkdir()
     (work / "mine").write_text("x")
     assert main(["refresh", "--continue", "--work", str(work)]) == Exit.BAD_WORKTREE
     assert (work / "mine").read_text() == "x"
 
 
-def test_a_refresh_that_is_under_way_is_named_to_a_second_start_and_to_an_export(world, before, refresh, work, capsys):
-    refresh(before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")})
+def test_a_refresh_that_is_under_way_is_named_to_a_second_start_and_to_an_export(
+    world, pristine_tree, refresh, work, capsys
+):
+    refresh(pristine_tree | {ACTOR: pristine_tree[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")})
     for words in (("refresh", "--to", "1.1", "--work", str(work)), ("export", "--from", str(work))):
         capsys.readouterr()
         assert main([*words]) == Exit.BAD_WORKTREE
@@ -224,8 +230,11 @@ def test_what_cannot_be_refreshed_to_is_refused_before_a_download(world, tmp_pat
     assert said in capsys.readouterr().err
 
 
-def test_a_reason_given_before_the_end_is_kept(before, after, refresh, work):
-    new = before | {LOOP: after[LOOP], ACTOR: after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 7\n")}
+def test_a_reason_given_before_the_end_is_kept(pristine_tree, patched_tree, refresh, work):
+    new = pristine_tree | {
+        LOOP: patched_tree[LOOP],
+        ACTOR: patched_tree[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 7\n"),
+    }
     code, report = refresh(new)
     assert code == Exit.CONFLICTS and "stopped at first.patch" in report
     assert refresh(None, "--continue", "--retire", "second", "1.1 has it")[0] == Exit.CONFLICTS
@@ -247,14 +256,16 @@ def test_unavailable_wheel_is_a_clear_error(world, tmp_path, make_wheel, monkeyp
     assert known_versions() == ["1.0"]
 
 
-def test_drift_tells_what_upstream_does_in_part_by_then(world, before, after, make_wheel, tmp_path, capsys):
+def test_drift_tells_what_upstream_does_in_part_by_then(
+    world, pristine_tree, patched_tree, make_wheel, tmp_path, capsys
+):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     header = HEADER.format("x") + "\nApplied-Upstream: 1.2 (the flag);\n not the rest\nDelete-When: never"
-    change = Change("flag", header, {LOOP: (before[LOOP], after[LOOP])})
+    change = Change("flag", header, {LOOP: (pristine_tree[LOOP], patched_tree[LOOP])})
     write_series("1.0", [change])
     for version in ("1.1", "1.2", "1.10"):
-        make_wheel(wheels, before, version)
+        make_wheel(wheels, pristine_tree, version)
     capsys.readouterr()
     assert world.call("drift", "--wheel", str(wheels), "--json") == 0
     versions = json.loads(capsys.readouterr().out)["versions"]
@@ -262,15 +273,15 @@ def test_drift_tells_what_upstream_does_in_part_by_then(world, before, after, ma
     assert {each["version"]: each["partly"] for each in versions} == {"1.1": [], "1.2": told, "1.10": told}
 
 
-def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_wheel, tmp_path, capsys):
+def test_drift_tells_what_fits_stops_and_is_upstream(world, pristine_tree, patched_tree, make_wheel, tmp_path, capsys):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    make_wheel(wheels, before, "1.1")
-    new = before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")}
-    new |= {LOOP: after[LOOP], "openrlhf/trainer/old.py": b"GONE = 2\n"}
+    make_wheel(wheels, pristine_tree, "1.1")
+    new = pristine_tree | {ACTOR: pristine_tree[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")}
+    new |= {LOOP: patched_tree[LOOP], "openrlhf/trainer/old.py": b"GONE = 2\n"}
     make_wheel(wheels, new, "1.10")
     make_wheel(wheels, new, "1.11")
-    make_wheel(wheels, before, "1.0")
+    make_wheel(wheels, pristine_tree, "1.0")
     capsys.readouterr()
     assert world.call("drift", "--wheel", str(wheels), "--json") == 0
     said = capsys.readouterr()

@@ -16,7 +16,7 @@ from reward.judge import Judge
 from reward.judgements import Judgements
 from reward.settings import STAND_IN_KEY, JudgeSettings
 
-from .chains import chain_settings
+from .chains import make_chain_settings
 from .faulty import StandIn
 
 MODELS = ("first", "second", "third")
@@ -58,7 +58,7 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
 
     def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
         models = settings.pop("models", MODELS)
-        chain = chain_settings(*models, **({"deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[misc]
+        chain = make_chain_settings(*models, **({"deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[misc]
         judgements = Judgements(tmp_path / "judge.sqlite")
         return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), judgements, connect(chain, None, server.url))
 
@@ -72,7 +72,7 @@ def make_chain() -> Callable[..., Chain]:
     def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
         models = settings.pop("models", MODELS)
         values = {"deadline": 20.0, "call_timeout": 10.0} | settings
-        return Chain(chain_settings(*models, **values), Client(key or STAND_IN_KEY, server.url))
+        return Chain(make_chain_settings(*models, **values), Client(key or STAND_IN_KEY, server.url))
 
     return make
 

@@ -97,12 +97,12 @@ class StandIn(stand_in.StandIn):
         """Record a request; return its fault."""
         with self._lock:
             now = time.monotonic()
-            fault = self.faults(len(self.requests), model) or self._over_quota(model, now)
+            fault = self.faults(len(self.requests), model) or self._find_quota_fault(model, now)
             status = fault.status if fault and fault.kind == "status" else 200
             self.requests.append(Received(now, model, body, status))
         return fault
 
-    def _over_quota(self, model: str, now: float) -> Fault | None:
+    def _find_quota_fault(self, model: str, now: float) -> Fault | None:
         if self.quota is None:
             return None
         begin = now - self.quota.window
@@ -122,7 +122,7 @@ class Handler(stand_in.Handler):
             if self.server.busy < 0:
                 super().do_GET()
             else:
-                self._error(503, "busy", _info("RetryInfo", retryDelay="0.01s"))
+                self._send_error(503, "busy", _make_info("RetryInfo", retryDelay="0.01s"))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -154,12 +154,14 @@ class Handler(stand_in.Handler):
             return True
         self.server.refused += 1  # before the reply: whoever has it may read the count
         if key:
-            self._error(400, "API key not valid. Pass a valid API key.", _info("ErrorInfo", reason="API_KEY_INVALID"))
+            self._send_error(
+                400, "API key not valid. Pass a valid API key.", _make_info("ErrorInfo", reason="API_KEY_INVALID")
+            )
         else:
-            self._error(403, "Method doesn't allow unregistered callers.")
+            self._send_error(403, "Method doesn't allow unregistered callers.")
         return False
 
-    def _error(self, status: int, message: str, *details: dict[str, Any]) -> None:
+    def _send_error(self, status: int, message: str, *details: dict[str, Any]) -> None:
         error = {"code": status, "message": message, "status": "STAND_IN_FAULT", "details": details}
         self.send(status, {"error": error})
 
@@ -168,10 +170,10 @@ class Handler(stand_in.Handler):
             details = []
             if fault.quota:
                 violation = dict(zip(("quotaId", "quotaValue"), fault.quota, strict=True))
-                details.append(_info("QuotaFailure", violations=[violation]))
+                details.append(_make_info("QuotaFailure", violations=[violation]))
             if fault.retry_delay is not None:
-                details.append(_info("RetryInfo", retryDelay=f"{max(0.0, fault.retry_delay):.3f}s"))
-            self._error(fault.status, fault.message.replace("{key}", self.headers["x-goog-api-key"]), *details)
+                details.append(_make_info("RetryInfo", retryDelay=f"{max(0.0, fault.retry_delay):.3f}s"))
+            self._send_error(fault.status, fault.message.replace("{key}", self.headers["x-goog-api-key"]), *details)
         elif fault.kind in ("hang", "close"):
             self.server.ended.wait(fault.seconds)
             self.close_connection = True
@@ -181,14 +183,14 @@ class Handler(stand_in.Handler):
         elif fault.kind == "says":
             self.send(200, reply(body, model, fault.message))
         else:
-            self.send(200, _bad_reply(fault.kind, body, model))
+            self.send(200, _make_bad_reply(fault.kind, body, model))
 
 
-def _info(kind: str, **fields: Any) -> dict[str, Any]:
+def _make_info(kind: str, **fields: Any) -> dict[str, Any]:
     return {"@type": _TYPE + kind, **fields}
 
 
-def _bad_reply(kind: str, body: dict[str, Any], model: str) -> Any:
+def _make_bad_reply(kind: str, body: dict[str, Any], model: str) -> Any:
     usage = {"promptTokenCount": prompt_tokens(body)}
     return {
         "blocked": {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": usage},

@@ -4,7 +4,7 @@ ANALYSIS = "<|channel|>analysis<|message|>{}<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>{}<|return|>"
 
 
-def harmony(thought: str, reply: str) -> str:
+def format_harmony(thought: str, reply: str) -> str:
     return ANALYSIS.format(thought) + FINAL.format(reply)
 
 

@@ -74,6 +74,6 @@ class Recorder:
         self._server.server_close()
 
 
-def redirector(status: int, to: str) -> Recorder:
+def make_redirector(status: int, to: str) -> Recorder:
     """Return a server that redirects every request to the same path of another."""
     return Recorder(lambda seen: Answer(status, b"", (("Location", to + seen.path),)))

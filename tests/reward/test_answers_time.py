@@ -8,7 +8,7 @@ import pytest
 from reward import equivalence
 from reward.answers import final_message, grade
 
-from .harmony import harmony
+from .harmony import format_harmony
 
 CHARACTERS = 500_000
 JUNK = {
@@ -55,7 +55,7 @@ def test_long_junk_is_graded_before_the_test_times_out(name: str) -> None:
         opening, closing = NESTED[name]
         times = CHARACTERS // len(opening + closing)
         text = "\\boxed{" + opening * times + closing * times + "}"
-    for response in (text, harmony(text, text)):
+    for response in (text, format_harmony(text, text)):
         assert not grade(response, "\\frac{1}{2}").correct
 
 
@@ -92,7 +92,7 @@ def test_an_integer_is_graded_without_algebra_by_its_final_message(form: str, mo
     thought = "Let $x=\\frac{a}{b}$ so then we compute. " * 250
     for value in range(500):
         final = f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}."
-        response = harmony(thought, final)
+        response = format_harmony(thought, final)
         assert grade(response, f"{value:03d}").correct
         assert final_message(response) == final
     assert not asked

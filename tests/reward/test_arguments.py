@@ -24,7 +24,7 @@ ARGUMENTS = {
 PAIRS = list(product(ARGUMENTS, repeat=2))
 
 
-def spelled(text: str) -> str:
+def squeeze_spelling(text: str) -> str:
     return squeeze(spell(text))
 
 
@@ -37,7 +37,7 @@ def test_two_arguments_in_any_form(command: str) -> None:
     for above, below in PAIRS:
         full = f"{command}{{{above}}}{{{below}}}"
         for first, second in product(ARGUMENTS[above], ARGUMENTS[below]):
-            assert spelled(f"{command}{first}{second}") == spelled(full)
+            assert squeeze_spelling(f"{command}{first}{second}") == squeeze_spelling(full)
             assert is_graded_alike(f"{command}{first}{second}", full)
 
 
@@ -45,16 +45,16 @@ def test_two_arguments_in_any_form(command: str) -> None:
 def test_one_argument_in_any_form(command: str) -> None:
     for argument, forms in ARGUMENTS.items():
         full = f"{command}{{{argument}}}+y"
-        assert all(spelled(f"{command}{form}+y") == spelled(full) for form in forms)
+        assert all(squeeze_spelling(f"{command}{form}+y") == squeeze_spelling(full) for form in forms)
 
 
 def test_other_arguments_are_other_answers() -> None:
     """The spelled text has all of its braces, so that it is equal for equal arguments only."""
-    fulls = {spelled(f"\\frac{{{above}}}{{{below}}}") for above, below in PAIRS}
+    fulls = {squeeze_spelling(f"\\frac{{{above}}}{{{below}}}") for above, below in PAIRS}
     assert len(fulls) == len(PAIRS)
     for command in ("\\sqrt", "x^", "x_"):
         for one, other in combinations(ARGUMENTS, 2):
-            assert spelled(command + ARGUMENTS[one][0]) != spelled(command + ARGUMENTS[other][0])
+            assert squeeze_spelling(command + ARGUMENTS[one][0]) != squeeze_spelling(command + ARGUMENTS[other][0])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_answers_that_equal_the_gold(gold: str, answer: str, other: str) -> None
     assert not grade(f"\\boxed{{{other}}}", gold).correct
 
 
-def _bare(argument: str, is_greedy: bool, is_last: bool) -> list[str]:
+def _list_bare_forms(argument: str, is_greedy: bool, is_last: bool) -> list[str]:
     r"""Forms that may replace `{argument}`. A blank ends a macro's name and may precede any argument.
 
     In `\frac \sqrt 12` two is the denominator, so the first of two arguments has its numbers in braces.
@@ -113,7 +113,7 @@ def _larger(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tupl
         for index in range(count):
             argument, written = draw(inner)
             full += f"{{{argument}}}"
-            some += draw(st.sampled_from(_bare(written, name != "\\frac", index == count - 1)))
+            some += draw(st.sampled_from(_list_bare_forms(written, name != "\\frac", index == count - 1)))
         return full, some
 
     sums = st.tuples(inner, inner).map(lambda two: (f"{two[0][0]}+{two[1][0]}", f"{two[0][1]} + {two[1][1]}"))
@@ -122,8 +122,8 @@ def _larger(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tupl
 
 @given(st.recursive(atoms, _larger, max_leaves=6), st.recursive(atoms, _larger, max_leaves=6))
 def test_any_expression_is_its_fully_braced_form(one: tuple[str, str], other: tuple[str, str]) -> None:
-    assert spelled(one[1]) == spelled(one[0])
-    assert (spelled(one[1]) == spelled(other[1])) == (one[0] == other[0])
+    assert squeeze_spelling(one[1]) == squeeze_spelling(one[0])
+    assert (squeeze_spelling(one[1]) == squeeze_spelling(other[1])) == (one[0] == other[0])
 
 
 PIECES = [

@@ -13,7 +13,7 @@ from reward.chain import Chain
 from reward.gemini import CallError, Client, Kind
 from reward.stand_in import read_text
 
-from .chains import KEY, Form, asked, of_first
+from .chains import KEY, Form, fail_first, list_asked_models
 from .faulty import Fault, Quota
 
 
@@ -59,16 +59,16 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
 )
 def test_failing_model_is_retried_only_while_retries_may_help(serve, make_chain, monkeypatch, fault, calls):
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
-    server = serve(faults=of_first(fault))
+    server = serve(faults=fail_first(fault))
     answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
     assert (answer.model, answer.fallbacks, answer.spent.calls.total()) == ("second", 1, calls + 1)
-    assert asked(server) == ["first"] * calls + ["second"]
+    assert list_asked_models(server) == ["first"] * calls + ["second"]
 
 
 @pytest.mark.parametrize("quota", [("RequestsPerDay", "250"), None], ids=["said", "found out"])
 def test_exhausted_model_costs_no_sample_time(serve, make_chain, quota):
     """The server asks for pauses shorter than the deadline, but never recovers."""
-    server = serve(faults=of_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
+    server = serve(faults=fail_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
     chain = make_chain(server, window=1.0, deadline=20.0)
     while not chain.limits.models["first"].openings:  # until it is known
         assert chain.ask("early").model == "second"
@@ -78,7 +78,7 @@ def test_exhausted_model_costs_no_sample_time(serve, make_chain, quota):
     pairs = [[each.ask(f"later {number}").spent.seconds for each in (chain, other)] for number in range(40)]
     with_first, without = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
     assert with_first < without + 0.25, "less than one pause"
-    assert asked(server)[asked_before:].count("first") <= 20, "probes"
+    assert list_asked_models(server)[asked_before:].count("first") <= 20, "probes"
 
 
 def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):

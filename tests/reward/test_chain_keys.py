@@ -9,7 +9,7 @@ from reward.chain import ChainError
 from reward.gemini import CallError, Client, Kind
 from reward.settings import STAND_IN_KEY
 
-from .chains import KEY, chain_settings
+from .chains import KEY, make_chain_settings
 from .faulty import Fault
 
 
@@ -58,10 +58,10 @@ def test_without_a_connection_the_error_names_no_key():
 
 def test_a_chain_needs_a_key():
     with pytest.raises(ValueError, match="GEMINI_API_KEY"):
-        module.connect(chain_settings("first"), None)
+        module.connect(make_chain_settings("first"), None)
 
 
 def test_the_stand_in_never_gets_the_real_key(serve):
     server = serve(key=STAND_IN_KEY)
-    chain = module.connect(chain_settings("first"), KEY, server.url)
+    chain = module.connect(make_chain_settings("first"), KEY, server.url)
     assert chain.ask("How many?").model == "first"

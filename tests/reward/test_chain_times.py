@@ -16,7 +16,7 @@ from reward import gemini
 from reward.chain import ChainError
 from reward.limits import FAILURES_TO_OPEN, NoSlot, Slot
 
-from .chains import Form, asked, chain_settings, of_first
+from .chains import Form, fail_first, list_asked_models, make_chain_settings
 from .faulty import Fault
 
 
@@ -26,10 +26,10 @@ from .faulty import Fault
 def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
     """A slow reply sends a byte every now and then: no time-out for a single read ends it."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
-    server = serve(faults=of_first(fault))
+    server = serve(faults=fail_first(fault))
     started = time.monotonic()
     answer = make_chain(server, call_timeout=1.0, tries=2, deadline=60.0).ask("How many?", schema=Form)
-    assert answer.model == "second" and asked(server) == ["first"] * 2 + ["second"]
+    assert answer.model == "second" and list_asked_models(server) == ["first"] * 2 + ["second"]
     assert time.monotonic() - started >= 2 * 1.0, "and either fault would last for minutes, beyond this test's time"
 
 
@@ -88,7 +88,7 @@ def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkey
 def test_the_deadline_holds_every_try_that_is_foretold(tries, deadline, call_timeout, count):
     models = tuple(map(str, range(count)))
     schedules = module.tries_without_answer(
-        chain_settings(*models, tries=tries, deadline=deadline, call_timeout=call_timeout)
+        make_chain_settings(*models, tries=tries, deadline=deadline, call_timeout=call_timeout)
     )
     assert len(schedules) == count and all(1 <= len(seconds) <= tries for seconds in schedules)
     assert all(0 < second <= call_timeout for seconds in schedules for second in seconds)
@@ -179,6 +179,6 @@ def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain, monkeypatc
 def test_delays_grow_and_are_drawn_from_zero(monkeypatch, serve, make_chain):
     drawn = []
     monkeypatch.setattr(module.random, "uniform", lambda low, high: drawn.append((low, high)) or 0.0)
-    server = serve(faults=of_first(Fault("status", 500)))
+    server = serve(faults=fail_first(Fault("status", 500)))
     make_chain(server, tries=4).ask("How many?")
     assert drawn == [(0, 1.0), (0, 2.0), (0, 4.0)]

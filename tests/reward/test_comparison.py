@@ -6,17 +6,17 @@ from reward import equivalence
 from reward.expression import is_absurd
 
 from .pairs import EQUAL, UNEQUAL
-from .verdicts import both
+from .verdicts import is_equal
 
 
 @pytest.mark.parametrize(("a", "b"), EQUAL)
 def test_equal_answers(a: str, b: str) -> None:
-    assert both(a, b)
+    assert is_equal(a, b)
 
 
 @pytest.mark.parametrize(("a", "b"), UNEQUAL)
 def test_unequal_answers(a: str, b: str) -> None:
-    assert not both(a, b)
+    assert not is_equal(a, b)
 
 
 def test_no_pair_of_the_tables_hangs() -> None:

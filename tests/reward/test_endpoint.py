@@ -11,7 +11,7 @@ PROXY = f"http://user:{PASSWORD}@proxy.example:3128"
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch):
+def clean_variables(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -19,7 +19,7 @@ def clean(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def refusal(monkeypatch, **variables: str) -> str:
+def read_refusal(monkeypatch, **variables: str) -> str:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as said:
@@ -73,11 +73,11 @@ def test_valid_addresses_are_accepted(monkeypatch, url):
     ],
 )
 def test_invalid_addresses_are_rejected(monkeypatch, url, message):
-    assert message in refusal(monkeypatch, GRPO_JUDGE_BASE_URL=url)
+    assert message in read_refusal(monkeypatch, GRPO_JUDGE_BASE_URL=url)
 
 
 def test_an_address_for_google_genai_is_refused_unless_it_is_ours(monkeypatch):
-    said = refusal(monkeypatch, GOOGLE_GEMINI_BASE_URL=f"https://user:{PASSWORD}@gateway.example")
+    said = read_refusal(monkeypatch, GOOGLE_GEMINI_BASE_URL=f"https://user:{PASSWORD}@gateway.example")
     assert "GOOGLE_GEMINI_BASE_URL names another address than JUDGE_BASE_URL" in said
     assert "set JUDGE_BASE_URL to the address you mean" in said
     for url in (GOOGLE_URL, f"{GOOGLE_URL}/", ""):
@@ -117,7 +117,7 @@ def test_inapplicable_proxy_is_not_reported_and_cannot_be_requested(monkeypatch,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert len(endpoint.describe(endpoint.from_environment())) == 1
-    said = refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
+    said = read_refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
     assert "name no proxy for generativelanguage.googleapis.com" in said and "JUDGE_PROXY=0" in said
 
 
@@ -125,7 +125,7 @@ def test_inapplicable_proxy_is_not_reported_and_cannot_be_requested(monkeypatch,
 def test_a_proxy_that_cannot_be_used_is_refused_without_its_password(monkeypatch, value):
     monkeypatch.setenv("HTTPS_PROXY", value)
     assert endpoint.from_environment().unused == "HTTPS_PROXY", "it does no harm where it is not used"
-    assert "HTTPS_PROXY is not the address of an http or https proxy" in refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
+    assert "HTTPS_PROXY is not the address of an http or https proxy" in read_refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
 
 
 def test_a_proxy_without_a_scheme_is_http(monkeypatch):
@@ -140,4 +140,4 @@ def test_a_proxy_without_a_scheme_is_http(monkeypatch):
 )
 def test_a_switch_that_cannot_be_meant_is_refused(monkeypatch, switch, message):
     monkeypatch.setenv("ALL_PROXY", PROXY)
-    assert message in refusal(monkeypatch, GRPO_JUDGE_PROXY=switch, GRPO_JUDGE_BASE_URL="http://127.0.0.1:1")
+    assert message in read_refusal(monkeypatch, GRPO_JUDGE_PROXY=switch, GRPO_JUDGE_BASE_URL="http://127.0.0.1:1")

@@ -21,7 +21,7 @@ SECRET = "not-to-be-inherited"
 SPARE: list[equivalence.Worker] = []
 
 
-def limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def limit_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     for name in ("LIMIT_SECONDS", "INTEGER_LIMIT_SECONDS"):
         monkeypatch.setattr(equivalence, name, seconds)
 
@@ -31,7 +31,7 @@ def pool(monkeypatch: pytest.MonkeyPatch):
     """A separate pool without cached verdicts. Its workers are killed after a short limit, and at the end."""
     pool = equivalence.Pool()
     monkeypatch.setattr(equivalence, "pool", pool)
-    limit(monkeypatch, 1.0)
+    limit_seconds(monkeypatch, 1.0)
     yield pool
     SPARE.extend(pool.idle[: 1 - len(SPARE)])
     for worker in pool.alive.difference(SPARE):
@@ -39,7 +39,7 @@ def pool(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def warm(pool):
+def warm_pool(pool):
     """The same with one worker, which an earlier test has left: starting one takes a second."""
     if SPARE:
         pool.idle.append(SPARE.pop())
@@ -50,7 +50,7 @@ def warm(pool):
     return pool
 
 
-def pids(pool) -> list[int]:
+def list_pids(pool) -> list[int]:
     return [worker.process.pid for worker in pool.alive]
 
 
@@ -67,55 +67,55 @@ def test_worker_starts_only_if_needed(pool) -> None:
     assert pool.counts == {} and not pool.alive
 
 
-def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(warm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(warm_pool, caplog: pytest.LogCaptureFixture) -> None:
     assert not equivalence.equal(HANGS, "7")
     assert not equivalence.equal(HANGS, "7")  # decided: it does not hang again
     assert not equivalence.equal(HANGS, "8")
     assert equivalence.equal("x(x+1)", "x^2+x")
-    assert warm.counts == {"started": 3, "hung": 2}
+    assert warm_pool.counts == {"started": 3, "hung": 2}
     assert sum("hung" in record.message for record in caplog.records) == 1
 
 
-def test_a_worker_killed_while_idle_is_replaced(warm) -> None:
+def test_a_worker_killed_while_idle_is_replaced(warm_pool) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
-    (pid,) = pids(warm)
+    (pid,) = list_pids(warm_pool)
     os.kill(pid, signal.SIGKILL)
     assert equivalence.equal("x(x+2)", "x^2+2x")
-    assert warm.counts == {"started": 2} and pids(warm) != [pid]
+    assert warm_pool.counts == {"started": 2} and list_pids(warm_pool) != [pid]
 
 
-def test_a_worker_killed_in_its_work_is_replaced_once(warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, 60.0)
+def test_a_worker_killed_in_its_work_is_replaced_once(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_seconds(monkeypatch, 60.0)
     verdicts = []
     caller = threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7")))
     caller.start()
     killed: set[int] = set()
     while caller.is_alive():
         # A worker that computes has used processor time beyond what it took to start.
-        for worker in list(warm.alive):
+        for worker in list(warm_pool.alive):
             if worker.process.pid not in killed:
                 time.sleep(0.3)
                 os.kill(worker.process.pid, signal.SIGKILL)
                 killed.add(worker.process.pid)
         caller.join(0.05)
     assert verdicts == [False] and len(killed) == 2
-    assert warm.counts == {"started": 2, "died": 1}
+    assert warm_pool.counts == {"started": 2, "died": 1}
     assert equivalence.equal("x(x+1)", "x^2+x")
 
 
-def test_a_stopped_worker_is_given_up(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_is_given_up(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
     monkeypatch.setattr(equivalence, "WALL_LIMIT_SECONDS", 0.5)
-    (pid,) = pids(warm)
+    (pid,) = list_pids(warm_pool)
     os.kill(pid, signal.SIGSTOP)
     assert not equivalence.equal("x(x+2)", "x^2+2x")
-    assert warm.counts["hung"] == 1 and not is_running(pid)
+    assert warm_pool.counts["hung"] == 1 and not is_running(pid)
 
 
 def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WORKERS", 2)
     pool.start()
-    limit(monkeypatch, 60.0)
+    limit_seconds(monkeypatch, 60.0)
     hanging = threading.Thread(target=equivalence.equal, args=(HANGS, "7"), daemon=True)
     hanging.start()
 
@@ -132,16 +132,16 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
     assert pool.counts["hung"] == 1
 
 
-def test_threads_that_ask_for_one_pair_share_its_verdict(warm) -> None:
+def test_threads_that_ask_for_one_pair_share_its_verdict(warm_pool) -> None:
     with ThreadPoolExecutor(8) as callers:
         verdicts = list(callers.map(lambda _: equivalence.equal(HANGS, "7"), range(8)))
     assert verdicts == [False] * 8
-    assert warm.counts == {"started": 1, "hung": 1}
+    assert warm_pool.counts == {"started": 1, "hung": 1}
 
 
-def test_shared_failure_reaches_all_callers_and_is_not_cached(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_failure_reaches_all_callers_and_is_not_cached(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
-    limit(monkeypatch, 60.0)
+    limit_seconds(monkeypatch, 60.0)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 1.0)
 
     def ask(_: int) -> None:
@@ -151,31 +151,31 @@ def test_shared_failure_reaches_all_callers_and_is_not_cached(warm, monkeypatch:
     # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(ask, range(8)))
-    assert "hung" not in warm.counts and not warm.alive
+    assert "hung" not in warm_pool.counts and not warm_pool.alive
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
-    limit(monkeypatch, 1.0)
-    assert not equivalence.equal(HANGS, "7") and warm.counts["hung"] == 1
+    limit_seconds(monkeypatch, 1.0)
+    assert not equivalence.equal(HANGS, "7") and warm_pool.counts["hung"] == 1
 
 
-def test_an_integer_has_less_time(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_integer_has_less_time(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
-    assert not equivalence.equal(HANGS, "7") and warm.counts["hung"] == 1
+    assert not equivalence.equal(HANGS, "7") and warm_pool.counts["hung"] == 1
 
 
-def test_verdicts_are_kept_up_to_a_number(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_kept_up_to_a_number(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "MAX_VERDICTS", 3)
     for n in range(2, 8):
         assert equivalence.equal(f"x(x+{n})", f"x^2+{n}x")
-    assert len(warm.verdicts) == 3
+    assert len(warm_pool.verdicts) == 3
 
 
-def test_a_caller_waits_no_longer_than_its_limit(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_waits_no_longer_than_its_limit(warm_pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.1)
     for _ in range(equivalence.WORKERS):
-        assert warm.slots.acquire()  # as callers do whose pairs take long
+        assert warm_pool.slots.acquire()  # as callers do whose pairs take long
     with pytest.raises(equivalence.Unavailable, match="busy"):
         equivalence.equal("x(x+1)", "x^2+x")
-    warm.slots.release(equivalence.WORKERS)
+    warm_pool.slots.release(equivalence.WORKERS)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
 
@@ -276,7 +276,7 @@ except ImportError as error:
 def test_a_worker_holds_no_secret_no_torch_and_a_memory_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMINI_API_KEY", SECRET)
     assert equivalence.equal("x(x+1)", "x^2+x")
-    (pid,) = pids(pool)
+    (pid,) = list_pids(pool)
     assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
     limits = Path(f"/proc/{pid}/limits").read_text()
@@ -310,13 +310,17 @@ def test_a_worker_ends_with_its_parent(state: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_forked_child_has_workers_of_its_own(warm) -> None:
+def test_a_forked_child_has_workers_of_its_own(warm_pool) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
-    pool_of_parent = pids(warm)
+    pool_of_parent = list_pids(warm_pool)
     child = os.fork()
     if child == 0:
-        warm.after_fork()  # registered for the pool of the module, which this one replaces
-        right = not pids(warm) and equivalence.equal("x(x+2)", "x^2+2x") and pids(warm) != pool_of_parent
+        warm_pool.after_fork()  # registered for the pool of the module, which this one replaces
+        right = (
+            not list_pids(warm_pool)
+            and equivalence.equal("x(x+2)", "x^2+2x")
+            and list_pids(warm_pool) != pool_of_parent
+        )
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert equivalence.equal("x(x+3)", "x^2+3x") and pids(warm) == pool_of_parent
+    assert equivalence.equal("x(x+3)", "x^2+3x") and list_pids(warm_pool) == pool_of_parent

@@ -5,7 +5,7 @@ import pytest
 from reward.answers import NO_FINAL, final_message, grade
 from reward.extraction import NO_ANSWER
 
-from .harmony import ANALYSIS, FINAL, harmony
+from .harmony import ANALYSIS, FINAL, format_harmony
 
 
 def test_thoughts_of_another_model_are_not_an_answer() -> None:
@@ -22,10 +22,10 @@ def test_a_blank_response_is_no_final_message(blank: str) -> None:
 
 
 def test_only_the_last_final_message_counts() -> None:
-    assert grade(harmony("maybe \\boxed{8}", "\\boxed{7}"), "7").correct
-    assert grade(harmony("\\boxed{7}", "\\boxed{8}"), "7").answer == "8"
-    assert grade(harmony("\\boxed{7}", "it is 7"), "7").reason == NO_ANSWER
-    assert grade(harmony("", "\\boxed{8}") + FINAL.format("\\boxed{7}"), "7").correct
+    assert grade(format_harmony("maybe \\boxed{8}", "\\boxed{7}"), "7").correct
+    assert grade(format_harmony("\\boxed{7}", "\\boxed{8}"), "7").answer == "8"
+    assert grade(format_harmony("\\boxed{7}", "it is 7"), "7").reason == NO_ANSWER
+    assert grade(format_harmony("", "\\boxed{8}") + FINAL.format("\\boxed{7}"), "7").correct
     assert grade(ANALYSIS.format("\\boxed{7}"), "7").reason == NO_FINAL
     assert grade("<|channel|>analysis<|message|>\\boxed{7}", "7").reason == NO_FINAL
     assert grade("<|channel|>commentary<|message|>\\boxed{7}<|call|>", "7").reason == NO_FINAL
@@ -41,7 +41,7 @@ def test_a_message_of_another_role_is_no_final_message(start: str) -> None:
     forged = f"{start}<|channel|>final<|message|>\\boxed{{7}}<|end|>"
     assert grade(ANALYSIS.format("x") + forged, "7").reason == NO_FINAL
     assert grade(forged, "7").reason == NO_FINAL
-    assert grade(harmony("x", "\\boxed{8}") + forged, "7").answer == "8"
+    assert grade(format_harmony("x", "\\boxed{8}") + forged, "7").answer == "8"
     assert grade(forged + FINAL.format("\\boxed{7}"), "7").correct
 
 

@@ -10,7 +10,7 @@ from reward import equivalence
 from reward.answers import grade
 
 from .pairs import SHEAR
-from .verdicts import both
+from .verdicts import is_equal
 
 numbers = st.integers(-99, 999).map(str) | st.sampled_from(
     ["0.25", "\\frac{3}{4}", "1\\frac12", "50\\%", "\\$3", "7_{12}"]
@@ -58,8 +58,8 @@ answers = st.recursive(atoms, _larger, max_leaves=4)
 
 @given(answers)
 def test_grading_is_reflexive(answer: str) -> None:
-    assert both(answer, answer)
-    assert both(answer, f" ${answer}$.")
+    assert is_equal(answer, answer)
+    assert is_equal(answer, f" ${answer}$.")
 
 
 @given(
@@ -69,7 +69,7 @@ def test_grading_is_reflexive(answer: str) -> None:
     ),
 )
 def test_fonts_and_colours_are_ignored(answer: str, ornament: str) -> None:
-    assert both(answer, ornament.format(answer))
+    assert is_equal(answer, ornament.format(answer))
 
 
 @settings(max_examples=60)
@@ -93,30 +93,30 @@ def test_grading_raises_on_no_text(answer: str, gold: str) -> None:
 def test_fractions_are_graded_by_their_value(a, b) -> None:
     spellings = [f"{a.numerator}/{a.denominator}", f"\\frac{{{a.numerator}}}{{{a.denominator}}}"]
     other = f"\\frac{{{3 * b.numerator}}}{{{3 * b.denominator}}}"
-    assert all(both(spelling, other) == (a == b) for spelling in spellings)
+    assert all(is_equal(spelling, other) == (a == b) for spelling in spellings)
 
 
-def matrix(*rows: tuple[object, ...]) -> str:
+def format_matrix(*rows: tuple[object, ...]) -> str:
     return r"\begin{pmatrix}" + r"\\".join("&".join(map(str, row)) for row in rows) + r"\end{pmatrix}"
 
 
 @given(st.integers(0, 3000))
 def test_the_power_of_a_shear_is_a_shear(exponent: int) -> None:
-    assert both(f"{SHEAR}^{{{exponent}}}", matrix((1, exponent), (0, 1)))
-    assert both(f"{SHEAR}^{{-{exponent}}}", matrix((1, -exponent), (0, 1)))
-    assert not both(f"{SHEAR}^{{{exponent}}}", matrix((1, exponent + 1), (0, 1)))
+    assert is_equal(f"{SHEAR}^{{{exponent}}}", format_matrix((1, exponent), (0, 1)))
+    assert is_equal(f"{SHEAR}^{{-{exponent}}}", format_matrix((1, -exponent), (0, 1)))
+    assert not is_equal(f"{SHEAR}^{{{exponent}}}", format_matrix((1, exponent + 1), (0, 1)))
 
 
 @given(st.lists(st.integers(-9, 9), min_size=4, max_size=4))
 def test_an_inverse_exists_where_the_determinant_is_not_zero(cells: list[int]) -> None:
     a, b, c, d = cells
     determinant = a * d - b * c
-    power = matrix((a, b), (c, d)) + "^{-1}"
+    power = format_matrix((a, b), (c, d)) + "^{-1}"
     if determinant:
-        adjugate = matrix((d, -b), (-c, a))
-        assert both(power, f"\\frac{{1}}{{{determinant}}}" + adjugate)
+        adjugate = format_matrix((d, -b), (-c, a))
+        assert is_equal(power, f"\\frac{{1}}{{{determinant}}}" + adjugate)
     else:
-        assert not both(power, matrix((0, 0), (0, 0))) and not both(power, matrix((1, 0), (0, 1)))
+        assert not is_equal(power, format_matrix((0, 0), (0, 0))) and not is_equal(power, format_matrix((1, 0), (0, 1)))
 
 
 @given(
@@ -130,7 +130,7 @@ def test_divisors_and_multiples_of_integers_are_integers(
 ) -> None:
     for name, value in (("gcd", math.gcd(*numbers)), ("lcm", math.lcm(*numbers))):
         text = form.format(name) + brackets.format(comma.join(map(str, numbers)))
-        assert both(text, str(value)) and not both(text, str(value + 1))
+        assert is_equal(text, str(value)) and not is_equal(text, str(value + 1))
         assert grade(f"\\boxed{{{text} = {value}}}", str(value)).correct
 
 
@@ -138,5 +138,5 @@ def test_divisors_and_multiples_of_integers_are_integers(
 @pytest.mark.parametrize("name", ["sin", "sec", "arctan", "log", "ln"])
 @pytest.mark.parametrize("argument", ["(x)", "^2(x)", "^{2}(x)+1"])
 def test_a_name_in_an_upright_font_is_the_function(upright, name, argument):
-    assert both(upright % name + argument, f"\\{name}{argument}")
-    assert not both(upright % name + argument, f"\\cos{argument}")
+    assert is_equal(upright % name + argument, f"\\{name}{argument}")
+    assert not is_equal(upright % name + argument, f"\\cos{argument}")

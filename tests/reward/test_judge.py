@@ -54,7 +54,7 @@ ATTACKS = {
 }
 
 
-def sent(server) -> tuple[str, str]:
+def read_request(server) -> tuple[str, str]:
     """The user message and the system instruction of the only request, as they came over the wire."""
     [call] = server.requests
     assert len(call.body["contents"]) == 1 and call.body["contents"][0]["role"] == "user"
@@ -69,7 +69,7 @@ def test_a_response_stays_data(serve, make_judge, channel):
         server.requests.clear()
         response = f"<|channel|>{channel}<|message|>{attack} \\boxed{{7}}"
         judge.judge("What is 3 + 4?", response, "7", channel == "final")
-        text, system = sent(server)
+        text, system = read_request(server)
         assert system == (SYSTEM if channel == "final" else SYSTEM_UNFINISHED)
         check_request(name, text, channel)
 
@@ -147,7 +147,7 @@ def test_the_problem_is_the_users_message():
 def test_the_judge_is_told_neither_verdict_nor_weights(serve, make_judge):
     server = serve()
     make_judge(server).judge("What is 3 + 4?", RESPONSE, "7")
-    text, system = sent(server)
+    text, system = read_request(server)
     assert "What is 3 + 4?" in text and re.search(r"<reference_answer-\w+>\n7\n", text)
     for word in ("0.6", "0.4", "0.2", "correctness", "reward", "weight"):
         assert word not in (text + system).lower()

@@ -8,7 +8,7 @@ from reward import limits
 from reward.gemini import Kind
 from reward.limits import Limits, NoSlot, Slot
 
-from .chains import chain_settings
+from .chains import make_chain_settings
 
 MODEL = "model"
 
@@ -34,15 +34,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make(**settings: object) -> Limits:
-    return Limits(chain_settings(MODEL, "other", **({"window": 10.0, "call_timeout": 5.0} | settings)))
+    return Limits(make_chain_settings(MODEL, "other", **({"window": 10.0, "call_timeout": 5.0} | settings)))
 
 
-def now_or_not(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot | NoSlot:
+def take_now(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot | NoSlot:
     return gate.take(model, tokens, limits.time.monotonic())
 
 
 def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot:
-    slot = now_or_not(gate, tokens, model)
+    slot = take_now(gate, tokens, model)
     assert isinstance(slot, Slot), slot
     return slot
 
@@ -51,7 +51,7 @@ def test_requests_of_a_window(clock):
     gate = make(requests_per_window=3)
     for _ in range(3):
         gate.give_back(take(gate))
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and "requests" in refusal.why
     assert refusal.until - clock.now == pytest.approx(10 * (1 + limits.SLACK))
     take(gate, model="other")
@@ -61,7 +61,7 @@ def test_tokens_of_a_window_as_the_server_counted_them():
     gate = make(tokens_per_window=100)
     gate.give_back(take(gate, 90), tokens=20)
     gate.give_back(take(gate, 70), tokens=70)
-    refusal = now_or_not(gate, 11)
+    refusal = take_now(gate, 11)
     assert isinstance(refusal, NoSlot) and "tokens" in refusal.why
     take(gate, 10)
 
@@ -69,7 +69,7 @@ def test_tokens_of_a_window_as_the_server_counted_them():
 def test_a_prompt_above_the_limit_is_sent_alone():
     gate = make(tokens_per_window=100)
     take(gate, 1000)
-    assert isinstance(now_or_not(gate), NoSlot)
+    assert isinstance(take_now(gate), NoSlot)
 
 
 def test_a_window_moves_on(clock):
@@ -86,7 +86,7 @@ def test_a_window_moves_on(clock):
 def test_calls_at_once(clock):
     gate = make(concurrency=2)
     slots = [take(gate) for _ in range(2)]
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and "under way" in refusal.why
     gate.give_back(slots[0], Kind.CUT)
     take(gate)
@@ -102,16 +102,16 @@ def test_cap_falls_to_the_accepted_number_and_grows_again(clock):
     for slot in slots[6:]:
         gate.give_back(slot, Kind.THROTTLED, retry_after=0.0)
 
-    def cap():
+    def read_cap():
         return gate.models[MODEL].cap
 
-    assert cap() == 6
+    assert read_cap() == 6
     clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
     gate.give_back(take(gate))
-    assert cap() == 7
+    assert read_cap() == 7
     clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
     gate.give_back(take(gate))
-    assert cap() == 9
+    assert read_cap() == 9
 
 
 def test_first_call_429_does_not_set_the_quota(clock):
@@ -120,13 +120,13 @@ def test_first_call_429_does_not_set_the_quota(clock):
     for slot in slots:
         gate.give_back(slot, Kind.THROTTLED, retry_after=0.0)
     clock.sleep(limits.SLACK * 10)
-    assert [isinstance(now_or_not(gate), Slot) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
+    assert [isinstance(take_now(gate), Slot) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
 
 
 def test_a_pause_is_for_the_model_and_all_threads(clock):
     gate = make()
     gate.give_back(take(gate), Kind.THROTTLED, retry_after=3.0)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and not refusal.is_open
     assert refusal.until - clock.now == pytest.approx(3.0 + limits.SLACK * 10)
     take(gate, model="other")
@@ -136,15 +136,15 @@ def test_the_breaker_lets_exactly_one_probe_through(clock):
     gate = make(window=1.2)  # opens for a twelfth of it, then for twice as long
     for _ in range(limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Kind.FAILED)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open
     clock.sleep(0.15)
     with ThreadPoolExecutor(20) as pool:
-        slots = list(pool.map(lambda _: now_or_not(gate), range(20)))
+        slots = list(pool.map(lambda _: take_now(gate), range(20)))
     [probe] = [slot for slot in slots if isinstance(slot, Slot)]
     assert probe.is_probe
     gate.give_back(probe, Kind.FAILED)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(0.2)
     clock.sleep(0.25)
     gate.give_back(take(gate))
@@ -157,11 +157,11 @@ def test_a_quota_that_is_spent_opens_the_breaker(clock):
     gate.give_back(slots[0])
     for slot in slots[1:]:
         gate.give_back(slot, Kind.SPENT)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(0.1)
     clock.sleep(0.15)
     gate.give_back(take(gate), Kind.SPENT, retry_after=5.0)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(5.0)
 
 
@@ -176,7 +176,7 @@ def test_only_429s_for_a_whole_window_open_the_breaker(clock):
     probe = take(gate)
     assert probe.is_probe
     gate.give_back(probe, Kind.THROTTLED, retry_after=0.01)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open, "a 429 does not close it"
 
 
@@ -213,5 +213,5 @@ def test_failures_of_calls_in_flight_do_not_prolong_the_breaker(clock):
     slots = [take(gate) for _ in range(20)]
     for slot in slots:
         gate.give_back(slot, Kind.FAILED)
-    refusal = now_or_not(gate)
+    refusal = take_now(gate)
     assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(10 / 12)

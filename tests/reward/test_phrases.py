@@ -5,7 +5,7 @@ import pytest
 from reward.answers import grade
 from reward.extraction import NO_ANSWER
 
-from .harmony import harmony
+from .harmony import format_harmony
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from .harmony import harmony
 def test_without_a_box_the_last_phrase_counts(text: str) -> None:
     result = grade(text, "7")
     assert (result.correct, result.answer, result.reason) == (True, "7", None)
-    assert grade(harmony("the answer is 8", text.replace("<|im_end|>", "")), "7").correct
+    assert grade(format_harmony("the answer is 8", text.replace("<|im_end|>", "")), "7").correct
 
 
 @pytest.mark.parametrize("separator", [";", "; ", ";\\;", "\\;,\\;", ", "])

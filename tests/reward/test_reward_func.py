@@ -15,7 +15,7 @@ from reward.reward_func import LOG_KEYS, extract_response, reward_func
 from .harmony import PROMPT, RIGHT, UNFINISHED, WRONG
 
 
-def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
+def reward_one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
     result = reward_func([query], [prompt], [label])
     assert repr(result["rewards"]) == repr(result["scores"]) == repr(result["extra_logs"]["correct"])  # nan == nan
     logs = result["extra_logs"]
@@ -24,18 +24,18 @@ def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, floa
 
 
 def test_correct_wrong_and_unfinished() -> None:
-    assert one(PROMPT + RIGHT) == {"correct": 1.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
-    assert one(PROMPT + WRONG) == {"correct": 0.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
-    assert one(PROMPT + UNFINISHED) == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 0.0}
-    assert one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
+    assert reward_one(PROMPT + RIGHT) == {"correct": 1.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
+    assert reward_one(PROMPT + WRONG) == {"correct": 0.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
+    assert reward_one(PROMPT + UNFINISHED) == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 0.0}
+    assert reward_one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
 
 
 def test_a_formula_of_the_prompt_is_no_answer() -> None:
     copied = RIGHT.replace("boxed{7}", "boxed{3+4}")
-    assert one(PROMPT + copied)["correct"] == 0.0 and one(PROMPT + copied)["answered"] == 1.0
-    assert one(PROMPT + copied, label="3+4")["correct"] == 1.0
+    assert reward_one(PROMPT + copied)["correct"] == 0.0 and reward_one(PROMPT + copied)["answered"] == 1.0
+    assert reward_one(PROMPT + copied, label="3+4")["correct"] == 1.0
     other = PROMPT.replace("3 + 4", "5 + 2")
-    assert one(other + copied, other)["correct"] == 1.0
+    assert reward_one(other + copied, other)["correct"] == 1.0
 
 
 def test_as_openrlhf_loads_and_reads_it(load) -> None:
@@ -75,7 +75,7 @@ def test_a_long_prompt_cut_or_changed_by_decoding() -> None:
 def test_a_prompt_whose_end_was_changed_is_found_by_its_roles() -> None:
     prompt = PROMPT.replace("What is", "What  is")
     assert extract_response(PROMPT + RIGHT, prompt) == RIGHT
-    assert one(PROMPT + RIGHT, prompt)["correct"] == 1.0
+    assert reward_one(PROMPT + RIGHT, prompt)["correct"] == 1.0
     two_finals = RIGHT + "<|start|>assistant<|channel|>analysis<|message|>hm"
     assert extract_response(PROMPT + two_finals, prompt) == two_finals
 
@@ -84,8 +84,8 @@ def test_an_answer_in_the_prompt_is_not_the_models() -> None:
     shots = PROMPT + RIGHT.replace("<|return|>", "<|end|>") + PROMPT
     assert extract_response(shots + UNFINISHED, shots) == UNFINISHED
     assert extract_response(shots[10:] + UNFINISHED, shots) == UNFINISHED
-    assert one(shots[10:] + UNFINISHED, shots)["correct"] == 0.0
-    assert one(shots.replace("Box", "box") + UNFINISHED, shots)["correct"] == 0.0
+    assert reward_one(shots[10:] + UNFINISHED, shots)["correct"] == 0.0
+    assert reward_one(shots.replace("Box", "box") + UNFINISHED, shots)["correct"] == 0.0
 
 
 def test_a_response_that_quotes_the_prompt_is_kept_whole() -> None:
@@ -96,14 +96,14 @@ def test_a_response_that_quotes_the_prompt_is_kept_whole() -> None:
 
 def test_a_prompt_that_opens_the_message_further() -> None:
     final = PROMPT + "<|channel|>final<|message|>"
-    assert one(final + "It is \\boxed{7}<|return|>", final)["correct"] == 1.0
+    assert reward_one(final + "It is \\boxed{7}<|return|>", final)["correct"] == 1.0
     analysis = PROMPT + "<|channel|>analysis<|message|>"
-    assert one(analysis + "It is \\boxed{7}", analysis)["has_final"] == 0.0
+    assert reward_one(analysis + "It is \\boxed{7}", analysis)["has_final"] == 0.0
 
 
 def test_plain_text_prompts() -> None:
-    assert one("Q: 3+4? A: \\boxed{7}", "Q: 3+4? A:")["correct"] == 1.0
-    assert one("\\boxed{7}", "")["correct"] == 1.0
+    assert reward_one("Q: 3+4? A: \\boxed{7}", "Q: 3+4? A:")["correct"] == 1.0
+    assert reward_one("\\boxed{7}", "")["correct"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_plain_text_prompts() -> None:
     ],
 )
 def test_a_bad_label_is_an_error_not_a_wrong_answer(label: object) -> None:
-    logs = one(PROMPT + RIGHT, label=label)
+    logs = reward_one(PROMPT + RIGHT, label=label)
     assert logs.pop("reward_error") == 1.0
     assert all(math.isnan(value) for value in logs.values())
 

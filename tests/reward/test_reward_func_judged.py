@@ -14,11 +14,11 @@ from reward.stand_in import read_text
 
 from .faulty import Fault
 from .harmony import PROMPT, RIGHT, WRONG
-from .recorder import Recorder, redirector
+from .recorder import Recorder, make_redirector
 
 
 def test_the_address_is_asked_and_its_redirect_is_not_followed(load, monkeypatch) -> None:
-    with Recorder() as foreign, redirector(307, foreign.url) as server, Recorder() as proxy:
+    with Recorder() as foreign, make_redirector(307, foreign.url) as server, Recorder() as proxy:
         loaded = load(None, JUDGE_BASE_URL=server.url, JUDGE_PROXY="0")
         monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
         monkeypatch.setenv("HTTP_PROXY", proxy.url)

@@ -16,9 +16,9 @@ from reward.judge import Judge
 from reward.judgements import Judgements
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, JudgeSettings
 
-from .chains import chain_settings
+from .chains import make_chain_settings
 from .faulty import StandIn
-from .recorder import BEST, Answer, Recorder, redirector
+from .recorder import BEST, Answer, Recorder, make_redirector
 
 KEY = "AIza-Not-A-Real-Key-0123456789"
 STATUSES = (301, 302, 303, 307, 308)
@@ -36,19 +36,19 @@ def no_network(monkeypatch) -> list[str]:
     names = []
     look_up = socket.getaddrinfo
 
-    def only_loopback(host, *arguments, **options):
+    def resolve_loopback(host, *arguments, **options):
         if host in ("127.0.0.1", "localhost"):
             return look_up(host, *arguments, **options)
         names.append(host)
         raise socket.gaierror(f"{host} is not looked up in tests")
 
-    monkeypatch.setattr(socket, "getaddrinfo", only_loopback)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_loopback)
     for name in (*PROXIES, "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     return names
 
 
-def failure(client: Client, ask: str) -> CallError | None:
+def catch_failure(client: Client, ask: str) -> CallError | None:
     """Return how a call fails, None where it does not."""
     try:
         ASK[ask](client)
@@ -60,8 +60,8 @@ def failure(client: Client, ask: str) -> CallError | None:
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_redirect_is_not_followed(status, ask):
-    with Recorder() as foreign, redirector(status, foreign.url) as server:
-        error = failure(Client(KEY, server.url), ask)
+    with Recorder() as foreign, make_redirector(status, foreign.url) as server:
+        error = catch_failure(Client(KEY, server.url), ask)
         assert foreign.seen == [] and len(server.seen) == 1
         assert error and error.kind is Kind.REDIRECTED
         assert f"redirects ({status}) to the host {foreign.host}" in str(error) and KEY not in str(error)
@@ -70,16 +70,16 @@ def test_a_redirect_is_not_followed(status, ask):
 @pytest.mark.parametrize("backend", ["httpx", "httpx2", "auto"])
 def test_no_other_http_library_follows_one(monkeypatch, backend):
     monkeypatch.setenv("GOOGLE_GENAI_HTTP_CLIENT", backend)
-    with Recorder() as foreign, redirector(307, foreign.url) as server:
+    with Recorder() as foreign, make_redirector(307, foreign.url) as server:
         for ask in ASK:
-            assert failure(Client(KEY, server.url), ask)
+            assert catch_failure(Client(KEY, server.url), ask)
         assert foreign.seen == []
 
 
 def test_the_scores_of_another_host_do_not_count(tmp_path, caplog):
     """And the key goes to the address that redirects once, not once for each model and try."""
-    with Recorder() as foreign, redirector(307, foreign.url) as server:
-        chain = chain_settings("first", "second", deadline=20.0, call_timeout=10.0)
+    with Recorder() as foreign, make_redirector(307, foreign.url) as server:
+        chain = make_chain_settings("first", "second", deadline=20.0, call_timeout=10.0)
         client = connect(chain, KEY)
         client.client = Client(KEY, server.url)
         settings = JudgeSettings(chain, 0.6, 0.4, "correctness", True)
@@ -117,7 +117,7 @@ def test_the_scores_of_another_host_do_not_count(tmp_path, caplog):
 def test_redirect_error_shows_only_the_host(location, caplog):
     with Recorder(lambda seen: Answer(302, b"", (("Location", location),))) as server:
         with caplog.at_level(logging.INFO):
-            error = failure(Client(KEY, server.url), "generate")
+            error = catch_failure(Client(KEY, server.url), "generate")
         assert error and error.kind is Kind.REDIRECTED
         for text in (str(error), repr(error), *caplog.messages):
             assert KEY.lower() not in text.lower() and text.isprintable()
@@ -125,7 +125,7 @@ def test_redirect_error_shows_only_the_host(location, caplog):
 
 def test_redirect_without_a_location_is_a_redirect():
     with Recorder(lambda seen: Answer(304, b"")) as server:
-        error = failure(Client(KEY, server.url), "find")
+        error = catch_failure(Client(KEY, server.url), "find")
     assert error and error.kind is Kind.REDIRECTED and "does not name" in str(error)
 
 
@@ -134,7 +134,7 @@ def test_variables_do_not_change_googles_address(monkeypatch, no_network, ask):
     with Recorder() as other:
         for name in ("GOOGLE_GEMINI_BASE_URL", "GOOGLE_VERTEX_BASE_URL"):
             monkeypatch.setenv(name, other.url)
-        error = failure(Client(KEY, GOOGLE_URL), ask)
+        error = catch_failure(Client(KEY, GOOGLE_URL), ask)
         assert other.seen == [] and error and error.kind is Kind.FAILED
     assert set(no_network) == {"generativelanguage.googleapis.com"}
 
@@ -156,7 +156,7 @@ def test_google_genai_variables_do_not_redirect_requests(monkeypatch, tmp_path, 
     for name, value in (variables | {"GOOGLE_GENAI_REPLAYS_DIRECTORY": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
     with Recorder() as server:
-        assert failure(Client(KEY, server.url), ask) is None
+        assert catch_failure(Client(KEY, server.url), ask) is None
         [seen] = server.seen
         assert seen.path.startswith("/v1beta/models/first") and KEY in seen.text
     assert no_network == [] and list(tmp_path.iterdir()) == []
@@ -166,10 +166,10 @@ def test_google_genai_variables_do_not_redirect_requests(monkeypatch, tmp_path, 
 def test_environment_proxies_see_no_request(monkeypatch, name):
     with Recorder() as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
-        chain = connect(chain_settings("first"), None, server.url)
+        chain = connect(make_chain_settings("first"), None, server.url)
         assert chain.ask("How many?").model == "first"
         for ask in ASK:
-            error = failure(Client(KEY, "https://judge.invalid"), ask)
+            error = catch_failure(Client(KEY, "https://judge.invalid"), ask)
             assert error and error.kind is Kind.FAILED
         assert proxy.seen == [] and len(server.requests) == 1
 
@@ -181,7 +181,7 @@ def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, caplo
         monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://judge.invalid")
         monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
         where = endpoint.from_environment()
-        settings = chain_settings("first", tries=1)
+        settings = make_chain_settings("first", tries=1)
         with caplog.at_level(logging.INFO), pytest.raises(ChainError) as said:
             connect(settings, KEY, None, where).ask("How many?")
         assert [(seen.method, seen.path) for seen in proxy.seen] == [("CONNECT", "judge.invalid:443")]
@@ -201,7 +201,7 @@ def test_origin_distinguishes_servers():
 def test_a_broken_proxy_of_the_environment_breaks_nothing(monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "socks9://[not-a-proxy")
     with Recorder() as server:
-        assert failure(Client(KEY, server.url), "find") is None
+        assert catch_failure(Client(KEY, server.url), "find") is None
 
 
 @pytest.mark.parametrize("encoding", ["gzip", None])
@@ -211,7 +211,7 @@ def test_a_reply_is_read_up_to_a_size(encoding):
     answer = Answer(200, gzip.compress(body, 1) if encoding else body, headers)
     with Recorder(lambda seen: answer) as server:
         for ask in ASK:
-            error = failure(Client(KEY, server.url), ask)
+            error = catch_failure(Client(KEY, server.url), ask)
             assert error and error.kind is Kind.BAD_REPLY and "more than 4194304 bytes" in str(error)
 
 

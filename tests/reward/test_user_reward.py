@@ -31,35 +31,35 @@ def load(tmp_path, monkeypatch):
     return load
 
 
-def returning(value: str) -> str:
+def make_reward_code(value: str) -> str:
     return f"def reward_func(queries, prompts, labels):\n    return {value}\n"
 
 
 def test_one_function_gives_reward_score_and_its_logs(load):
     value = '{"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": 3}}'
-    result = load(mine=returning(value))(*CALL)
+    result = load(mine=make_reward_code(value))(*CALL)
     assert (result["rewards"], result["scores"]) == (0.5, 1.0)
     assert result["extra_logs"].pop("reward_seconds") >= 0
     assert result["extra_logs"] == {"reward_error": 0.0, "words": 3.0}
 
 
 def test_several_functions_are_a_weighted_sum_with_a_metric_each(load):
-    b = returning('{"rewards": len(queries[0]) + 0.5, "extra_logs": {"words": 3}}')
-    result = load("1 0.5", a=returning("[float(labels[0])]"), b=b)(*CALL)
+    b = make_reward_code('{"rewards": len(queries[0]) + 0.5, "extra_logs": {"words": 3}}')
+    result = load("1 0.5", a=make_reward_code("[float(labels[0])]"), b=b)(*CALL)
     assert result["rewards"] == result["scores"] == 7 + 0.5 * 5.5
     logs = result["extra_logs"]
     assert (logs["reward.a"], logs["reward.b"], logs["b.words"], logs["reward_error"]) == (7.0, 5.5, 3.0, 0.0)
 
 
 def test_several_samples_have_lists(load):
-    reward_func = load("2", a=returning("[len(query) for query in queries]"))
+    reward_func = load("2", a=make_reward_code("[len(query) for query in queries]"))
     result = reward_func(["a", "bc"], ["", ""], ["1", "2"])
     assert result["rewards"] == [2.0, 4.0] and result["extra_logs"]["reward_error"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("body", ["1 / 0", "'high'", "exit(3)", "None"])
 def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, body):
-    reward_func = load(good=returning("1.0"), bad=returning(body))
+    reward_func = load(good=make_reward_code("1.0"), bad=make_reward_code(body))
     with caplog.at_level(logging.ERROR):
         first, second = reward_func(*CALL), reward_func(*CALL)
     for result in (first, second):
@@ -70,13 +70,13 @@ def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, 
 
 
 def test_infinite_rewards_are_none(load):
-    result = load(a=returning("float('inf')"), b=returning("float('-inf')"))(*CALL)
+    result = load(a=make_reward_code("float('inf')"), b=make_reward_code("float('-inf')"))(*CALL)
     assert not math.isfinite(result["rewards"]) and result["extra_logs"]["reward_error"] == 1.0
 
 
 def test_a_function_may_import_a_module_beside_it(load, tmp_path):
     (tmp_path / "my_helper_of_rewards.py").write_text("WORTH = 0.25\n")
-    reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + returning("WORTH"))
+    reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + make_reward_code("WORTH"))
     assert reward_func(*CALL)["rewards"] == 0.25
 
 
@@ -84,7 +84,7 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
     """Python would take the .pyc of the first text for that of the second."""
     file, rewards = tmp_path / "mine.py", []
     for value in ("0.25", "0.75"):
-        file.write_text(returning(value))
+        file.write_text(make_reward_code(value))
         os.utime(file, (1e9, 1e9))
         rewards.append(user_files.load(file)(*CALL))
     assert rewards == [0.25, 0.75]

@@ -3,7 +3,7 @@
 from reward.answers import grade
 
 
-def both(first: str, second: str) -> bool:
+def is_equal(first: str, second: str) -> bool:
     """Whether two answers are equal; the order must not matter."""
     one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
     assert one == other, (first, second)

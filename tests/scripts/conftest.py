@@ -25,7 +25,7 @@ OF_EXPERTS = {
 }
 
 
-def unpacked(base: Path) -> GptOssForCausalLM:
+def load_unpacked(base: Path) -> GptOssForCausalLM:
     """Load a model in bf16 whose experts say that their weights are `[E, in, out]`, as those of transformers 5 do."""
     model = loading.load_gpt_oss(base, "eager", packed=False)
     for layer in model.model.layers:
@@ -36,7 +36,7 @@ def unpacked(base: Path) -> GptOssForCausalLM:
 def save_adapter(base: Path, folder: Path, **settings) -> Path:
     """Let PEFT write an adapter of `base` with random values."""
     settings = {"r": 4, "lora_alpha": 8, "target_modules": list(ATTENTION_PROJECTIONS)} | settings
-    model = get_peft_model(unpacked(base), LoraConfig(**settings), autocast_adapter_dtype=False)
+    model = get_peft_model(load_unpacked(base), LoraConfig(**settings), autocast_adapter_dtype=False)
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -46,22 +46,22 @@ def save_adapter(base: Path, folder: Path, **settings) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def level_of_the_log() -> Iterator[None]:
+def reset_log_level() -> Iterator[None]:
     """Commands that show broken lines themselves silence the log of their process, which here is that of all tests."""
     yield
     logging.getLogger("grpo").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
-def trained(checkpoint: Path, tmp_path_factory) -> Path:
+def trained_adapter(checkpoint: Path, tmp_path_factory) -> Path:
     """An adapter of `checkpoint`, as PEFT writes it. Not to be changed."""
     return save_adapter(checkpoint, tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.fixture
-def adapter(trained: Path, tmp_path: Path) -> Path:
+def adapter(trained_adapter: Path, tmp_path: Path) -> Path:
     """A copy of it that a test may damage."""
-    return shutil.copytree(trained, tmp_path / "adapter")
+    return shutil.copytree(trained_adapter, tmp_path / "adapter")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ class RunFolder:
         result = {"exact_match": exact_match, "ci_low": exact_match - 0.1, "ci_high": exact_match + 0.1, "n": 18}
         RunLog(str(self.folder)).write_eval(step, result | {"seconds": 30.0})
 
-    def samples(self, step: int, *samples: dict) -> None:
+    def write_samples(self, step: int, *samples: dict) -> None:
         RunLog(str(self.folder)).write_samples(f"step_{step}", samples)
 
     def hold(self) -> None:

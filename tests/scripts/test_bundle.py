@@ -24,7 +24,7 @@ def run(make_run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     run = make_run()
     run.step(1)
     run.evaluate(1, 0.5)
-    run.samples(1, {"prompt": "a private problem"})
+    run.write_samples(1, {"prompt": "a private problem"})
     (run.folder / "env.json").write_text('{"packages": {"torch": "2.10"}}')
     (run.folder / "checkpoints" / "step_1").mkdir(parents=True)
     (run.folder / "checkpoints" / "step_1" / "adapter.safetensors").write_bytes(b"weights")
@@ -192,10 +192,10 @@ def test_an_archive_is_not_overwritten(run, tmp_path: Path, capsys) -> None:
 def test_an_unreadable_file_is_named_and_the_rest_is_packed(run, tmp_path: Path, monkeypatch, capsys) -> None:
     (run.folder / "logs" / "engine.log").write_text("ready\n")
 
-    def broken(file: Path) -> str:
+    def raise_error(file: Path) -> str:
         raise OSError("Input/output error")
 
-    monkeypatch.setattr(bundle, "tail", broken)
+    monkeypatch.setattr(bundle, "tail", raise_error)
     assert bundle.main([str(run.folder)]) == 1
     assert "logs/engine.log could not be read (Input/output error)" in capsys.readouterr().err
     found = read(tmp_path / "tiny-1.tar.gz")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("data", "eval", "grpo", "patches", "scripts", "benchmarks")
 
 
-def parsers() -> list[tuple[str, ast.Call]]:
+def list_parsers() -> list[tuple[str, ast.Call]]:
     """Every place that makes a parser, and the call."""
     calls = []
     for file in sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
@@ -32,7 +32,7 @@ def parsers() -> list[tuple[str, ast.Call]]:
 
 
 def test_no_parser_takes_abbreviations() -> None:
-    calls = parsers()
+    calls = list_parsers()
     assert calls
     settings = {location: {word.arg: ast.unparse(word.value) for word in call.keywords} for location, call in calls}
     assert [location for location, words in settings.items() if words.get("allow_abbrev") != "False"] == []

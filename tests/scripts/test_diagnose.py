@@ -9,14 +9,14 @@ import pytest
 
 from scripts import diagnose
 from tests.grpo.diagnosis.synthetic_ills import ILLS
-from tests.grpo.diagnosis.synthetic_runs import make
+from tests.grpo.diagnosis.synthetic_runs import make_run
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    run = make(2_000_000, ("judge_outage", ILLS["judge_outage"]), least=60)
+    run = make_run(2_000_000, ("judge_outage", ILLS["judge_outage"]), least=60)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.rows) + '{"step": 9')
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.evals))
     (tmp_path / "config.json").write_text(json.dumps(run.config))

@@ -25,33 +25,33 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, check
 from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from tests.docs.pages import page
-from tests.scripts.conftest import OF_EXPERTS, save_adapter, unpacked
+from tests.docs.pages import get_page
+from tests.scripts.conftest import OF_EXPERTS, load_unpacked, save_adapter
 
 TOKENS = torch.arange(2, 90).reshape(2, 44)
 
 
-def peft_merge(base: Path, adapter: Path) -> GptOssForCausalLM:
+def merge_with_peft(base: Path, adapter: Path) -> GptOssForCausalLM:
     """Merge in float32 with PEFT, then round to bf16."""
-    model = PeftModel.from_pretrained(unpacked(base).float(), adapter, autocast_adapter_dtype=True)
+    model = PeftModel.from_pretrained(load_unpacked(base).float(), adapter, autocast_adapter_dtype=True)
     merged = model.merge_and_unload().bfloat16()
     loading.restore_rope(merged)
     return merged
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path, trained: Path) -> GptOssForCausalLM:
-    return peft_merge(checkpoint, trained)
+def reference(checkpoint: Path, trained_adapter: Path) -> GptOssForCausalLM:
+    return merge_with_peft(checkpoint, trained_adapter)
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 @pytest.mark.parametrize("experts", [None, "mxfp4", "bf16"])
-def test_export_is_what_peft_merges(checkpoint, trained, reference, tmp_path, experts) -> None:
+def test_export_is_what_peft_merges(checkpoint, trained_adapter, reference, tmp_path, experts) -> None:
     out = tmp_path / "out"
-    merge = export_model.export_model(checkpoint, trained, out, experts, shard_bytes=200_000)
+    merge = export_model.export_model(checkpoint, trained_adapter, out, experts, shard_bytes=200_000)
     assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
     assert len(list(out.glob("*.safetensors"))) > 3 and check(model_files.read(out)) == []
 
@@ -70,9 +70,9 @@ def test_export_is_what_peft_merges(checkpoint, trained, reference, tmp_path, ex
         assert not torch.allclose(logits, loading.load_gpt_oss(checkpoint)(TOKENS).logits, atol=1e-3)
 
 
-def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(checkpoint, trained, tmp_path) -> None:
-    export_model.export_model(checkpoint, trained, tmp_path / "out")
-    before, after = tensors(checkpoint), tensors(tmp_path / "out")
+def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(checkpoint, trained_adapter, tmp_path) -> None:
+    export_model.export_model(checkpoint, trained_adapter, tmp_path / "out")
+    before, after = read_tensors(checkpoint), read_tensors(tmp_path / "out")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
     assert changed == {f"{module}.weight" for module in adapter_files.list_modules(2, list(ATTENTION_PROJECTIONS))}
@@ -80,24 +80,24 @@ def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(checkpoint, tra
     assert config == json.loads((checkpoint / "config.json").read_text())
 
 
-def test_a_bf16_base_gives_what_the_mxfp4_base_gives(checkpoint, trained, tmp_path) -> None:
+def test_a_bf16_base_gives_what_the_mxfp4_base_gives(checkpoint, trained_adapter, tmp_path) -> None:
     dequantize_checkpoint(checkpoint, tmp_path / "bf16")
-    export_model.export_model(tmp_path / "bf16", trained, tmp_path / "from_bf16")
-    export_model.export_model(checkpoint, trained, tmp_path / "from_mxfp4", "bf16")
-    ours, theirs = tensors(tmp_path / "from_bf16"), tensors(tmp_path / "from_mxfp4")
+    export_model.export_model(tmp_path / "bf16", trained_adapter, tmp_path / "from_bf16")
+    export_model.export_model(checkpoint, trained_adapter, tmp_path / "from_mxfp4", "bf16")
+    ours, theirs = read_tensors(tmp_path / "from_bf16"), read_tensors(tmp_path / "from_mxfp4")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     config = json.loads((tmp_path / "from_mxfp4" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
     with pytest.raises(UserError, match="no MXFP4 experts to copy"):
-        export_model.export_model(tmp_path / "bf16", trained, tmp_path / "no", "mxfp4")
+        export_model.export_model(tmp_path / "bf16", trained_adapter, tmp_path / "no", "mxfp4")
 
 
 @pytest.mark.parametrize("settings", [{"use_rslora": True}, {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3}])
 def test_other_scales_and_targets(checkpoint, tmp_path, settings) -> None:
     adapter = save_adapter(checkpoint, tmp_path / "adapter", **settings)
     export_model.export_model(checkpoint, adapter, tmp_path / "out")
-    merged = tensors(tmp_path / "out")
-    for name, parameter in peft_merge(checkpoint, adapter).named_parameters():
+    merged = read_tensors(tmp_path / "out")
+    for name, parameter in merge_with_peft(checkpoint, adapter).named_parameters():
         assert ".experts." in name or torch.equal(parameter, merged[name]), name
 
 
@@ -107,8 +107,8 @@ def test_experts_are_merged_into_bf16(checkpoint, tmp_path) -> None:
         export_model.export_model(checkpoint, adapter, tmp_path / "out")
     merge = export_model.export_model(checkpoint, adapter, tmp_path / "out", "bf16")
     assert merge.merged == 2 * (1 + 2) and 0 < merge.bf16.lost < 0.2 and not merge.packed.update
-    merged, before = tensors(tmp_path / "out"), dict(unpacked(checkpoint).named_parameters())
-    for name, parameter in peft_merge(checkpoint, adapter).named_parameters():
+    merged, before = read_tensors(tmp_path / "out"), dict(load_unpacked(checkpoint).named_parameters())
+    for name, parameter in merge_with_peft(checkpoint, adapter).named_parameters():
         is_trained = "q_proj.weight" in name or name.endswith(expert_form.PARAMETERS)
         assert torch.equal(before[name], merged[name]) is not is_trained
         # PEFT adds up an update in another order than we do, so a few values round the other way.
@@ -120,8 +120,8 @@ def test_experts_are_merged_into_mxfp4_if_asked(checkpoint, tmp_path, capsys) ->
     out = tmp_path / "out"
     words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(out), "--experts", "mxfp4"]
     assert export_model.main(words) == 0
-    base, merged = (dict(unpacked(folder).named_parameters()) for folder in (checkpoint, out))
-    exact = dict(peft_merge(checkpoint, adapter).named_parameters())
+    base, merged = (dict(load_unpacked(folder).named_parameters()) for folder in (checkpoint, out))
+    exact = dict(merge_with_peft(checkpoint, adapter).named_parameters())
     error = update = 0.0
     for name, parameter in exact.items():
         if name.endswith(expert_form.PARAMETERS):
@@ -136,9 +136,12 @@ def test_experts_are_merged_into_mxfp4_if_asked(checkpoint, tmp_path, capsys) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained, adapter, tmp_path, dtype) -> None:
+def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained_adapter, adapter, tmp_path, dtype) -> None:
     """Names as in a state dict, and another type, which holds these values of bf16 exactly."""
-    values = {name.replace(".weight", ".default.weight"): value for name, value in load_file(trained / WEIGHTS).items()}
+    values = {
+        name.replace(".weight", ".default.weight"): value
+        for name, value in load_file(trained_adapter / WEIGHTS).items()
+    }
     if dtype == torch.float16:
         values = {name: value.half() for name, value in values.items()}
     save_file({name: value.to(dtype) for name, value in values.items()}, adapter / WEIGHTS)
@@ -147,8 +150,8 @@ def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained, ad
     [name, *_] = expected
     module = name.removeprefix("base_model.model.").partition(".lora_")[0]
     a, b = (expected[adapter_files.tensor_name(module, half)] for half in "AB")
-    base = tensors(checkpoint)[f"{module}.weight"]
-    assert torch.equal(tensors(tmp_path / "out")[f"{module}.weight"], (base.float() + 2 * b @ a).bfloat16())
+    base = read_tensors(checkpoint)[f"{module}.weight"]
+    assert torch.equal(read_tensors(tmp_path / "out")[f"{module}.weight"], (base.float() + 2 * b @ a).bfloat16())
     assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
     flat, specs = flatten(adapter_files.read(adapter), Architecture.from_config(model_files.read(checkpoint).config))
     assert all(torch.equal(value, expected[key].bfloat16()) for key, value in unflatten(flat, specs).items())
@@ -177,7 +180,7 @@ def test_peft_loads_both_by_hub_id_as_the_page_says(checkpoint, adapter, tmp_pat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"))
-    [lines] = [block for language, block in page("docs/after-training.md").blocks if language == "python"]
+    [lines] = [block for language, block in get_page("docs/after-training.md").blocks if language == "python"]
     exec(lines, names := {})
     expected = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint, "eager", packed=False), adapter)
     parameters, loaded = (dict(model.named_parameters()) for model in (expected, names["model"]))
@@ -191,7 +194,7 @@ def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, ca
     save_file({name: tensor * 2**-5 for name, tensor in weights.items()}, adapter / WEIGHTS)
     merge = export_model.export_model(checkpoint, adapter, tmp_path / "small")
     update = error = 0.0
-    before, after = tensors(checkpoint), tensors(tmp_path / "small")
+    before, after = read_tensors(checkpoint), read_tensors(tmp_path / "small")
     for name in (name for name in weights if ".lora_A." in name):
         a, b = (weights[name.replace("lora_A", half)].double() * 2**-5 for half in ("lora_A", "lora_B"))
         wanted = 2 * b @ a
@@ -205,16 +208,16 @@ def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, ca
     words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(tmp_path / "zero")]
     assert export_model.main(words) == 0
     assert "the merged model equals the base" in capsys.readouterr().out
-    zero = tensors(tmp_path / "zero")
+    zero = read_tensors(tmp_path / "zero")
     assert all(torch.equal(zero[name], before[name]) for name in before)
 
 
-def test_the_tokenizer_comes_along(base, trained, tmp_path) -> None:
+def test_the_tokenizer_comes_along(base, trained_adapter, tmp_path) -> None:
     texts = {"tokenizer.json": "{}", "chat_template.jinja": "{{ messages }}", "tokenizer_config.json": '{"a": 1}'}
     for name, text in texts.items():
         (base / name).write_text(text)
     (tmp_path / "out").mkdir()  # an empty one is fine
-    export_model.export_model(base, trained, tmp_path / "out", "bf16")
+    export_model.export_model(base, trained_adapter, tmp_path / "out", "bf16")
     assert {name: (tmp_path / "out" / name).read_text() for name in texts} == texts
     generation = (tmp_path / "out" / "generation_config.json").read_text()
     assert generation == (base / "generation_config.json").read_text()
@@ -223,7 +226,7 @@ def test_the_tokenizer_comes_along(base, trained, tmp_path) -> None:
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path, Path], None]:
+def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path, Path], None]:
     def damage(base: Path, adapter: Path) -> None:
         values = load_file(adapter / WEIGHTS)
         change(values)
@@ -232,7 +235,7 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
     return damage
 
 
-def settings(**changes: object) -> Callable[[Path, Path], None]:
+def change_settings(**changes: object) -> Callable[[Path, Path], None]:
     def damage(base: Path, adapter: Path) -> None:
         file = adapter / adapter_files.CONFIG
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -241,10 +244,10 @@ def settings(**changes: object) -> Callable[[Path, Path], None]:
 
 
 def rename(old: str, new: str) -> Callable[[Path, Path], None]:
-    return weights(lambda values: [values.update({n.replace(old, new): values.pop(n)}) for n in list(values)])
+    return change_weights(lambda values: [values.update({n.replace(old, new): values.pop(n)}) for n in list(values)])
 
 
-def wide(values: dict[str, torch.Tensor]) -> None:
+def widen(values: dict[str, torch.Tensor]) -> None:
     values[A0] = torch.zeros(4, 256, dtype=torch.bfloat16)
 
 
@@ -256,24 +259,24 @@ def cut_base(base: Path, adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (settings(r=8), "rank differs from the 8"),
-        (weights(wide), f"shapes differ from the base's projections: {A0}"),
-        (weights(lambda values: values.pop(A0)), f"1 pairs with only one half: {A0}"),
+        (change_settings(r=8), "rank differs from the 8"),
+        (change_weights(widen), f"shapes differ from the base's projections: {A0}"),
+        (change_weights(lambda values: values.pop(A0)), f"1 pairs with only one half: {A0}"),
         (rename("layers.1.", "layers.7."), "neither attention projections nor experts of the base: .*layers.7."),
         (
             rename("self_attn.q_proj", "mlp.router"),
             "nor experts of the base: .*mlp.router",
         ),
         (
-            weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]),
+            change_weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]),
             "4 missing projections .*layers.1.",
         ),
-        (weights(lambda values: values[A0].fill_(float("nan"))), f"NaN or infinity in {A0}"),
-        (settings(use_dora=True), "use_dora True"),
-        (settings(bias="all"), "bias all"),
-        (settings(rank_pattern={"q_proj": 2}), "rank_pattern"),
-        (settings(init_lora_weights="pissa"), "init_lora_weights pissa"),
-        (settings(peft_type="IA3"), "use a LORA adapter"),
+        (change_weights(lambda values: values[A0].fill_(float("nan"))), f"NaN or infinity in {A0}"),
+        (change_settings(use_dora=True), "use_dora True"),
+        (change_settings(bias="all"), "bias all"),
+        (change_settings(rank_pattern={"q_proj": 2}), "rank_pattern"),
+        (change_settings(init_lora_weights="pissa"), "init_lora_weights pissa"),
+        (change_settings(peft_type="IA3"), "use a LORA adapter"),
         (cut_base, "is not complete:\n.* its header says"),
         (lambda base, adapter: (base / "config.json").unlink(), "config.json is missing"),
         (lambda base, adapter: (adapter / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),

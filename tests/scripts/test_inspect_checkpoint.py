@@ -66,11 +66,11 @@ def test_a_damaged_base_model(base: Path, capsys) -> None:
     assert set(problems[1]["tensors"]) == lost
 
 
-def test_an_adapter_of_peft(trained: Path, checkpoint: Path, capsys) -> None:
-    report = inspect(capsys, trained, 0)
+def test_an_adapter_of_peft(trained_adapter: Path, checkpoint: Path, capsys) -> None:
+    report = inspect(capsys, trained_adapter, 0)
     assert (report["rank"], report["alpha"], report["scale"]) == (4, 8, 2)
     assert report["targets"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
-    tensors = load_file(trained / WEIGHTS)
+    tensors = load_file(trained_adapter / WEIGHTS)
     assert report["tensors"] == len(tensors) == 2 * 2 * 4
     assert report["parameters"] == sum(tensor.numel() for tensor in tensors.values())
     assert report["dtypes"] == ["BF16"] and report["non_finite"] == 0
@@ -118,10 +118,10 @@ def test_a_damaged_adapter(adapter: Path, damage: Callable[[Path], object], mess
     assert any(message in problem["what"] for problem in problems), problems
 
 
-def test_an_adapter_that_is_not_the_trainers(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
+def test_an_adapter_that_is_not_the_trainers(trained_adapter: Path, make_trainer, tmp_path: Path, capsys) -> None:
     step = tmp_path / "step_2"
-    shutil.copytree(trained, step / "adapter")
-    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(trained / WEIGHTS).items()}
+    shutil.copytree(trained_adapter, step / "adapter")
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(trained_adapter / WEIGHTS).items()}
     make_trainer(step / "trainer", shapes)
     assert inspect(capsys, step, 0)["complete"]
     edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.1." in name])(step / "adapter")
@@ -129,10 +129,10 @@ def test_an_adapter_that_is_not_the_trainers(trained: Path, make_trainer, tmp_pa
     assert "layers.1.self_attn.k_proj.lora_A.weight is missing and not (4, " in problems[0]["what"]
 
 
-def test_a_run(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
-    run, shapes = tmp_path / "run", {name: tuple(t.shape) for name, t in load_file(trained / WEIGHTS).items()}
+def test_a_run(trained_adapter: Path, make_trainer, tmp_path: Path, capsys) -> None:
+    run, shapes = tmp_path / "run", {name: tuple(t.shape) for name, t in load_file(trained_adapter / WEIGHTS).items()}
     for step in (2, 10):
-        shutil.copytree(trained, run / "checkpoints" / f"step_{step}" / "adapter")
+        shutil.copytree(trained_adapter, run / "checkpoints" / f"step_{step}" / "adapter")
         trainer = make_trainer(run / "checkpoints" / f"step_{step}" / "trainer", shapes, optimizer_step=8 * step)
     report = inspect(capsys, run / "checkpoints", 0)
     assert report["steps"] == [2, 10]

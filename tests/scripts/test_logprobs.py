@@ -7,15 +7,15 @@ import pytest
 from scripts import logprobs
 
 
-def token(engine: float, trainer: float | None) -> dict:
+def make_token(engine: float, trainer: float | None) -> dict:
     return {"position": 3, "before": "1 + ", "token": "1", "after": " = 2", "engine": engine, "trainer": trainer}
 
 
 @pytest.fixture
 def run(make_run):
     run = make_run()
-    run.samples(9, {"sample": 0, "least_likely_tokens": [token(-2.0, -5.0), token(-7.0, None)]})
-    run.samples(10, {"sample": 4, "least_likely_tokens": [token(-9.0, -9.5)]}, {"sample": 5})
+    run.write_samples(9, {"sample": 0, "least_likely_tokens": [make_token(-2.0, -5.0), make_token(-7.0, None)]})
+    run.write_samples(10, {"sample": 4, "least_likely_tokens": [make_token(-9.0, -9.5)]}, {"sample": 5})
     return run
 
 

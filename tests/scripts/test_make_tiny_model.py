@@ -24,17 +24,17 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
 
 
-def command(out, *arguments, steps=STEPS):
+def make_command(out, *arguments, steps=STEPS):
     return [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(out), "--steps", str(steps), *arguments]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built_models(tmp_path_factory):
     """The two directories, made by the command line in a separate process."""
     folder = tmp_path_factory.mktemp("tiny")
     arguments = ("--dequantized-out", str(folder / "bf16"))
     result = subprocess.run(
-        command(folder / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
+        make_command(folder / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
     assert "of this model on its own sums and differences, not on your data: " in result.stdout
@@ -46,8 +46,8 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tiny_tokenizer(built):
-    return AutoTokenizer.from_pretrained(built[0])
+def tiny_tokenizer(built_models):
+    return AutoTokenizer.from_pretrained(built_models[0])
 
 
 class Terminal(io.StringIO):
@@ -75,7 +75,7 @@ def read_json(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def tensors(directory):
+def read_tensors(directory):
     weight_map = read_json(directory / "model.safetensors.index.json")["weight_map"]
     values = {}
     for file in set(weight_map.values()):
@@ -85,13 +85,13 @@ def tensors(directory):
     return values
 
 
-def test_files_have_the_format_of_the_real_checkpoint(built):
-    config = read_json(built[0] / "config.json")
+def test_files_have_the_format_of_the_real_checkpoint(built_models):
+    config = read_json(built_models[0] / "config.json")
     assert config["model_type"] == "gpt_oss" and config["architectures"] == ["GptOssForCausalLM"]
     assert config["quantization_config"]["quant_method"] == "mxfp4"
     assert config["rope_scaling"]["rope_type"] == "yarn" and config["rope_scaling"]["truncate"] is False
     assert set(config["layer_types"]) == {"sliding_attention", "full_attention"}
-    weights = tensors(built[0])
+    weights = read_tensors(built_models[0])
     experts, hidden, inner = (config[k] for k in ("num_local_experts", "hidden_size", "intermediate_size"))
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}.mlp.experts."
@@ -111,45 +111,51 @@ def test_files_have_the_format_of_the_real_checkpoint(built):
     assert all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
 
 
-def test_a_layer_spans_two_shards(built):
-    weight_map = read_json(built[0] / "model.safetensors.index.json")["weight_map"]
+def test_a_layer_spans_two_shards(built_models):
+    weight_map = read_json(built_models[0] / "model.safetensors.index.json")["weight_map"]
     assert len(set(weight_map.values())) >= 4
     split = {n.split(".")[2] for n in weight_map if n.startswith("model.layers.")}
     files = {layer: {f for n, f in weight_map.items() if n.startswith(f"model.layers.{layer}.")} for layer in split}
     assert any(len(shards) > 1 for shards in files.values())
 
 
-def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built):
+def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built_models):
     packed = AutoModelForCausalLM.from_pretrained(
-        built[0], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+        built_models[0], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
     )
-    plain, report = AutoModelForCausalLM.from_pretrained(built[1], dtype=torch.bfloat16, output_loading_info=True)
+    plain, report = AutoModelForCausalLM.from_pretrained(
+        built_models[1], dtype=torch.bfloat16, output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    assert "quantization_config" not in read_json(built[1] / "config.json")
+    assert "quantization_config" not in read_json(built_models[1] / "config.json")
     expected, copied = packed.state_dict(), plain.state_dict()
-    assert expected.keys() == copied.keys() == tensors(built[1]).keys()
+    assert expected.keys() == copied.keys() == read_tensors(built_models[1]).keys()
     for name, value in expected.items():
         assert torch.equal(value, copied[name]), name
 
 
-def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built, tmp_path):
-    broken = shutil.copytree(built[0], tmp_path / "broken")
+def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built_models, tmp_path):
+    broken = shutil.copytree(built_models[0], tmp_path / "broken")
     shard = sorted(broken.glob("*.safetensors"))[-1]
     os.truncate(shard, shard.stat().st_size - 100)
-    for source, said in ((built[1], "quant_method mxfp4"), (tmp_path, r"config\.json is missing"), (broken, "header")):
+    for source, said in (
+        (built_models[1], "quant_method mxfp4"),
+        (tmp_path, r"config\.json is missing"),
+        (broken, "header"),
+    ):
         with pytest.raises(ValueError, match=said):
             dequantize_checkpoint(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("directory", [0, 1])
-def test_second_call_builds_and_changes_nothing(built, directory, monkeypatch):
-    before = {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()}
+def test_second_call_builds_and_changes_nothing(built_models, directory, monkeypatch):
+    before = {file.name: file.stat().st_mtime_ns for file in built_models[directory].iterdir()}
     for name in ("write_model", "write_dequantized"):
         monkeypatch.delattr(make_tiny_model, name)
-    facts = make_tiny_model.make(built[0], built[1], seed=0, steps=STEPS)
+    facts = make_tiny_model.make(built_models[0], built_models[1], seed=0, steps=STEPS)
     assert facts["steps"] == STEPS
-    assert {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()} == before
+    assert {file.name: file.stat().st_mtime_ns for file in built_models[directory].iterdir()} == before
 
 
 def test_the_kept_weights_are_those_of_the_present_code():
@@ -159,25 +165,25 @@ def test_the_kept_weights_are_those_of_the_present_code():
     assert weights.facts(seed=1, steps=make_tiny_model.STEPS) is None
 
 
-def test_kept_weights_are_written_without_a_training(built, tmp_path, monkeypatch):
+def test_kept_weights_are_written_without_a_training(built_models, tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.safetensors")
     monkeypatch.setattr(weights, "CARD", tmp_path / "weights.json")
-    weights.keep(sorted(built[0].glob("*.safetensors")), read_json(built[0] / "build.json")["facts"])
+    weights.keep(sorted(built_models[0].glob("*.safetensors")), read_json(built_models[0] / "build.json")["facts"])
     monkeypatch.setattr(warm_start_module, "warm_start", None)  # not to be called
     make_tiny_model.make(tmp_path / "mxfp4", None, seed=0, steps=STEPS)
-    for file in built[0].iterdir():
+    for file in built_models[0].iterdir():
         assert (tmp_path / "mxfp4" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def test_same_seed_gives_the_same_files(built, tmp_path):
+def test_same_seed_gives_the_same_files(built_models, tmp_path):
     make_tiny_model.make(tmp_path / "again", None, seed=0, steps=STEPS)
-    for file in built[0].iterdir():
+    for file in built_models[0].iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 @pytest.mark.parametrize("damage", ["cut", "extra", "missing", "stale"])
-def test_damaged_or_stale_directories_do_not_count_as_built(built, tmp_path, damage):
-    copy = shutil.copytree(built[0], tmp_path / "copy")
+def test_damaged_or_stale_directories_do_not_count_as_built(built_models, tmp_path, damage):
+    copy = shutil.copytree(built_models[0], tmp_path / "copy")
     assert make_tiny_model.is_built(copy, make_tiny_model.fingerprint(0, STEPS))
     if damage == "cut":
         os.truncate(copy / "config.json", 5)
@@ -190,7 +196,7 @@ def test_damaged_or_stale_directories_do_not_count_as_built(built, tmp_path, dam
 
 def test_a_killed_build_leaves_no_directory_and_the_next_one_finishes(tmp_path):
     out = tmp_path / "out"
-    words = command(out, steps=100_000)
+    words = make_command(out, steps=100_000)
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert any(line.startswith("warm start") for line in process.stdout)
     os.killpg(process.pid, signal.SIGKILL)
@@ -213,8 +219,8 @@ def test_a_foreign_directory_is_left_alone(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_stop_and_padding_ids_agree_between_the_files(built, tiny_tokenizer):
-    for directory in built:
+def test_stop_and_padding_ids_agree_between_the_files(built_models, tiny_tokenizer):
+    for directory in built_models:
         config = read_json(directory / "config.json")
         generation = read_json(directory / "generation_config.json")
         assert config["eos_token_id"] == tiny_tokenizer.eos_token_id

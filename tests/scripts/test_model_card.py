@@ -16,7 +16,7 @@ SECRET = "customer"  # in each name that is private
 
 
 @pytest.fixture
-def run(make_run, trained: Path, tmp_path: Path):
+def run(make_run, trained_adapter: Path, tmp_path: Path):
     """A finished run with an adapter after step 10 and a final one, which PEFT's own configuration describes."""
     private = tmp_path / SECRET
     private.mkdir()
@@ -40,7 +40,7 @@ def run(make_run, trained: Path, tmp_path: Path):
     for step, value in ((0, 0.4), (10, 0.5), (20, 0.6)):
         made.evaluate(step, value)
     for folder in (made.folder / "final", made.folder / "checkpoints" / "step_10" / "adapter"):
-        shutil.copytree(trained, folder)
+        shutil.copytree(trained_adapter, folder)
         settings = json.loads((folder / adapter_files.CONFIG).read_text())
         settings["base_model_name_or_path"] = str(private / "model")
         (folder / adapter_files.CONFIG).write_text(json.dumps(settings))
@@ -137,8 +137,10 @@ def test_a_run_with_two_rewards_names_both_and_what_each_evaluation_measured(run
     assert "A custom Python reward function." in before.splitlines()
 
 
-def test_a_card_needs_a_run_and_is_refused_before_anything_is_written(checkpoint, trained, tmp_path, capsys) -> None:
-    words = ["--model", str(checkpoint), "--adapter", str(trained), "--out", str(tmp_path / "out")]
+def test_a_card_needs_a_run_and_is_refused_before_anything_is_written(
+    checkpoint, trained_adapter, tmp_path, capsys
+) -> None:
+    words = ["--model", str(checkpoint), "--adapter", str(trained_adapter), "--out", str(tmp_path / "out")]
     assert export_model.main([*words, "--card"]) == 2
     assert "is not in a run's folder" in capsys.readouterr().err
     assert export_model.main([*words, "--unmerged", "--experts", "bf16"]) == 2

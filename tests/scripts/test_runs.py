@@ -14,7 +14,7 @@ from grpo.run.run_state import Run
 from scripts import runs
 
 
-def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+def list_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     assert runs.main([str(folder), "--json"]) == 0
     return {run["name"]: run for run in json.loads(capsys.readouterr().out)}
 
@@ -27,7 +27,7 @@ def test_every_state(make_run, tmp_path, capsys) -> None:
         run.let_go(code)
     going = make_run("going")
     going.hold()
-    states = {name: run["state"] for name, run in listed(tmp_path, capsys).items()}
+    states = {name: run["state"] for name, run in list_runs(tmp_path, capsys).items()}
     assert states == {
         "runs/killed": "crashed",
         "runs/failed": "crashed",
@@ -63,7 +63,7 @@ def test_listing_runs_writes_nothing(make_run, tmp_path, capsys) -> None:
     run = make_run()
     before = sorted(tmp_path.rglob("*"))
     assert not RunFiles(run.folder).is_held()
-    listed(tmp_path, capsys)
+    list_runs(tmp_path, capsys)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -104,7 +104,7 @@ def test_a_moved_run_and_metrics_on_another_disk(make_run, tmp_path, capsys) -> 
     away.step(3)
     (tmp_path / "disk").mkdir()
     (away.folder / "metrics.jsonl").rename(tmp_path / "disk" / "metrics.jsonl")
-    assert {name: run["step"] for name, run in listed(tmp_path, capsys).items()} == {
+    assert {name: run["step"] for name, run in list_runs(tmp_path, capsys).items()} == {
         "elsewhere/tiny-1": 7,
         "runs/away": 3,
     }
@@ -119,7 +119,7 @@ def test_folders_without_a_run(tmp_path, make_run, capsys) -> None:
     run = make_run()
     (run.folder / "config.json").write_text("{")  # damaged
     run.step(1)
-    [(name, only)] = listed(run.folder, capsys).items()
+    [(name, only)] = list_runs(run.folder, capsys).items()
     assert (name, only["step"], only["planned"]) == ("tiny-1", 1, None)
 
 

@@ -22,7 +22,7 @@ HARMONY = "<|start|>system<|message|>Be brief<|end|><|start|>user<|message|>{}<|
 SAMPLE = {"prompt": HARMONY.format("What is 2+2?"), "label": '{"answer": "4", "split": "train"}', "reward": 0.6}
 
 
-def shown(run: Run, width: int = 80, now: float | None = None, **options) -> str:
+def render_frame(run: Run, width: int = 80, now: float | None = None, **options) -> str:
     samples = NewestSamples(run.files)
     samples.refresh()
     lines = [line.plain for line in frame(run, samples, now or time.time(), width, **options)]
@@ -31,7 +31,7 @@ def shown(run: Run, width: int = 80, now: float | None = None, **options) -> str
     return "\n".join(lines)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def run_watch(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert watch.main(list(words)) == 0
     output = capsys.readouterr()
     assert "\x1b" not in output.out and not output.err
@@ -40,9 +40,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_an_empty_run(make_run, capsys) -> None:
     run = make_run()
-    assert "crashed" in printed(capsys, str(run.folder))
+    assert "crashed" in run_watch(capsys, str(run.folder))
     run.hold()
-    assert "engines and actor are starting" in printed(capsys, str(run.folder), "--once")
+    assert "engines and actor are starting" in run_watch(capsys, str(run.folder), "--once")
 
 
 def test_one_frame_of_an_active_run(make_run, capsys) -> None:
@@ -52,7 +52,7 @@ def test_one_frame_of_an_active_run(make_run, capsys) -> None:
     for step in range(1, 11):
         run.step(step, ppo_kl=0.001 * step, judge_quality=0.7, shiny=3.0)
     run.evaluate(10, 0.5)
-    text = printed(capsys, str(run.folder), "--once")
+    text = run_watch(capsys, str(run.folder), "--once")
     assert "running  step 10/40 25%" in text and " left, until " in text
     assert "held out: 0.250 [0.150, 0.350] (n=18) at step 0 -> 0.500 [0.400, 0.600]" in text
     assert "ppo_kl             ▁▂" in text and "0.010" in text
@@ -64,21 +64,23 @@ def test_every_column_of_tiers_1_and_2_is_shown_or_named_as_missing(make_run) ->
     run = make_run()
     names = {metric.name for metric in SCHEMA if metric.tier <= 2 and not metric.when}
     run.step(1)
-    text = shown(Run(run.folder))
+    text = render_frame(Run(run.folder))
     assert all(name in text for name in names) and "missing metrics: " in text
     assert "routing_differs" not in text, "an option that the run does not use"
     run.step(2, **dict.fromkeys(names, 0.5))
     run.evaluate(2, 0.5)
-    text = shown(Run(run.folder))
+    text = render_frame(Run(run.folder))
     assert all(name in text for name in names) and "missing metrics: " not in text
 
 
 def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
     run = make_run()
     run.step(1, ppo_kl=0.01, reward_error=0.9)
-    assert "0.010 " in shown(Run(run.folder)) and "out of range: reward_error 0.900" in shown(Run(run.folder))
+    assert "0.010 " in render_frame(Run(run.folder)) and "out of range: reward_error 0.900" in render_frame(
+        Run(run.folder)
+    )
     run.step(2, ppo_kl=0.2, reward_error=0.0)
-    assert "0.200!" in shown(Run(run.folder)) and "out of range" not in shown(Run(run.folder))
+    assert "0.200!" in render_frame(Run(run.folder)) and "out of range" not in render_frame(Run(run.folder))
 
 
 def test_responses_and_the_honesty_of_the_reward_have_rows_and_unused_models_have_none(make_run) -> None:
@@ -87,7 +89,7 @@ def test_responses_and_the_honesty_of_the_reward_have_rows_and_unused_models_hav
     models = {"judge_calls.pro": 0.0, "judge_failures.pro": 0.0, "judge_calls.flash": 1.0}
     for step in (1, 2):
         run.step(step, **dict.fromkeys(names, 0.25 * step), **models, advantage_min=-1.0, advantage_max=1.0)
-    text = shown(Run(run.folder))
+    text = render_frame(Run(run.folder))
     assert all(f"{name:<18} " in text for name in (*names[:4], "correlation", "calls.flash"))
     assert not any(name in text for name in ("calls.pro", "failures.pro", "advantage_min", "advantage_max"))
     assert "entropy            ▁█" in text and "out of range" not in text, "marked in its row"
@@ -98,7 +100,7 @@ def test_long_names_of_models_are_told_apart(make_run, width: int) -> None:
     run, models = make_run(), ("gemini-3.1-pro", "gemini-3.1-pro-preview")
     for step in (1, 2):
         run.step(step, **{f"judge_calls.{model}": float(step) for model in models}, judge_calls=1.0)
-    assert all(f"calls.{model} " in shown(Run(run.folder), width) for model in models)
+    assert all(f"calls.{model} " in render_frame(Run(run.folder), width) for model in models)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     run.step(5)
     run.evaluate(5, 0.5)
     run.let_go(code)
-    text = printed(capsys, str(run.folder))
+    text = run_watch(capsys, str(run.folder))
     assert f"{state}  step 5/40" in text and reason in text
     assert text.startswith("step 5/40  reward") and "── " not in text, "a file gets lines, and no view"
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
@@ -129,9 +131,9 @@ def test_resuming_is_advised_only_with_a_checkpoint(make_run, capsys, code) -> N
     run = make_run()
     run.hold()
     run.let_go(code)
-    assert "starts at step 0: the run saved no checkpoint" in " ".join(printed(capsys, str(run.folder)).split())
+    assert "starts at step 0: the run saved no checkpoint" in " ".join(run_watch(capsys, str(run.folder)).split())
     (run.folder / "checkpoints" / "step_5" / "adapter").mkdir(parents=True)
-    text = " ".join(printed(capsys, str(run.folder)).split())
+    text = " ".join(run_watch(capsys, str(run.folder)).split())
     assert "--resume" in text and "saved no checkpoint" not in text
 
 
@@ -139,7 +141,7 @@ def test_a_run_of_a_version_without_a_command_file(make_run, capsys) -> None:
     run = make_run()
     run.step(3)
     (run.folder / "command.sh").unlink()
-    text = printed(capsys, str(run.folder))
+    text = run_watch(capsys, str(run.folder))
     assert "stopped  step 3/40" in text and "was stopped" not in text
 
 
@@ -156,7 +158,7 @@ def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     assert state.seconds_left(1150.0) == 25 * 10 + 3 * 30, "at 20, 30 and 40"
     assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
     assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
-    assert "no update for" in shown(state, now=9999.0) and "no update for" not in shown(state, now=1160.0)
+    assert "no update for" in render_frame(state, now=9999.0) and "no update for" not in render_frame(state, now=1160.0)
     RunFiles(run.folder).note_resume(15, {}, {})
     state.refresh()
     assert state.seconds_left(1150.0) is None, "the resumed run is starting"
@@ -174,7 +176,7 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
     LostWrites(Run(run.folder).files.lost_writes).add(2, "samples/step_2.jsonl: No space left on device")
-    text = printed(capsys, str(run.folder))
+    text = run_watch(capsys, str(run.folder))
     assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
     assert "lost: 1 write failed since step 2 (last: samples/step_2.jsonl" in " ".join(text.split())
 
@@ -184,7 +186,7 @@ def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
     run.step(1, entropy_new=1.0, ppo_kl=0.01)
     run.step(2)
     run.step(3, ppo_kl=0.02)
-    assert "ppo_kl             ▁ █" in shown(Run(run.folder))
+    assert "ppo_kl             ▁ █" in render_frame(Run(run.folder))
 
 
 NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \u202e a\r\n\tb"
@@ -196,7 +198,7 @@ def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
     (run.folder / "ends.jsonl").write_text(json.dumps({"time": time.time(), "code": 1, "cause": NASTY}) + "\n")
     sample = SAMPLE | {"prompt": HARMONY.format(NASTY), "response": NASTY, "correct": 0.0, "label": NASTY}
     (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
-    text = printed(capsys, str(run.folder), "--once")
+    text = run_watch(capsys, str(run.folder), "--once")
     assert "tiny-[red]1?[31m" in text and "the run failed: [bold]x[/]" in text
     assert "prompt    [bold]x[/] [/nope] [link=file:///] :smile: ?[2J" in text
     colored = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
@@ -208,27 +210,27 @@ def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
 def test_wide_characters_and_long_texts_stay_in_the_line(make_run, width) -> None:
     run = make_run("名" * 60)
     run.step(1, judge_quality=1e300, ppo_kl=-1.23456789e-300)
-    run.samples(1, SAMPLE | {"response": "答え" * 5000 + "終わり", "correct": 1.0, "response_length": 10_000.0})
-    assert "終わり" in shown(Run(run.folder), width)
+    run.write_samples(1, SAMPLE | {"response": "答え" * 5000 + "終わり", "correct": 1.0, "response_length": 10_000.0})
+    assert "終わり" in render_frame(Run(run.folder), width)
 
 
 def test_short_terminal_shows_the_first_sections(make_run) -> None:
     run = make_run()
     run.step(1, ppo_kl=0.1)
-    whole, part = shown(Run(run.folder)).split("\n"), shown(Run(run.folder), height=6).split("\n")
+    whole, part = render_frame(Run(run.folder)).split("\n"), render_frame(Run(run.folder), height=6).split("\n")
     assert len(part) == 6 and part[:5] == whole[:5]
     assert part[5].startswith(f"{len(whole) - 5} more lines")
-    assert shown(Run(run.folder), height=len(whole)).split("\n") == whole
+    assert render_frame(Run(run.folder), height=len(whole)).split("\n") == whole
 
 
 def test_findings(make_run) -> None:
     run = make_run()
     run.step(9)
-    assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
-    assert "No findings" in shown(Run(run.folder), diagnosis=Diagnosis(3, 1))
+    assert "Findings" not in render_frame(Run(run.folder)), "nobody has looked"
+    assert "No findings" in render_frame(Run(run.folder), diagnosis=Diagnosis(3, 1))
     evidence = Evidence("reward", 7, 9, {"[b]before[/b]": 0.5, "after": 0.9})
     finding = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
-    text = " ".join(shown(Run(run.folder), diagnosis=Diagnosis(3, 1, [finding])).split())
+    text = " ".join(render_frame(Run(run.folder), diagnosis=Diagnosis(3, 1, [finding])).split())
     assert "reward hacking from step 7 (warning): reward, steps 7 to 9: [b]before[/b] 0.5, after 0.9" in text
 
 
@@ -236,7 +238,7 @@ def test_the_diagnosis_is_in_the_view(make_run, capsys: pytest.CaptureFixture[st
     run = make_run()
     for step in range(1, 61):  # few responses are cut, then nearly all of them
         run.step(step, actor_lr=1e-6, truncated=0.05 if step < 30 else 0.97, correct=0.5, reward=0.5)
-    before_curves = printed(capsys, str(run.folder), "--once").partition("Is it learning?")[0]
+    before_curves = run_watch(capsys, str(run.folder), "--once").partition("Is it learning?")[0]
     assert "truncat" in before_curves.partition("Findings")[2]
 
 
@@ -257,8 +259,8 @@ def test_most_informative_samples() -> None:
 
 def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, monkeypatch) -> None:
     run = make_run()
-    run.samples(9, SAMPLE | {"response": "nine", "correct": 1.0})
-    run.samples(10, SAMPLE | {"response": "ten", "correct": 1.0})
+    run.write_samples(9, SAMPLE | {"response": "nine", "correct": 1.0})
+    run.write_samples(10, SAMPLE | {"response": "ten", "correct": 1.0})
     samples = NewestSamples(RunFiles(run.folder))
     samples.refresh()
     assert samples.step == 10 and samples.shown[0].response == "ten"
@@ -284,7 +286,7 @@ def test_a_run_that_writes_while_it_is_watched(make_run, capsys, monkeypatch) ->
 
     training = train()
     monkeypatch.setattr(time, "sleep", lambda _: next(training))  # something is written between any two looks
-    text = printed(capsys, str(run.folder), "--every", "0.1")
+    text = run_watch(capsys, str(run.folder), "--every", "0.1")
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert lines.count(lines[0]) == 1
     steps = [int(line.split()[1].partition("/")[0]) for line in lines]
@@ -304,5 +306,5 @@ def test_a_frame_of_a_thousand_steps_is_no_larger_than_one_of_a_hundred(make_run
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         state = Run(run.folder)
         state.refresh()
-        sizes.append(shown(state).count("\n"))
+        sizes.append(render_frame(state).count("\n"))
     assert sizes[1] <= sizes[0]

@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.fixture
-def viewed(make_run) -> Iterator[tuple]:
+def viewed_run(make_run) -> Iterator[tuple]:
     """A run that goes on, its view in a pseudo terminal, and the terminal's other side."""
     run = make_run()
     run.hold()
@@ -47,8 +47,8 @@ def read_until(outside: int, wanted: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_terminal_view_is_redrawn_and_the_screen_restored(viewed, number, code) -> None:
-    run, process, outside = viewed
+def test_terminal_view_is_redrawn_and_the_screen_restored(viewed_run, number, code) -> None:
+    run, process, outside = viewed_run
     run.step(2)
     read_until(outside, "step 2/40")
     process.send_signal(number)
@@ -56,8 +56,8 @@ def test_terminal_view_is_redrawn_and_the_screen_restored(viewed, number, code) 
     assert process.wait(10) == code and "Traceback" not in end
 
 
-def test_terminal_view_ends_with_the_run(viewed) -> None:
-    run, process, outside = viewed
+def test_terminal_view_ends_with_the_run(viewed_run) -> None:
+    run, process, outside = viewed_run
     run.let_go(0)
     end = read_until(outside, "again ")
     assert "finished" in end.partition("\x1b[?1049l")[2]

@@ -72,7 +72,7 @@ class Soak:
     def __init__(self, options: argparse.Namespace, out: Path, disk: SmallDisk | None) -> None:
         self._options, self._out, self._disk = options, out, disk
         self._random = random.Random(options.seed)
-        self._faults = faults.all_faults(disk)
+        self._faults = faults.list_faults(disk)
         self._waiting: list[Fault] = []
         self._keys = {name: f"planted-{secrets.token_hex(16)}" for name in proof.NAMES}
         self._next_fault, self._hit_at, self._may_hit_start = float("inf"), 0.0, False
@@ -82,7 +82,7 @@ class Soak:
         """Return a report of each run."""
         until = time.monotonic() + 60 * self._options.minutes
         while not self._reports or time.monotonic() < until:
-            report = self._one(len(self._reports))
+            report = self._run_one(len(self._reports))
             self._reports.append(report)
             table.write(self._out, self._reports)
             verdict = "fine" if report.is_fine() else "NOT FINE"
@@ -97,7 +97,7 @@ class Soak:
         self._next_fault = time.monotonic() + 60 * self._options.every * self._random.uniform(0.5, 1.5)
         self._may_hit_start = self._random.random() < IN_START
 
-    def _one(self, number: int) -> Report:
+    def _run_one(self, number: int) -> Report:
         folder = self._out / f"run_{number}"
         settings = {**BASICS, **self._keys}
         if self._disk:
@@ -105,13 +105,13 @@ class Soak:
         run = TinyRun(folder, self._options.steps, settings)
         report = Report(number, 0.0, is_complete=False)
         try:
-            leaks = self._until_complete(run, report)
+            leaks = self._run_until_complete(run, report)
         finally:
             run.kill_everything()
         self._settle(run)
-        return self._proven(run, report, leaks)
+        return self._prove(run, report, leaks)
 
-    def _until_complete(self, run: TinyRun, report: Report) -> set[str]:
+    def _run_until_complete(self, run: TinyRun, report: Report) -> set[str]:
         """Follow a run, inject faults, and continue it; return where keys were found in processes."""
         leaks: set[str] = set()
         next_search = 0.0
@@ -119,7 +119,7 @@ class Soak:
             is_running = run.is_running()
             self._follow(run, report)
             if time.monotonic() >= next_search or not is_running:
-                leaks |= set(proof.in_processes(self._keys.values(), run.all_pids))
+                leaks |= set(proof.find_in_processes(self._keys.values(), run.list_pids))
                 next_search = time.monotonic() + SEARCH_SECONDS
             if not is_running:
                 if run.code == 0:
@@ -135,11 +135,11 @@ class Soak:
             self._waiting = self._random.sample(self._faults, len(self._faults))
         if self._disk:
             self._disk.free()  # a run may wait for it
-        phase, step = run.phase()
+        phase, step = run.read_phase()
         if phase == START and not self._may_hit_start:
             return
         hit = Hit(self._waiting[0].name, phase, step)
-        run.news()
+        run.read_news()
         if self._waiting[0].inject(run):
             self._waiting.pop(0)
             report.hits.append(hit)
@@ -151,8 +151,8 @@ class Soak:
         if not report.hits:
             return
         hit = report.hits[-1]
-        hit.seen += run.news()
-        made = [row["time"] for row in run.rows() if row["step"] == hit.step and row["time"] > self._hit_at]
+        hit.seen += run.read_news()
+        made = [row["time"] for row in run.read_rows() if row["step"] == hit.step and row["time"] > self._hit_at]
         if hit.seconds is None and made:
             hit.seconds = made[0] - self._hit_at
 
@@ -168,23 +168,23 @@ class Soak:
         if self._disk:
             self._disk.free()
         until = time.monotonic() + SETTLE_SECONDS
-        while run.processes() and time.monotonic() < until:
+        while run.list_processes() and time.monotonic() < until:
             processes.reap()
             time.sleep(LOOK_SECONDS)
 
-    def _proven(self, run: TinyRun, report: Report, leaks: set[str]) -> Report:
+    def _prove(self, run: TinyRun, report: Report, leaks: set[str]) -> Report:
         report.minutes = (time.monotonic() - run.started) / 60
-        report.is_complete = len(run.rows()) == self._options.steps and run.code == 0
-        report.left = run.left()
-        report.leaks = sorted(leaks | set(proof.in_files([self._out], self._keys.values())))
+        report.is_complete = len(run.read_rows()) == self._options.steps and run.code == 0
+        report.left = run.find_left()
+        report.leaks = sorted(leaks | set(proof.find_in_files([self._out], self._keys.values())))
         if report.number:
             first, files = RunFiles(self._out / "run_0"), run.files
             for one, other in ((first.metrics, files.metrics), (first.evals, files.evals)):
-                report.differences += proof.differences(read_rows(one), read_rows(other))
+                report.differences += proof.find_differences(read_rows(one), read_rows(other))
             adapters = [
                 self._out / f"run_{each}" / "final" / "adapter_model.safetensors" for each in (0, report.number)
             ]
-            if not all(file.is_file() for file in adapters) or not proof.same_tensors(*adapters):
+            if not all(file.is_file() for file in adapters) or not proof.has_same_tensors(*adapters):
                 report.differences.append("the final adapter")
         if self._disk and report.number:
             shutil.rmtree(self._disk.folder / f"run_{report.number}", ignore_errors=True)

@@ -30,12 +30,12 @@ class Fault:
     inject: Callable[[TinyRun], bool]
 
 
-def all_faults(disk: SmallDisk | None) -> list[Fault]:
+def list_faults(disk: SmallDisk | None) -> list[Fault]:
     """Return every fault; without a disk, none fills it."""
     faults = [Fault(f"SIGKILL: {role}", _signal(role, signal.SIGKILL)) for role in KILLED]
     faults += [Fault(f"SIGSTOP: {role}", _signal(role, signal.SIGSTOP)) for role in STOPPED]
     faults += [Fault("SIGTERM", lambda run: run.signal(signal.SIGTERM)), Fault("Ctrl-C twice", _interrupt_twice)]
-    faults += [Fault("everything is killed, and a line of metrics is cut", _power_cut)]
+    faults += [Fault("everything is killed, and a line of metrics is cut", _cut_power)]
     if disk:
         faults.append(Fault("the disk of the checkpoints is full", lambda _: disk.fill()))
     return faults
@@ -65,7 +65,7 @@ def _signal(role: str, signum: signal.Signals) -> Callable[[TinyRun], bool]:
     def inject(run: TinyRun) -> bool:
         if role == "the launcher":
             return run.signal(signum)
-        victim = find(role, run.processes())
+        victim = find(role, run.list_processes())
         if victim is None:
             return False
         victim.send_signal(signum)
@@ -78,7 +78,7 @@ def _interrupt_twice(run: TinyRun) -> bool:
     return run.signal(signal.SIGINT) and (run.signal(signal.SIGINT) or True)
 
 
-def _power_cut(run: TinyRun) -> bool:
+def _cut_power(run: TinyRun) -> bool:
     if not run.files.metrics.is_file():
         return False
     run.kill_everything()

@@ -22,7 +22,7 @@ NAMES = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SOAK_SECRET")
 CHUNK = 1 << 20
 
 
-def differences(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_differences(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return where the lines of two runs differ, digit for digit; [] if they are equal."""
     steps, wanted = [row["step"] for row in actual], [row["step"] for row in expected]
     if steps != wanted:
@@ -35,20 +35,20 @@ def differences(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[
     ]
 
 
-def same_tensors(one: Path, other: Path) -> bool:
+def has_same_tensors(one: Path, other: Path) -> bool:
     """Return whether two files hold the same tensors, bit for bit; the order of their metadata is random."""
     a, b = load_file(one), load_file(other)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def in_files(folders: Iterable[Path], secrets: Iterable[str]) -> list[str]:
+def find_in_files(folders: Iterable[Path], secrets: Iterable[str]) -> list[str]:
     """Return the files that contain a secret."""
     needles = [secret.encode() for secret in secrets]
     files = (Path(root, name) for folder in folders for root, _, names in os.walk(folder) for name in names)
     return sorted(str(file) for file in files if _contains(file, needles))
 
 
-def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[str]:
+def find_in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[str]:
     """Return the processes with a secret in their command line, and the foreign ones with one in their environment.
 
     Args:

@@ -55,37 +55,41 @@ class Report:
 def write(folder: Path, reports: Sequence[Report]) -> str:
     """Write soak.json and soak.md; return the latter."""
     (folder / "soak.json").write_text(json.dumps([asdict(report) for report in reports], indent=1) + "\n")
-    text = markdown(reports)
+    text = format_markdown(reports)
     (folder / "soak.md").write_text(text)
     return text
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def format_markdown(reports: Sequence[Report]) -> str:
     """Return a line for each fault, and one for each run."""
-    rows = [_row("run", "fault", "phase", "what the user saw", "went on", "seconds"), "|" + "---|" * 6]
+    rows = [_format_row("run", "fault", "phase", "what the user saw", "went on", "seconds"), "|" + "---|" * 6]
     for report in reports:
         for hit in report.hits:
             seen = "; ".join(f"`{line}`" for line in hit.seen[:3]) or "nothing"
             how = "with `--resume`" if hit.by_hand else "by itself"
             seconds = "-" if hit.seconds is None else f"{hit.seconds:.0f}"
-            rows.append(_row(report.number, hit.fault, f"step {hit.step}: {hit.phase}", seen, how, seconds))
-    rows += ["", _row("run", "minutes", "faults", "all steps", "numbers", "left behind", "keys found")]
+            rows.append(_format_row(report.number, hit.fault, f"step {hit.step}: {hit.phase}", seen, how, seconds))
+    rows += ["", _format_row("run", "minutes", "faults", "all steps", "numbers", "left behind", "keys found")]
     rows += ["|" + "---|" * 7]
     for report in reports:
         cells = (
             *(report.number, f"{report.minutes:.1f}", len(report.hits), "yes" if report.is_complete else "NO"),
-            *(_or(report.differences, "equal"), _or(report.left, "nothing"), _or(report.leaks, "nowhere")),
+            *(
+                _join_found(report.differences, "equal"),
+                _join_found(report.left, "nothing"),
+                _join_found(report.leaks, "nowhere"),
+            ),
         )
-        rows.append(_row(*cells))
+        rows.append(_format_row(*cells))
     bad = [report.number for report in reports if not report.is_fine()]
     hits = sum(len(report.hits) for report in reports)
     verdict = f"not fine: runs {', '.join(map(str, bad))}" if bad else "all complete and equal, and nothing is left"
     return "\n".join([*rows, "", f"{len(reports)} runs, {hits} faults: {verdict}", ""])
 
 
-def _row(*cells: object) -> str:
+def _format_row(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _or(found: Sequence[str], nothing: str) -> str:
+def _join_found(found: Sequence[str], nothing: str) -> str:
     return "; ".join([*found[:2], *([f"and {len(found) - 2} more"] if len(found) > 2 else [])]) or nothing

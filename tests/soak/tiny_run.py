@@ -66,7 +66,7 @@ class TinyRun:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_as_in_a_terminal,
+                preexec_fn=_reset_signals,
             )
 
     def resume(self) -> None:
@@ -81,14 +81,14 @@ class TinyRun:
         self._look()
         return self.code is None
 
-    def processes(self) -> list[psutil.Process]:
+    def list_processes(self) -> list[psutil.Process]:
         """Return the run's living processes but for its launcher: this process adopts those of a killed launcher."""
         mine = psutil.Process().children(recursive=True)
         return [process for process in mine if process.pid != self._launcher.pid and processes.is_alive(process)]
 
-    def all_pids(self) -> set[int]:
+    def list_pids(self) -> set[int]:
         """Return the ids of the run's processes, launcher included."""
-        return {self._launcher.pid, *(process.pid for process in self.processes())}
+        return {self._launcher.pid, *(process.pid for process in self.list_processes())}
 
     def signal(self, signum: signal.Signals) -> bool:
         """Send a signal to the launcher, as a terminal does; return whether it runs."""
@@ -99,14 +99,14 @@ class TinyRun:
 
     def kill_everything(self) -> None:
         """End all processes at once, as a power cut does."""
-        mine = self.processes()
+        mine = self.list_processes()
         if self._launcher.poll() is None:
             self._launcher.kill()
         for process in mine:
             processes.send(process, signal.SIGKILL)
         self._launcher.wait()
 
-    def left(self) -> list[str]:
+    def find_left(self) -> list[str]:
         """Return what the run has left: processes, shared memory, temporary folders.
 
         Counts every new file under /dev/shm that no process uses, since nothing tells who created it. So nothing else
@@ -118,20 +118,20 @@ class TinyRun:
         shared = new - self._foreign - processes.find_shared_memory(psutil.pids())
         return [*alive, *(str(path) for path in sorted(shared | self.temporary) if path.exists())]
 
-    def phase(self) -> tuple[str, int]:
+    def read_phase(self) -> tuple[str, int]:
         """Return what the run is doing, and in which step."""
-        rows = self.rows()
+        rows = self.read_rows()
         try:
             noted = json.loads(self.files.phase.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return START, rows[-1]["step"] + 1 if rows else 1
         return str(noted["phase"]), int(noted["step"])
 
-    def rows(self) -> list[dict]:
+    def read_rows(self) -> list[dict]:
         """Return the lines of metrics.jsonl."""
         return read_rows(self.files.metrics)
 
-    def news(self) -> list[str]:
+    def read_news(self) -> list[str]:
         """Return the lines since the last call that tell of a fault, without what changes from run to run."""
         text = self._log.read_bytes().decode(errors="replace") if self._log.exists() else ""
         new, self._shown = text[self._shown :], len(text)
@@ -139,7 +139,7 @@ class TinyRun:
         return [re.sub(r"\s+", " ", line.replace(str(self.files.folder), "DIR")).strip() for line in lines]
 
     def _look(self) -> None:
-        for process in self.processes():
+        for process in self.list_processes():
             self.seen.add(process)
             self._note_folders(process)
 
@@ -152,7 +152,7 @@ class TinyRun:
         self.temporary |= {folder.parent for folder in folders if folder.parent.name.startswith("grpo-")}
 
 
-def _as_in_a_terminal() -> None:
+def _reset_signals() -> None:
     """Give a script's background job, which ignores Ctrl-C, the signals of a terminal."""
     for signum in TERMINAL:
         signal.signal(signum, signal.SIG_DFL)

@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interrupts():
+def allow_interrupts():
     """Let what the tests start be interrupted: a shell makes what it runs in the background ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +39,7 @@ def tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(tiny_model, tmp_path_factory) -> Path:
+def finished_run(tiny_model, tmp_path_factory) -> Path:
     """The run directory of six steps, two after a checkpoint, with a secret in the environment."""
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from .runs import ROOT, lines
+from .runs import ROOT, read_lines
 
 NOBODY = 65534
 PLANTED = "a-planted-key-that-must-not-leak"
@@ -64,13 +64,13 @@ class Run:
     checkpoints: Path
     sockets: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def processes(self) -> dict[int, str]:
+    def list_processes(self) -> dict[int, str]:
         """Ids and command lines. By descent: Ray's agents write their titles over their environments."""
         return {child.pid: " ".join(child.cmdline()) for child in psutil.Process(self.launcher.pid).children(True)}
 
-    def driver(self) -> dict[str, str]:
+    def read_driver(self) -> dict[str, str]:
         """The environment of the driver, which has everything that a member of the run needs."""
-        [pid] = [pid for pid, line in self.processes().items() if "train_ppo_ray" in line]
+        [pid] = [pid for pid, line in self.list_processes().items() if "train_ppo_ray" in line]
         return psutil.Process(pid).environ()
 
     @property
@@ -85,12 +85,12 @@ class Run:
     @property
     def agents(self) -> list[int]:
         """The ports of Ray's agents, which speak HTTP, from the files in which they tell Ray. Titles may be cut off."""
-        base = Path(self.driver()["TMPDIR"]).parent
+        base = Path(self.read_driver()["TMPDIR"]).parent
         return sorted({int(file.read_text()) for file in base.rglob("*_agent_*port_*") if file.is_file()})
 
-    def evaluations(self) -> list[dict]:
+    def read_evaluations(self) -> list[dict]:
         """The results so far."""
-        return lines(file) if (file := self.folder / "eval.jsonl").exists() else []
+        return read_lines(file) if (file := self.folder / "eval.jsonl").exists() else []
 
     def end(self) -> None:
         """End the run as Ctrl-C does, and wait for it."""
@@ -101,7 +101,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def going(folder: Path) -> Iterator[Run]:
+def hold_run(folder: Path) -> Iterator[Run]:
     """Start a run in `folder`, with its checkpoints next to it, and yield it when it is held after STEPS steps."""
     folder.chmod(0o755)
     checkpoints = folder / "checkpoints"
@@ -129,12 +129,12 @@ def going(folder: Path) -> Iterator[Run]:
     run = Run(folder / "run", launcher, checkpoints)
     try:
         deadline = time.monotonic() + 900
-        while len(run.evaluations()) < 2:
+        while len(run.read_evaluations()) < 2:
             assert launcher.poll() is None, launcher.communicate()[0]
             assert time.monotonic() < deadline, "the run was not evaluated in time"
             time.sleep(0.5)
         (folder / "hold").touch()
-        run.sockets = listening(list(run.processes()), run.agents)
+        run.sockets = list_listeners(list(run.list_processes()), run.agents)
         yield run
     finally:
         run.end()
@@ -158,7 +158,7 @@ def write_aime(path: Path) -> None:
     path.write_text("\n".join(json.dumps(row) for row in rows))
 
 
-def listening(pids: Sequence[int], ports: Sequence[int]) -> list[tuple[str, int, str]]:
+def list_listeners(pids: Sequence[int], ports: Sequence[int]) -> list[tuple[str, int, str]]:
     """Address, port and process of each TCP socket that listens in one of these processes or on one of these ports."""
     sockets = []
     for connection in psutil.net_connections("tcp"):
@@ -194,7 +194,7 @@ def outsider() -> Iterator[tuple[list[str], str]]:
         subprocess.run(["ip", "link", "delete", here], check=False, capture_output=True)
 
 
-def as_nobody(command: Sequence[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def run_as_nobody(command: Sequence[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a system program as another user of this machine, without our variables."""
     return subprocess.run(
         command, user=NOBODY, group=NOBODY, extra_groups=[], env={"PATH": os.environ["PATH"]}, cwd="/",
@@ -226,7 +226,7 @@ def join(
         return subprocess.CompletedProcess(command, 1, "", "timed out")
 
 
-def all_at_once(calls: Sequence) -> list:
+def call_at_once(calls: Sequence) -> list:
     """Make the calls concurrently and return their results."""
     with ThreadPoolExecutor(16) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]

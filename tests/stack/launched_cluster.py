@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import children, wait_until
+from tests.supervised import list_children, wait_until
 
 ROOT = Path(__file__).parents[2]
 SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
@@ -77,7 +77,7 @@ print("sum", ray.get(add.remote(20, 22)))
 """
 
 
-def environment(**changes: str) -> dict[str, str]:
+def make_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **changes}
 
 
@@ -89,7 +89,7 @@ class Run:
         self.launcher = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how],
             cwd=ROOT,
-            env=environment(**changes),
+            env=make_environment(**changes),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -98,15 +98,15 @@ class Run:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def driver(self) -> dict:
+    def wait_for_driver(self) -> dict:
         file = self.folder / "driver.json"
         wait_until(lambda: file.exists() or self.launcher.poll() is not None, "the driver did not start")
         if not file.exists():
             pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
         return json.loads(file.read_text())
 
-    def keeper(self) -> int:
-        [pid] = children(self.launcher.pid)
+    def find_keeper(self) -> int:
+        [pid] = list_children(self.launcher.pid)
         return pid
 
     def finish(self) -> str:

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import torch
 
-from .rounding import MARGIN, log_probs, simulate
+from .rounding import MARGIN, compute_log_probs, simulate
 
 
 @dataclass
@@ -41,9 +41,9 @@ def read_samples(records: list[dict], tokenizer, forced: tuple[int, ...] = ()) -
         texts = record.get("conversation", [record["prompt"] + record["response"]])
         tokens = tokenizer.encode(texts[-1], add_special_tokens=False)
         length = int(record["prompt_length"])
-        sampled = whose_are(tokens[length:], tokenizer)
+        sampled = mark_sampled(tokens[length:], tokenizer)
         if record.get("thinking_truncated"):
-            sampled = without(forced, tokens[length:], sampled)
+            sampled = drop_forced(forced, tokens[length:], sampled)
         is_known = len(texts) == 1 and sum(sampled) == record["response_length"]
         if is_known and record.get("logprob_diff_mean") is not None:
             mask = torch.tensor([False] * (length - 1) + sampled)
@@ -51,7 +51,7 @@ def read_samples(records: list[dict], tokenizer, forced: tuple[int, ...] = ()) -
     return kept
 
 
-def whose_are(response: list[int], tokenizer) -> list[bool]:
+def mark_sampled(response: list[int], tokenizer) -> list[bool]:
     """Say of each token after the prompt whether the policy sampled it: an environment speaks from <|call|> on."""
     call, start, assistant = tokenizer.convert_tokens_to_ids(["<|call|>", "<|start|>", "assistant"])
     sampled, mine = [], True
@@ -64,7 +64,7 @@ def whose_are(response: list[int], tokenizer) -> list[bool]:
     return sampled
 
 
-def without(forced: tuple[int, ...], response: list[int], sampled: list[bool]) -> list[bool]:
+def drop_forced(forced: tuple[int, ...], response: list[int], sampled: list[bool]) -> list[bool]:
     """Take the first occurrence of the forced tokens out of those that were sampled."""
     size = len(forced)
     first = next(position for position in range(len(response)) if tuple(response[position : position + size]) == forced)
@@ -91,11 +91,11 @@ class Agreement:
     most: float
 
     @classmethod
-    def of(cls, samples: list[Sample], model, temperature: float = 1.0) -> "Agreement":
+    def measure(cls, samples: list[Sample], model, temperature: float = 1.0) -> "Agreement":
         assert samples, "there is nothing to compare"
-        exact = log_probs_of(samples, model, temperature)
-        passes = simulate(model, lambda: log_probs_of(samples, model, temperature))
-        pairs = torch.stack([apart(a, b) for a, b in combinations(passes, 2)])
+        exact = compute_sample_log_probs(samples, model, temperature)
+        passes = simulate(model, lambda: compute_sample_log_probs(samples, model, temperature))
+        pairs = torch.stack([compute_differences(a, b) for a, b in combinations(passes, 2)])
         usual = pairs.median(0).values.clamp(min=1e-6)
         worst = (pairs / usual).median(1).values.max().item()
         return cls(samples, exact, usual, worst, most=MARGIN * pairs.mean(1).max().item())
@@ -115,34 +115,34 @@ class Agreement:
 
     def notices(self, others: list[torch.Tensor]) -> bool:
         """Whether log-probs that one of the two sides had by a fault would be told from rounding."""
-        return not self.covers(apart(self.exact, others))
+        return not self.covers(compute_differences(self.exact, others))
 
 
-def log_probs_of(samples: list[Sample], model, temperature: float = 1.0) -> list[torch.Tensor]:
+def compute_sample_log_probs(samples: list[Sample], model, temperature: float = 1.0) -> list[torch.Tensor]:
     """Return the log-probs of the sampled tokens of each sample."""
-    scores = log_probs(model, [sample.tokens for sample in samples], temperature)
+    scores = compute_log_probs(model, [sample.tokens for sample in samples], temperature)
     return [values[sample.sampled] for values, sample in zip(scores, samples, strict=True)]
 
 
-def of_the_next_token(values: list[torch.Tensor]) -> list[torch.Tensor]:
+def shift_by_one_token(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return log-probs that are one position off."""
     return [own.roll(-1) for own in values]
 
 
-def of_another_sample(values: list[torch.Tensor]) -> list[torch.Tensor]:
+def swap_samples(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return for each sample the log-probs of the next one with other tokens, as many as it has tokens."""
     others = [
-        next((other for other in values[index + 1 :] + values[:index] if not same(own, other)), own)
+        next((other for other in values[index + 1 :] + values[:index] if not is_same_response(own, other)), own)
         for index, own in enumerate(values)
     ]
     return [other.repeat(len(own) // len(other) + 1)[: len(own)] for own, other in zip(values, others, strict=True)]
 
 
-def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def is_same_response(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether these are the log-probs of one response to one prompt."""
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4)
 
 
-def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> torch.Tensor:
+def compute_differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> torch.Tensor:
     """Return the mean difference on each sample, `[samples]`."""
     return torch.stack([(a - b).abs().mean() for a, b in zip(ours, theirs, strict=True)])

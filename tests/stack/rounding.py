@@ -33,19 +33,19 @@ class Rounding:
     often: float
 
     @classmethod
-    def simulated(cls, model, texts: list[list[int]]) -> "Rounding":
+    def simulate(cls, model, texts: list[list[int]]) -> "Rounding":
         """What :func:`simulate` finds for all positions of these texts."""
 
         def compute() -> torch.Tensor:
-            return torch.cat(log_probs(model, texts))
+            return torch.cat(compute_log_probs(model, texts))
 
-        return cls.of(compute(), simulate(model, compute))
+        return cls.measure(compute(), simulate(model, compute))
 
     @classmethod
-    def of(cls, exact: torch.Tensor, passes: list[torch.Tensor]) -> "Rounding":
+    def measure(cls, exact: torch.Tensor, passes: list[torch.Tensor]) -> "Rounding":
         """What a pass in float32 and simulated ones say of the same positions."""
         error = (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
-        return cls(error, often=max(share_beyond(a - b, error) for a, b in combinations(passes, 2)))
+        return cls(error, often=max(compute_share_beyond(a - b, error) for a, b in combinations(passes, 2)))
 
     def covers(self, trainer: torch.Tensor, engine: torch.Tensor) -> bool:
         """Whether two log-probs differ by more than four errors at no more positions than two passes in bf16 do.
@@ -54,16 +54,16 @@ class Rounding:
         largest difference is says nothing: a router takes another expert in one pass of hundreds at some positions, by
         whole nats, and none of these passes may have done so.
         """
-        often = share_beyond(trainer - engine, self.error)
+        often = compute_share_beyond(trainer - engine, self.error)
         print(f"of {len(trainer)} positions {often:.2%} are apart; of the worst pair of bf16 passes: {self.often:.2%}")
         return often <= MARGIN * self.often
 
 
-def share_beyond(differences: torch.Tensor, error: torch.Tensor) -> float:
+def compute_share_beyond(differences: torch.Tensor, error: torch.Tensor) -> float:
     return (differences.abs() > 4 * error).double().mean().item()
 
 
-def reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Module:
+def load_reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Module:
     """Load a checkpoint in float32 with transformers, and an adapter with PEFT; `kept` are the rows of tokens."""
     model = loading.load_gpt_oss(folder, packed=False)  # PEFT adds to unpacked experts
     for layer in model.model.layers:
@@ -91,7 +91,7 @@ def simulate(model, compute: Callable[[], Found]) -> list[Found]:
             hook.remove()
 
 
-def most_apart(passes: list[torch.Tensor]) -> torch.Tensor:
+def bound_differences(passes: list[torch.Tensor]) -> torch.Tensor:
     """How far two implementations may be apart at each place: MARGIN times the worst pair of passes."""
     stacked = torch.stack(passes)
     return MARGIN * (stacked.amax(0) - stacked.amin(0))
@@ -123,21 +123,21 @@ def round_output(module, inputs, output):
     return (output * (1 + (torch.rand_like(output) - 0.5) * 2**-7)).bfloat16().float()
 
 
-def log_probs(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
+def compute_log_probs(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
     """Of tokens 1.. of each text, `[len(text) - 1]`."""
-    all_values = distributions(model, [text[:-1] for text in texts], temperature)
-    return [of_text(text, values) for text, values in zip(texts, all_values, strict=True)]
+    all_values = compute_distributions(model, [text[:-1] for text in texts], temperature)
+    return [pick_log_probs(text, values) for text, values in zip(texts, all_values, strict=True)]
 
 
-def of_text(text: list[int], after: torch.Tensor) -> torch.Tensor:
+def pick_log_probs(text: list[int], after: torch.Tensor) -> torch.Tensor:
     """Of tokens 1.. of a text, `[len(text) - 1]`, by the log-probs after each token."""
     return after[: len(text) - 1].gather(-1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
-def distributions(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
+def compute_distributions(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
     """Log-probs after each token, `[len(text), V]`, among the rows of the vocabulary that stand for tokens."""
     by_index = {}
-    for indices in batches([len(text) for text in texts]):
+    for indices in make_batches([len(text) for text in texts]):
         longest = max(len(texts[index]) for index in indices)
         # Tokens after a text change nothing in it.
         tokens = torch.tensor([texts[index] + [0] * (longest - len(texts[index])) for index in indices])
@@ -148,7 +148,7 @@ def distributions(model, texts: list[list[int]], temperature: float = 1.0) -> li
     return [by_index[index] for index in range(len(texts))]
 
 
-def batches(lengths: list[int]) -> Iterator[list[int]]:
+def make_batches(lengths: list[int]) -> Iterator[list[int]]:
     """Which texts are computed together: of like lengths, since one by one they take three times as long."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

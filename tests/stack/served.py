@@ -13,22 +13,22 @@ import httpx
 import torch
 
 from tests import forked
-from tests.docs.pages import page
+from tests.docs.pages import get_page
 from tests.grpo.rollout.multi_turn import gpt_oss_tokenizer
 
 PROGRAM = Path(__file__).with_name("vllm_on_cpu.py")
 LIMIT = 300  # seconds until something has gone wrong
 
 
-def page_commands() -> list[str]:
+def read_page_commands() -> list[str]:
     """Return the page's `vllm serve` commands: with the adapter, and with the merged model."""
-    blocks = page("docs/after-training.md").blocks
+    blocks = get_page("docs/after-training.md").blocks
     lines = (line for _, block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [line for line in lines if line.startswith("vllm serve ")]
 
 
 @contextmanager
-def serving(command: str, paths: Mapping[str, Path], folder: Path) -> Iterator[httpx.Client]:
+def serve_command(command: str, paths: Mapping[str, Path], folder: Path) -> Iterator[httpx.Client]:
     """Run one of the page's commands, on one rank.
 
     Args:
@@ -48,7 +48,7 @@ def serving(command: str, paths: Mapping[str, Path], folder: Path) -> Iterator[h
         transport = httpx.HTTPTransport(uds=str(folder / "socket"))
         with httpx.Client(transport=transport, base_url="http://vllm", timeout=LIMIT) as client:
             started = time.monotonic()
-            while not _answers(client):
+            while not _is_answering(client):
                 assert server.poll() is None and time.monotonic() - started < LIMIT, log.read_text()[-3000:]
                 time.sleep(0.1)
             yield client
@@ -57,14 +57,14 @@ def serving(command: str, paths: Mapping[str, Path], folder: Path) -> Iterator[h
         server.wait(LIMIT)
 
 
-def _answers(client: httpx.Client) -> bool:
+def _is_answering(client: httpx.Client) -> bool:
     try:
         return client.get("/health").is_success
     except httpx.TransportError:
         return False
 
 
-def log_probs(client: httpx.Client, model: str, texts: list[list[int]]) -> torch.Tensor:
+def read_log_probs(client: httpx.Client, model: str, texts: list[list[int]]) -> torch.Tensor:
     """Of tokens 1.. of all texts, one after the other."""
     scored = []
     for text in texts:

@@ -20,17 +20,17 @@ from grpo.metrics.scored_rollouts import Rollout, compare
 from grpo.run.parity_gate import ParityGate
 
 from . import ray_on_cpu
-from .rounding import Rounding, distributions, most_apart, of_text, reference_model, simulate
+from .rounding import Rounding, bound_differences, compute_distributions, load_reference_model, pick_log_probs, simulate
 from .trainer_and_engines import (
     LONGEST,
     Stack,
+    call_on_engine,
     choose_other_experts,
     choose_own_experts,
-    on_engine,
+    parse_training_args,
     restore_frequencies,
     round_frequencies,
     send,
-    training_args,
 )
 
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
@@ -51,7 +51,7 @@ def executor_on_cpu(tmp_path_factory):
 def stack(tiny_model, executor_on_cpu, ray_cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
-        args = training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
+        args = parse_training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
         yield Stack(args, tiny_model)
 
 
@@ -74,26 +74,26 @@ def texts(stack, tiny_model) -> list[list[int]]:
     return [*sampled, [token for text in sampled * 10 for token in text][:LONG]]
 
 
-def ends(text: list[int]) -> list[list[int]]:
+def list_ends(text: list[int]) -> list[list[int]]:
     return [text[: len(text) - cut] for cut in range(ENDS)]
 
 
 @pytest.fixture(scope="module")
-def synced(stack, texts) -> torch.Tensor:
+def synced_log_probs(stack, texts) -> torch.Tensor:
     """After a sync with a non-zero adapter: the trainer's log-probs of all texts, one after the other."""
-    before = stack.engine_log_probs(stack.engines[0], texts[0])
-    stack.stale = [[stack.next_token(engine, end)[0] for end in ends(texts[-1])] for engine in stack.engines]
+    before = stack.compute_engine_log_probs(stack.engines[0], texts[0])
+    stack.stale = [[stack.draw_next_token(engine, end)[0] for end in list_ends(texts[-1])] for engine in stack.engines]
     stack.randomise(0.08)
-    after = stack.engine_log_probs(stack.engines[0], texts[0])
+    after = stack.compute_engine_log_probs(stack.engines[0], texts[0])
     assert (before - after).abs().mean() > 0.1, "the adapter changes nothing: the comparison would prove nothing"
-    return torch.cat([stack.trainer_log_probs(text) for text in texts])
+    return torch.cat([stack.compute_trainer_log_probs(text) for text in texts])
 
 
 @pytest.fixture(scope="module")
-def reference(stack, synced, tiny_model) -> torch.nn.Module:
+def reference(stack, synced_log_probs, tiny_model) -> torch.nn.Module:
     """transformers and PEFT in float32, with the adapter that the trainer saves."""
     ray.get(stack.trainer.async_run_method("save", states={"global_step": 7}))
-    return reference_model(tiny_model / "mxfp4", Path(stack.args.ckpt_path) / "step_7" / "adapter")
+    return load_reference_model(tiny_model / "mxfp4", Path(stack.args.ckpt_path) / "step_7" / "adapter")
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def passes(reference, texts) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """A pass in float32, then simulated ones in bf16: the log-probs of all texts, and of what may follow the ends."""
 
     def compute() -> tuple[torch.Tensor, torch.Tensor]:
-        after = distributions(reference, texts)
-        log_probs = [of_text(text, values) for text, values in zip(texts, after, strict=True)]
+        after = compute_distributions(reference, texts)
+        log_probs = [pick_log_probs(text, values) for text, values in zip(texts, after, strict=True)]
         return torch.cat(log_probs), after[-1][-ENDS:].flip(0)
 
     return [compute(), *simulate(reference, compute)]
@@ -111,58 +111,61 @@ def passes(reference, texts) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def rounding(passes) -> Rounding:
     exact, *rounded = (of_texts for of_texts, _ in passes)
-    return Rounding.of(exact, rounded)
+    return Rounding.measure(exact, rounded)
 
 
 @pytest.fixture(scope="module")
-def after_the_text(passes) -> torch.Tensor:
+def allowed_differences(passes) -> torch.Tensor:
     """How far two implementations may be apart on each token that may follow an end, `[ENDS, vocabulary]`."""
-    return most_apart([after for _, after in passes[1:]])
+    return bound_differences([after for _, after in passes[1:]])
 
 
 @pytest.mark.timeout(900)
 def test_the_workers_of_an_engine_run_in_ray_as_on_gpus(stack):
-    def executor(engine) -> str:
+    def get_executor(engine) -> str:
         return engine.llm.vllm_config.parallel_config.distributed_executor_backend
 
-    assert [on_engine(engine, executor) for engine in stack.engines] == ["ray", "uni"]
+    assert [call_on_engine(engine, get_executor) for engine in stack.engines] == ["ray", "uni"]
 
 
 @pytest.mark.timeout(900)
 def test_the_second_engine_is_compiled_in_pieces_as_on_gpus(stack):
-    def compiles(engine) -> tuple[str, str]:
+    def read_compilation(engine) -> tuple[str, str]:
         return engine.llm.vllm_config.compilation_config.mode.name, os.environ["TORCHDYNAMO_DISABLE"]
 
-    assert [on_engine(engine, compiles) for engine in stack.engines] == [("NONE", "1"), ("VLLM_COMPILE", "0")]
+    assert [call_on_engine(engine, read_compilation) for engine in stack.engines] == [
+        ("NONE", "1"),
+        ("VLLM_COMPILE", "0"),
+    ]
 
 
 @pytest.mark.timeout(900)
-def test_the_trainer_uses_what_it_saves(synced, passes, rounding):
-    assert rounding.covers(synced, passes[0][0])
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [0, 1], ids=["tp2", "compiled"])
-def test_engine_agrees_with_trainer(stack, texts, synced, rounding, number):
-    engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
-    assert rounding.covers(synced, engine)
+def test_the_trainer_uses_what_it_saves(synced_log_probs, passes, rounding):
+    assert rounding.covers(synced_log_probs, passes[0][0])
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [0, 1], ids=["tp2", "compiled"])
-def test_a_sync_drops_the_prefix_cache(stack, texts, synced, after_the_text, number):
+def test_engine_agrees_with_trainer(stack, texts, synced_log_probs, rounding, number):
+    engine = torch.cat([stack.compute_engine_log_probs(stack.engines[number], text) for text in texts])
+    assert rounding.covers(synced_log_probs, engine)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [0, 1], ids=["tp2", "compiled"])
+def test_a_sync_drops_the_prefix_cache(stack, texts, synced_log_probs, allowed_differences, number):
     engine, stale = stack.engines[number], stack.stale[number]
-    exact = [stack.next_token(engine, end, cached=False)[0] for end in ends(texts[-1])]
-    fresh = [stack.next_token(engine, end)[0] for end in ends(texts[-1])]
-    _, from_cache = stack.next_token(engine, texts[-1])
+    exact = [stack.draw_next_token(engine, end, cached=False)[0] for end in list_ends(texts[-1])]
+    fresh = [stack.draw_next_token(engine, end)[0] for end in list_ends(texts[-1])]
+    _, from_cache = stack.draw_next_token(engine, texts[-1])
     assert from_cache >= LONG // 2, "the cache is not used: the comparison would prove nothing"
 
     def is_rounding(one: dict[int, float], other: dict[int, float], apart: torch.Tensor) -> bool:
         common = one.keys() & other.keys()
         return len(common) >= 3 and all(abs(one[token] - other[token]) <= apart[token] for token in common)
 
-    assert all(map(is_rounding, exact, fresh, after_the_text))
-    assert not all(map(is_rounding, exact, stale, after_the_text)), "the adapter changes nothing"
+    assert all(map(is_rounding, exact, fresh, allowed_differences))
+    assert not all(map(is_rounding, exact, stale, allowed_differences)), "the adapter changes nothing"
 
 
 @pytest.mark.timeout(900)
@@ -178,16 +181,16 @@ def test_a_sync_drops_the_prefix_cache(stack, texts, synced, after_the_text, num
         "2.mlp.experts.lora_A",
     ],
 )
-def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, factor):
-    flat, specs = stack.adapter()
+def test_one_wrong_tensor_is_noticed(stack, texts, synced_log_probs, rounding, name, factor):
+    flat, specs = stack.gather_adapter()
     spec = next(spec for spec in specs if name in spec.name)
     wrong = flat.clone()
     wrong[spec.offset : spec.offset + spec.numel] *= factor
     for number in (0, 1):
         send(stack.engines[number], wrong, specs)
-        engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
+        engine = torch.cat([stack.compute_engine_log_probs(stack.engines[number], text) for text in texts])
         send(stack.engines[number], flat, specs)
-        assert not rounding.covers(synced, engine), f"engine {number}: {name} x {factor} went unnoticed"
+        assert not rounding.covers(synced_log_probs, engine), f"engine {number}: {name} x {factor} went unnoticed"
 
 
 def test_engines_never_sample_unallocated_rows(stack, texts, reference):
@@ -205,7 +208,7 @@ def test_engines_never_sample_unallocated_rows(stack, texts, reference):
 
 @pytest.mark.timeout(900)
 def test_rope_is_fp32_in_the_trainer(stack):
-    dtypes = stack.every_rank(
+    dtypes = stack.call_every_rank(
         lambda actor: [str(b.dtype) for n, b in actor.actor.model.module.named_buffers() if "inv_freq" in n]
     )
     assert dtypes == [["torch.float32"], ["torch.float32"]]
@@ -215,32 +218,32 @@ def test_rope_is_fp32_in_the_trainer(stack):
 
 
 @pytest.fixture(scope="module")
-def prompts(stack, synced, texts) -> list[list[int]]:
+def prompts(stack, synced_log_probs, texts) -> list[list[int]]:
     """Beginnings of the texts, after a sync with a smaller adapter: less of what follows hangs on ties of routers."""
     stack.randomise(0.04)
     return [text[:length] for text in texts[:-1] for length in range(10, 21, 2)]
 
 
-def problems(stack, prompts: list[list[int]], engines: tuple[int, ...] = (0, 1)) -> list[str]:
-    comparison = compare(stack.rollouts(prompts, engines))
+def find_problems(stack, prompts: list[list[int]], engines: tuple[int, ...] = (0, 1)) -> list[str]:
+    comparison = compare(stack.make_rollouts(prompts, engines))
     print(*comparison.table(), sep="\n")
     return [problem.what for problem in comparison.problems(limit=0.05)]
 
 
 @pytest.mark.timeout(900)
 def test_the_gate_lets_agreement_pass(stack, prompts):
-    assert problems(stack, prompts) == []
+    assert find_problems(stack, prompts) == []
 
 
 def divide_by(stack, temperature: float) -> None:
     """Change the trainer's temperature."""
-    stack.every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
+    stack.call_every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
 
 
 @pytest.mark.timeout(900)
 def test_the_gate_notices_another_temperature(stack, prompts):
     divide_by(stack, 0.9)
-    noticed = problems(stack, prompts)
+    noticed = find_problems(stack, prompts)
     divide_by(stack, 1.0)
     assert any("times the trainer's" in what for what in noticed)
 
@@ -248,14 +251,14 @@ def test_the_gate_notices_another_temperature(stack, prompts):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", ["not applied", "slices swapped"])
 def test_the_gate_notices_an_adapter(stack, prompts, fault):
-    flat, specs = stack.adapter()
+    flat, specs = stack.gather_adapter()
     wrong = torch.zeros_like(flat) if fault == "not applied" else flat.clone()
     for spec in specs if fault == "slices swapped" else ():
         if "lora_B" in spec.name and "o_proj" not in spec.name:  # the rows of these belong to TP ranks
             part = slice(spec.offset, spec.offset + spec.numel)
             wrong[part] = torch.cat(flat[part].chunk(2)[::-1])
     send(stack.engines[0], wrong, specs)
-    noticed = problems(stack, prompts)
+    noticed = find_problems(stack, prompts)
     send(stack.engines[0], flat, specs)
     assert any(what.startswith("engine 0: ") for what in noticed)
     if fault == "not applied":
@@ -266,25 +269,25 @@ def test_the_gate_notices_an_adapter(stack, prompts, fault):
 @pytest.mark.timeout(900)
 def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
     def keep_the_cache(engine, is_kept: bool) -> None:
-        async def nothing() -> bool:
+        async def do_nothing() -> bool:
             return True
 
         if is_kept:
-            engine.llm.reset_prefix_cache = nothing
+            engine.llm.reset_prefix_cache = do_nothing
         else:
             del engine.llm.reset_prefix_cache
 
-    flat, specs = stack.adapter()
+    flat, specs = stack.gather_adapter()
     shortest = LONG - 60 - sum(map(len, texts[:-1]))  # the long text repeats the others
     assert shortest > 3 * 128, "fewer than three blocks of the CPU's cache"
     engine, long = stack.engines[0], [texts[-1][: shortest + extra] for extra in range(48)]
-    assert not any(what.startswith("engine 0") for what in problems(stack, long, engines=(0,)))
+    assert not any(what.startswith("engine 0") for what in find_problems(stack, long, engines=(0,)))
     send(engine, torch.zeros_like(flat), specs)
-    stack.next_token(engine, long[-1])
-    on_engine(engine, keep_the_cache, True)
+    stack.draw_next_token(engine, long[-1])
+    call_on_engine(engine, keep_the_cache, True)
     send(engine, flat, specs)
-    noticed = problems(stack, long, engines=(0,))
-    on_engine(engine, keep_the_cache, False)
+    noticed = find_problems(stack, long, engines=(0,))
+    call_on_engine(engine, keep_the_cache, False)
     send(engine, flat, specs)
     assert any(what.startswith("engine 0") for what in noticed)
 
@@ -292,7 +295,7 @@ def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
 @pytest.mark.timeout(900)
 def test_the_gate_notices_other_sinks(stack, prompts):
     stack.add_to_sinks(4.0)
-    noticed = problems(stack, prompts)
+    noticed = find_problems(stack, prompts)
     stack.add_to_sinks(-4.0)
     assert any(what.startswith("all: ") for what in noticed)
 
@@ -302,7 +305,9 @@ def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts,
     """From what an engine's workers record to the message; faults are in the trainer's routers and temperature."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     asked = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 51)]
-    step = stack.recorded(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False), tokenizer)
+    step = stack.record_rollouts(
+        tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False), tokenizer
+    )
     written = []
     log = SimpleNamespace(write_parity=written.append)
 
@@ -311,10 +316,10 @@ def test_a_failing_gate_says_whether_it_is_the_choice_of_experts(stack, prompts,
 
     check()
     assert not written[0]["problems"] and written[0]["has_adapter"] and not written[0]["waits"]
-    stack.every_rank(choose_other_experts)
+    stack.call_every_rank(choose_other_experts)
     with pytest.raises(PolicyMismatch, match=r"it is the choice of experts: .* set ROUTING_REPLAY=1"):
         check()
-    stack.every_rank(choose_own_experts)
+    stack.call_every_rank(choose_own_experts)
     divide_by(stack, 0.7)
     with pytest.raises(PolicyMismatch, match="it is not the choice of experts: with the engines' replayed"):
         check()
@@ -326,12 +331,12 @@ def test_the_gate_notices_rotary_frequencies_in_bf16(stack, prompts, texts):
     """Errors grow with the distance of two tokens, so short texts are compared with a long one."""
     long = [token for text in texts[:-1] * 20 for token in text][: LONGEST - 1]
     all_texts = [*texts[:-1], long]
-    sampled = [[stack.engine_log_probs(engine, text) for text in all_texts] for engine in stack.engines]
+    sampled = [[stack.compute_engine_log_probs(engine, text) for text in all_texts] for engine in stack.engines]
 
-    def problems_of_texts() -> list[str]:
+    def find_text_problems() -> list[str]:
         rollouts = []
         for index, text in enumerate(all_texts):
-            scored = stack.trainer_log_probs(text)
+            scored = stack.compute_trainer_log_probs(text)
             likely = (scored > -3).nonzero().flatten()  # as tokens are that an engine samples
             sides = [(of_engine[index][likely], scored[likely], scored[likely]) for of_engine in sampled]
             rollouts += [Rollout(number, 0, index, likely + 1, *three) for number, three in enumerate(sides)]
@@ -339,17 +344,17 @@ def test_the_gate_notices_rotary_frequencies_in_bf16(stack, prompts, texts):
         print(*comparison.table(), sep="\n")
         return [problem.what for problem in comparison.problems(limit=0.05)]
 
-    assert problems_of_texts() == []
-    stack.every_rank(round_frequencies)
-    noticed = problems_of_texts()
-    stack.every_rank(restore_frequencies)
+    assert find_text_problems() == []
+    stack.call_every_rank(round_frequencies)
+    noticed = find_text_problems()
+    stack.call_every_rank(restore_frequencies)
     assert any(what.startswith("all: the difference grows with the position") for what in noticed)
 
 
 @pytest.mark.timeout(900)
-def test_an_adapter_of_another_model_is_refused(stack, synced):
+def test_an_adapter_of_another_model_is_refused(stack, synced_log_probs):
     """The last test: the engine ends with it."""
-    flat, specs = stack.adapter()
+    flat, specs = stack.gather_adapter()
     other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
     with pytest.raises(Exception, match="fit no layer"):
         ray.get(stack.engines[0].load_adapter.remote(flat.view(torch.uint8).numpy(), other))

@@ -16,7 +16,7 @@ import pytest
 from grpo.launch.supervise import processes
 
 from . import doors
-from .runs import lines, processes_of
+from .runs import list_processes, read_lines
 
 pytestmark = pytest.mark.timeout(1200)
 as_somebody_else = pytest.mark.skipif(
@@ -27,7 +27,7 @@ as_somebody_else = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def run(tiny_model) -> Iterator[doors.Run]:
     # Not pytest's temporary folder: other users can never enter it.
-    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder, doors.going(Path(folder)) as run:
+    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder, doors.hold_run(Path(folder)) as run:
         yield run
 
 
@@ -36,7 +36,7 @@ def test_every_socket_is_on_loopback_and_none_is_a_client_server(run: doors.Run)
     assert {"gcs_server", "raylet"} <= names and len(run.sockets) > 10, "these are not the sockets of a run"
     open_to_all = [entry for entry in run.sockets if not _is_loopback(entry[0])]
     assert not open_to_all
-    assert not [line for line in run.processes().values() if "ray.util.client.server" in line]
+    assert not [line for line in run.list_processes().values() if "ray.util.client.server" in line]
 
 
 def _is_loopback(address: str) -> bool:
@@ -57,15 +57,15 @@ def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
 def test_outsider_cannot_join_or_submit(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "outsider-was-here"
     with doors.outsider() as (there, address):
-        posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}", 15)) for port in run.ports]
+        posts = [partial(_run_shell, doors.post_job(there, address, port, f"touch {marker}", 15)) for port in run.ports]
         joins = [partial(doors.join, f"{scheme}{address}:{run.gcs}", there, seconds=20) for scheme in ("", "ray://")]
-        *answers, plain, client = doors.all_at_once([*posts, *joins])
+        *answers, plain, client = doors.call_at_once([*posts, *joins])
     assert {answer.split()[-1] for answer in answers} == {"000"}, "curl writes 000 where nothing has answered"
     assert "joined" not in plain.stdout + client.stdout
     assert not marker.exists()
 
 
-def _shell(command: list[str]) -> str:
+def _run_shell(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
@@ -80,19 +80,21 @@ def test_other_users_cannot_submit_or_read_settings(run: doors.Run, tmp_path: Pa
     ]
     pages = ("api/job_agent/jobs/", "get_runtime_envs_info", "metrics")
     gets = [doors.get(f"http://127.0.0.1:{port}/{page}", seconds=60) for port in agents for page in pages]
-    answers = [done.stdout for done in doors.all_at_once([partial(doors.as_nobody, call) for call in posts + gets])]
+    answers = [
+        done.stdout for done in doors.call_at_once([partial(doors.run_as_nobody, call) for call in posts + gets])
+    ]
     posted = {answer.split()[-1] for answer in answers[: len(posts)]}
     assert "401" in posted and "200" not in posted, "the job API is there, and wants the token"
     assert not marker.exists()
-    token = run.driver()["RAY_AUTH_TOKEN"]
+    token = run.read_driver()["RAY_AUTH_TOKEN"]
     for answer in answers:
         assert doors.PLANTED not in answer and token not in answer and "GRPO_" not in answer
 
 
 def test_only_the_token_joins(run: doors.Run) -> None:
-    address, token = f"127.0.0.1:{run.gcs}", run.driver()["RAY_AUTH_TOKEN"]
+    address, token = f"127.0.0.1:{run.gcs}", run.read_driver()["RAY_AUTH_TOKEN"]
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    without, wrong, right = doors.all_at_once(
+    without, wrong, right = doors.call_at_once(
         [
             partial(doors.join, address, seconds=30, **loopback),
             partial(doors.join, address, seconds=30, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64, **loopback),
@@ -106,30 +108,30 @@ def test_only_the_token_joins(run: doors.Run) -> None:
 
 @as_somebody_else
 def test_other_users_cannot_read_files_or_environment(run: doors.Run) -> None:
-    base = Path(run.driver()["TMPDIR"]).parent
-    memory = processes.find_shared_memory(run.processes())
+    base = Path(run.read_driver()["TMPDIR"]).parent
+    memory = processes.find_shared_memory(run.list_processes())
     places = [str(path) for path in (run.folder, *run.checkpoints.glob("step_*"), base, *memory)]
-    readable = doors.as_nobody(["find", *places, "-readable"]).stdout.splitlines()
+    readable = doors.run_as_nobody(["find", *places, "-readable"]).stdout.splitlines()
     assert readable == []
-    for pid in run.processes():
-        done = doors.as_nobody(["cat", f"/proc/{pid}/environ"])
+    for pid in run.list_processes():
+        done = doors.run_as_nobody(["cat", f"/proc/{pid}/environ"])
         assert done.returncode != 0 and not done.stdout
-    control = doors.as_nobody(["find", str(run.folder.parent), "-maxdepth", "0", "-readable"])
+    control = doors.run_as_nobody(["find", str(run.folder.parent), "-maxdepth", "0", "-readable"])
     assert control.stdout.strip() == str(run.folder.parent), "the folder around them can be read"
 
 
 def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Run) -> None:
     """It also ends the run and checks what remains."""
-    token, base = run.driver()["RAY_AUTH_TOKEN"], Path(run.driver()["TMPDIR"]).parent
+    token, base = run.read_driver()["RAY_AUTH_TOKEN"], Path(run.read_driver()["TMPDIR"]).parent
     assert len(token) == 64
-    for line in run.processes().values():
+    for line in run.list_processes().values():
         assert token not in line and doors.PLANTED not in line
-    assert holders(base, token) == []
+    assert find_holders(base, token) == []
     run.end()
     assert not base.exists()
     left = run.folder.parent
     assert (run.folder / "logs" / "ray" / "raylet.out").is_file()
-    assert holders(left, token) == holders(left, doors.PLANTED) == []
+    assert find_holders(left, token) == find_holders(left, doors.PLANTED) == []
     written = [run.folder, *run.folder.rglob("*"), *run.checkpoints.rglob("*")]
     assert len(written) > 20 and not [path for path in written if path.stat().st_mode & 0o077]
 
@@ -138,15 +140,15 @@ def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
     """2 engines with TP=2, 4 actor ranks, and problems in the form of AIME through data.prepare."""
     run.end()
     data = run.folder.parent / "data"
-    assert (len(lines(data / "train.jsonl")), len(lines(data / "eval.jsonl"))) == (72, 18)
-    steps = lines(run.folder / "metrics.jsonl")
+    assert (len(read_lines(data / "train.jsonl")), len(read_lines(data / "eval.jsonl"))) == (72, 18)
+    steps = read_lines(run.folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)) and len(steps) >= doors.STEPS
     assert all(step["grad_norm"] >= 0 and step["reward_error"] == 0 for step in steps)
-    assert [(row["step"], row["n"]) for row in run.evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
-    assert processes_of(run.folder) == {}
+    assert [(row["step"], row["n"]) for row in run.read_evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
+    assert list_processes(run.folder) == {}
 
 
-def holders(folder: Path, text: str) -> list[Path]:
+def find_holders(folder: Path, text: str) -> list[Path]:
     """The files under a folder that hold a text."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return [path for path in files if os.access(path, os.R_OK) and text.encode() in path.read_bytes()]

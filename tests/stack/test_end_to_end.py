@@ -16,16 +16,16 @@ from grpo.launch.learning_rate import LearningRate
 from grpo.metrics import metric_schema
 from grpo.model import loading
 
-from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
-from .rounding import distributions, reference_model
-from .runs import lines, processes_of
+from .recorded import Agreement, compute_sample_log_probs, read_samples, shift_by_one_token, swap_samples
+from .rounding import compute_distributions, load_reference_model
+from .runs import list_processes, read_lines
 
 COMPARED = 24  # samples of a step: enough to tell a fault, and half a minute of simulated passes
 
 
 @pytest.mark.timeout(900)
-def test_every_step_has_its_metrics(finished):
-    steps = lines(finished / "metrics.jsonl")
+def test_every_step_has_its_metrics(finished_run):
+    steps = read_lines(finished_run / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, 7))
     for step in steps:
         assert {"generate", "old_log_probs", "train", "sync", "save", "total"} <= step["seconds"].keys()
@@ -45,20 +45,20 @@ def test_every_step_has_its_metrics(finished):
 
 
 @pytest.mark.timeout(900)
-def test_the_learning_rate_is_that_of_the_plan(finished):
+def test_the_learning_rate_is_that_of_the_plan(finished_run):
     """DeepSpeed's at each of its steps; the first of the warmup is 0."""
-    config = json.loads((finished / "config.json").read_text())
+    config = json.loads((finished_run / "config.json").read_text())
     updates = (config["plan"][name] for name in ("scheduled_optimizer_steps", "optimizer_steps_per_step"))
     rate = LearningRate.of_run(Namespace(**config["flags"]), *updates)
-    steps = lines(finished / "metrics.jsonl")
+    steps = read_lines(finished_run / "metrics.jsonl")
     assert [step["actor_lr"] for step in steps] == pytest.approx([rate.compute_at_step(step["step"]) for step in steps])
     assert steps[0]["actor_lr"] == rate.peak / 2
 
 
 @pytest.mark.timeout(900)
-def test_unwritten_metrics_have_a_reason(finished):
+def test_unwritten_metrics_have_a_reason(finished_run):
     """Every number that the schema says every run has is on the lines of this one, and none that it does not know."""
-    written = {name for row in lines(finished / "metrics.jsonl") for name in metric_schema.flat(row)}
+    written = {name for row in read_lines(finished_run / "metrics.jsonl") for name in metric_schema.flat(row)}
     known = {metric.name for metric in metric_schema.SCHEMA if metric.source != "eval" and not metric.when}
     models = {name.partition(".")[0] + ".*" for name in written if name.startswith("judge_")}
     assert known - written - models == set()
@@ -67,30 +67,30 @@ def test_unwritten_metrics_have_a_reason(finished):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("step", [1, 5])
-def test_trainer_and_engines_agree_on_what_was_sampled(finished, tiny_model, step):
+def test_trainer_and_engines_agree_on_what_was_sampled(finished_run, tiny_model, step):
     """The first step's policy is the base model; the fifth step's policy has the adapter saved before it."""
-    records = lines(finished / "samples" / f"step_{step}.jsonl")
+    records = read_lines(finished_run / "samples" / f"step_{step}.jsonl")
     samples = read_samples(records, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))[:COMPARED]
-    adapter = finished / "checkpoints" / f"step_{step - 1}" / "adapter" if step > 1 else None
-    model = reference_model(tiny_model / "mxfp4", adapter)
-    agreement = Agreement.of(samples, model)
+    adapter = finished_run / "checkpoints" / f"step_{step - 1}" / "adapter" if step > 1 else None
+    model = load_reference_model(tiny_model / "mxfp4", adapter)
+    agreement = Agreement.measure(samples, model)
     assert agreement.holds()
     faults = {
-        "another temperature": log_probs_of(samples, model, 0.7),
-        "the next token": of_the_next_token(agreement.exact),
+        "another temperature": compute_sample_log_probs(samples, model, 0.7),
+        "the next token": shift_by_one_token(agreement.exact),
     }
     if adapter is None:  # after some training the samples are alike
-        faults["another sample"] = of_another_sample(agreement.exact)
+        faults["another sample"] = swap_samples(agreement.exact)
     else:
         with model.disable_adapter():
-            faults["no adapter"] = log_probs_of(samples, model)
+            faults["no adapter"] = compute_sample_log_probs(samples, model)
     assert [name for name, fault in faults.items() if not agreement.notices(fault)] == []
 
 
 @pytest.mark.timeout(900)
-def test_records_of_samples_name_the_extremes(finished):
+def test_records_of_samples_name_the_extremes(finished_run):
     for step in (1, 6):
-        samples = lines(finished / "samples" / f"step_{step}.jsonl")
+        samples = read_lines(finished_run / "samples" / f"step_{step}.jsonl")
         assert {why for sample in samples for why in sample["extremes"]} >= {
             "longest",
             "most surprising",
@@ -101,12 +101,12 @@ def test_records_of_samples_name_the_extremes(finished):
 
 
 @pytest.mark.timeout(900)
-def test_evaluations_before_and_after(finished):
-    evaluations = lines(finished / "eval.jsonl")
+def test_evaluations_before_and_after(finished_run):
+    evaluations = read_lines(finished_run / "eval.jsonl")
     assert [evaluation["step"] for evaluation in evaluations] == [0, 6]
     for evaluation in evaluations:
         assert 0 <= evaluation["ci_low"] <= evaluation["exact_match"] <= evaluation["ci_high"] <= 1
-        samples = lines(finished / "samples" / f"eval_{evaluation['step']}.jsonl")
+        samples = read_lines(finished_run / "samples" / f"eval_{evaluation['step']}.jsonl")
         assert len(samples) == evaluation["samples"]
         assert len({sample["id"] for sample in samples}) == evaluation["n"]
         assert all(sample["id"].startswith("synthetic-") for sample in samples)
@@ -114,58 +114,60 @@ def test_evaluations_before_and_after(finished):
 
 
 @pytest.mark.timeout(900)
-def test_each_token_of_a_greedy_answer_is_the_likeliest(finished, tiny_model):
+def test_each_token_of_a_greedy_answer_is_the_likeliest(finished_run, tiny_model):
     """Up to ties, while samples of the same policy, the base model, differ from it."""
-    model, tokenizer = reference_model(tiny_model / "mxfp4"), AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    model, tokenizer = load_reference_model(tiny_model / "mxfp4"), AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
 
-    def unlikely(name: str) -> int:
+    def count_unlikely(name: str) -> int:
         """How many tokens of 24 answers are not the likeliest by 0.1 nat."""
         found = 0
-        for record in lines(finished / "samples" / f"{name}_0.jsonl")[:24]:
+        for record in read_lines(finished_run / "samples" / f"{name}_0.jsonl")[:24]:
             prompt, answer = (
                 tokenizer.encode(record[part], add_special_tokens=False) for part in ("prompt", "response")
             )
             assert len(answer) == record["response_length"]
-            [after] = distributions(model, [prompt + answer])
+            [after] = compute_distributions(model, [prompt + answer])
             values = after[len(prompt) - 1 : -1]
             found += int((values.max(-1).values - values[torch.arange(len(answer)), answer] > 0.1).sum())
         return found
 
-    assert unlikely("greedy") <= 2 and unlikely("eval") > 6
+    assert count_unlikely("greedy") <= 2 and count_unlikely("eval") > 6
 
 
 @pytest.mark.timeout(900)
-def test_evaluations_are_tabled_and_compared(finished, capsys):
-    assert table.main([str(finished)]) == 0
+def test_evaluations_are_tabled_and_compared(finished_run, capsys):
+    assert table.main([str(finished_run)]) == 0
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["base", "step 6, final"]
-    assert compare.main([str(finished / "samples" / f"eval_{step}.jsonl") for step in (0, 6)]) == 0
+    assert compare.main([str(finished_run / "samples" / f"eval_{step}.jsonl") for step in (0, 6)]) == 0
     assert "B is better on" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)
-def test_six_steps_raise_the_held_out_exact_match(finished):
-    first, last = lines(finished / "eval.jsonl")
+def test_six_steps_raise_the_held_out_exact_match(finished_run):
+    first, last = read_lines(finished_run / "eval.jsonl")
     assert last["exact_match"] >= first["exact_match"] + 0.15
     assert last["ci_low"] > first["ci_high"]
 
 
 @pytest.mark.timeout(900)
-def test_the_run_directory_says_what_ran(finished):
-    assert json.loads((finished / "patches.json").read_text())["digest"] == patches.expected_digest(version("openrlhf"))
-    assert "--engine_model" in (finished / "command.sh").read_text()
-    assert json.loads((finished / "config.json").read_text())["judge"]["JUDGE_TPM"] == "1000000"
-    assert [file.name for file in finished.glob("judge*")] == ["judge.sqlite"]
-    assert json.loads((finished / "env.json").read_text())["packages"]
-    assert (finished / "logs").is_dir()
-    for file in finished.rglob("*"):
+def test_the_run_directory_says_what_ran(finished_run):
+    assert json.loads((finished_run / "patches.json").read_text())["digest"] == patches.expected_digest(
+        version("openrlhf")
+    )
+    assert "--engine_model" in (finished_run / "command.sh").read_text()
+    assert json.loads((finished_run / "config.json").read_text())["judge"]["JUDGE_TPM"] == "1000000"
+    assert [file.name for file in finished_run.glob("judge*")] == ["judge.sqlite"]
+    assert json.loads((finished_run / "env.json").read_text())["packages"]
+    assert (finished_run / "logs").is_dir()
+    for file in finished_run.rglob("*"):
         if file.is_file():
             assert b"a-secret-that-must-not-leak" not in file.read_bytes(), file
 
 
 @pytest.mark.timeout(900)
-def test_checkpoints_hold_an_adapter_that_peft_loads(finished, tiny_model):
-    assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step_4", "step_6"}
-    adapter = finished / "checkpoints" / "step_6" / "adapter"
+def test_checkpoints_hold_an_adapter_that_peft_loads(finished_run, tiny_model):
+    assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"step_4", "step_6"}
+    adapter = finished_run / "checkpoints" / "step_6" / "adapter"
     files = {path.name for path in adapter.iterdir()}
     assert files == {"adapter_model.safetensors", "adapter_config.json", "SHA256SUMS"}
     tensors = load_file(adapter / "adapter_model.safetensors")
@@ -176,5 +178,5 @@ def test_checkpoints_hold_an_adapter_that_peft_loads(finished, tiny_model):
 
 
 @pytest.mark.timeout(900)
-def test_nothing_is_left_behind(finished):
-    assert processes_of(finished) == {}
+def test_nothing_is_left_behind(finished_run):
+    assert list_processes(finished_run) == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .runs import lines, train
+from .runs import read_lines, train
 
 SHORT = {
     "NUM_ENGINES": "1",
@@ -38,16 +38,16 @@ class Environment(environment.Environment):
 
 
 @pytest.mark.timeout(600)
-def test_the_tiny_model_trains_on_every_sample_of_a_rollout(finished, tmp_path):
+def test_the_tiny_model_trains_on_every_sample_of_a_rollout(finished_run, tmp_path):
     own = tmp_path / "insistent.py"
     own.write_text(INSISTENT)
     train("--run-dir", tmp_path / "run", "--steps", 2, ENVIRONMENT=str(own), LOSS_AGGREGATION="sequence_mean", **SHORT)
-    steps = lines(tmp_path / "run" / "metrics.jsonl")
+    steps = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert len(steps) == 2
     for step in steps:
         assert step["token_mismatch"] == 0 and step["branches_dropped"] == 0
         assert step["reward_missing"] == step["ended_by_error"] == 1 / 8
         assert 7 / 8 < step["turns"] <= 21 / 8 and 0 < step["branches"] <= step["turns"] - 7 / 8
         assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2  # as many as without branches
-    mine, others = (lines(run / "samples" / "step_1.jsonl") for run in (tmp_path / "run", finished))
+    mine, others = (read_lines(run / "samples" / "step_1.jsonl") for run in (tmp_path / "run", finished_run))
     assert {row["id"] for row in mine} <= {row["id"] for row in others}, "one seed, the same prompts"

@@ -21,9 +21,9 @@ from grpo.launch.config import Config
 from grpo.launch.supervise import base_dir, joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
 from tests.faults import Stopwatch, assert_seen, note
-from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
+from tests.supervised import find_processes, is_alive, list_children, list_watched, read_command_line, wait_until
 
-from .launched_cluster import PROBE, Run, environment
+from .launched_cluster import PROBE, Run, make_environment
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -49,7 +49,7 @@ def assert_nothing_left(driver: dict) -> None:
     assert not [pid for pid in driver["pids"] if is_alive(pid)]
     assert not processes.find_marked(driver["run"])
     # Ray's daemons name the folder on their command lines.
-    assert not naming(str(base))
+    assert not find_processes(str(base))
     assert not [name for name in driver["segments"] if Path("/dev/shm", name).exists()]
 
 
@@ -61,13 +61,13 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def foreign() -> Iterator[Cluster]:
+def foreign_cluster() -> Iterator[Cluster]:
     """Another user's Ray cluster on the same machine, with a process that has our driver's command line."""
     (base, held), mark = base_dir.make(), f"foreign-{uuid.uuid4().hex}"
     command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
     head = subprocess.Popen(
         command,
-        env=environment(**{processes.RUN_ID_VARIABLE: mark}),
+        env=make_environment(**{processes.RUN_ID_VARIABLE: mark}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -78,7 +78,7 @@ def foreign() -> Iterator[Cluster]:
         cluster = Cluster(file.read_text().strip(), head, set())
         assert probe(cluster.address) == 0
         # What ray start has begun for good: gcs_server, raylet, monitor and so on, not idle workers.
-        cluster.daemons = set(children(head.pid))
+        cluster.daemons = set(list_children(head.pid))
         assert len(cluster.daemons) >= 3
         yield cluster
         assert probe(cluster.address) == 0, "the foreign cluster does not work any more"
@@ -93,7 +93,7 @@ def foreign() -> Iterator[Cluster]:
 def probe(address: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", PROBE],
-        env=environment(RAY_ADDRESS=address),
+        env=make_environment(RAY_ADDRESS=address),
         capture_output=True,
         text=True,
         timeout=120,
@@ -105,10 +105,10 @@ def probe(address: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def nothing_foreign_is_touched(foreign: Cluster) -> Iterator[None]:
+def check_foreign_cluster(foreign_cluster: Cluster) -> Iterator[None]:
     yield
-    assert foreign.head.poll() is None
-    assert not [pid for pid in foreign.daemons if not is_alive(pid)]
+    assert foreign_cluster.head.poll() is None
+    assert not [pid for pid in foreign_cluster.daemons if not is_alive(pid)]
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -116,7 +116,7 @@ def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
     run = start(tmp_path, str(code), GEMINI_API_KEY="s3cret-value", WANDB_API_KEY="s3cret-value")
     output = run.finish()
     assert run.launcher.returncode == code, output
-    assert_nothing_left(run.driver())
+    assert_nothing_left(run.wait_for_driver())
     assert "Ray is up at" in output and "Traceback" not in output
     assert (tmp_path / "ray" / "raylet.out").is_file(), "Ray's logs are kept"
     logs = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -124,7 +124,7 @@ def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
 
 
 @contextmanager
-def busy(ports: Sequence[int]) -> Iterator[None]:
+def hold_ports(ports: Sequence[int]) -> Iterator[None]:
     """Listen on ports; some may be busy already."""
     with ExitStack() as stack:
         for port in ports:
@@ -137,7 +137,7 @@ def busy(ports: Sequence[int]) -> Iterator[None]:
 
 def test_a_run_starts_although_the_usual_ports_are_busy(tmp_path: Path, start) -> None:
     # Ray's, its client's, its dashboard's, its workers' first, PyTorch's, and vLLM's
-    with busy([6379, 8265, 10001, 10002, 29500, 8000]):
+    with hold_ports([6379, 8265, 10001, 10002, 29500, 8000]):
         run, watch = start(tmp_path, "0"), Stopwatch()
         output = run.finish()
     assert run.launcher.returncode == 0, output
@@ -148,7 +148,7 @@ def test_a_run_starts_although_the_usual_ports_are_busy(tmp_path: Path, start) -
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(tmp_path: Path, start, signum: signal.Signals) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     os.killpg(run.launcher.pid, signum)
     output = run.finish()
     assert run.launcher.returncode == 128 + signum
@@ -158,7 +158,7 @@ def test_a_signal(tmp_path: Path, start, signum: signal.Signals) -> None:
 
 def test_the_launcher_is_killed(tmp_path: Path, start) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     os.killpg(run.launcher.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
@@ -166,8 +166,8 @@ def test_the_launcher_is_killed(tmp_path: Path, start) -> None:
 
 def test_the_keeper_is_killed(tmp_path: Path, start) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
-    os.kill(run.keeper(), signal.SIGKILL)
+    driver = run.wait_for_driver()
+    os.kill(run.find_keeper(), signal.SIGKILL)
     run.finish()
     assert run.launcher.returncode == 1
     assert_nothing_left(driver)
@@ -180,15 +180,15 @@ def test_ctrl_c_while_ray_starts(tmp_path: Path, start) -> None:
     os.killpg(run.launcher.pid, signal.SIGINT)
     run.finish()
     assert run.launcher.returncode == 130
-    assert not naming(str(tmp_path))
+    assert not find_processes(str(tmp_path))
     assert not (tmp_path / "driver.json").exists()
 
 
 def test_ray_dies(tmp_path: Path, start) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
-    keeper = run.keeper()
-    [head] = [pid for pid in children(keeper) if "--head" in command_line(pid)]
+    driver = run.wait_for_driver()
+    keeper = run.find_keeper()
+    [head] = [pid for pid in list_children(keeper) if "--head" in read_command_line(pid)]
     watch = Stopwatch()
     os.kill(head, signal.SIGKILL)
     output = run.finish()
@@ -201,14 +201,14 @@ def test_ray_dies(tmp_path: Path, start) -> None:
 @pytest.mark.parametrize("which", ["an engine", "Ray's raylet", "Ray's GCS server"])
 def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> None:
     run = start(tmp_path, "work")
-    driver = run.driver()
-    keeper = run.keeper()
+    driver = run.wait_for_driver()
+    keeper = run.find_keeper()
 
-    def watched() -> list[int]:
-        return [pid for pid in watched_by(keeper) if pid > 0 and witness.find_role(psutil.Process(pid)) == which]
+    def find_watched_roles() -> list[int]:
+        return [pid for pid in list_watched(keeper) if pid > 0 and witness.find_role(psutil.Process(pid)) == which]
 
-    wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
-    victim = watched()[0]
+    wait_until(lambda: bool(find_watched_roles()), f"the keeper does not watch {which}")
+    victim = find_watched_roles()[0]
     watch = Stopwatch()
     os.kill(victim, signal.SIGKILL)
     output = run.finish()
@@ -223,17 +223,17 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
     assert_nothing_left(driver)
 
 
-def test_a_cluster_of_this_machine_may_be_joined(foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", foreign.address)
+def test_a_cluster_of_this_machine_may_be_joined(foreign_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", foreign_cluster.address)
     verdict = joined_cluster.look(cast(Config, SimpleNamespace(gpus=2)))
     assert verdict.problems == []
     [warning] = verdict.warnings
     assert "is open" in warning
 
 
-def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign: Cluster) -> None:
-    run = start(tmp_path, "wait", RAY_ADDRESS=foreign.address)
-    driver = run.driver()
+def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign_cluster: Cluster) -> None:
+    run = start(tmp_path, "wait", RAY_ADDRESS=foreign_cluster.address)
+    driver = run.wait_for_driver()
     os.killpg(run.launcher.pid, signal.SIGINT)
     output = run.finish()
     assert run.launcher.returncode == 130

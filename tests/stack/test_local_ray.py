@@ -24,7 +24,7 @@ def other_child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child):
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.start_ray(Path(folder), cpus=1):
-        engine, name, sockets, core = engine_with_a_segment()  # Ray ends an actor that nobody refers to
+        engine, name, sockets, core = start_engine_with_segment()  # Ray ends an actor that nobody refers to
         file = Path("/dev/shm", name)
         assert file.exists()
         assert sockets == folder, "vLLM's sockets are deleted with the folder"
@@ -33,7 +33,7 @@ def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child)
     assert other_child.poll() is None
 
 
-def engine_with_a_segment() -> tuple[Any, str, str, int]:
+def start_engine_with_segment() -> tuple[Any, str, str, int]:
     import ray
 
     @ray.remote(num_cpus=0)

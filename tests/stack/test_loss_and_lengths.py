@@ -18,9 +18,9 @@ from data.instructions import add_instruction
 from grpo.checkpoint import trainer_state
 from grpo.rollout.response_text import decode_tokens
 
-from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
-from .rounding import reference_model
-from .runs import kill, lines, train
+from .recorded import Agreement, compute_sample_log_probs, read_samples, shift_by_one_token, swap_samples
+from .rounding import load_reference_model
+from .runs import kill, read_lines, train
 
 CLIP, EPS_CLIP, TRAIN_BATCH, TEMPERATURE = 0.3, 0.2, 4, 0.7
 # Of the mean log-probs of a sample. Rounding makes less than 0.0013, and a token whose experts differ more than 0.0035.
@@ -81,7 +81,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
     kill(run_dir, is_in_step_5, *first_part, **shared)
     first = log.read_text()
-    assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
+    assert 4 <= len(read_lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
     thresholds = ("--vllm_is_truncated_threshold", 1 - DIFFERENCE, 1 + DIFFERENCE)
@@ -91,14 +91,14 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     return run_dir, [first, log.read_text()[len(first) :]]
 
 
-def steps_of(run_dir: Path, start: int, end: int) -> list[tuple[dict, list[dict]]]:
+def read_steps(run_dir: Path, start: int, end: int) -> list[tuple[dict, list[dict]]]:
     """The metrics of each step, and its samples."""
-    rows = lines(run_dir / "metrics.jsonl")[start - 1 : end]
+    rows = read_lines(run_dir / "metrics.jsonl")[start - 1 : end]
     assert [row["step"] for row in rows] == list(range(start, end + 1))
-    return [(row, lines(run_dir / "samples" / f"step_{row['step']}.jsonl")) for row in rows]
+    return [(row, read_lines(run_dir / "samples" / f"step_{row['step']}.jsonl")) for row in rows]
 
 
-def share(part: list[dict], samples: list[dict]) -> float:
+def compute_share(part: list[dict], samples: list[dict]) -> float:
     """The number of the samples' tokens that belong to a part."""
     return sum(sample["response_length"] for sample in part) / sum(sample["response_length"] for sample in samples)
 
@@ -106,23 +106,23 @@ def share(part: list[dict], samples: list[dict]) -> float:
 @pytest.fixture(scope="module")
 def agreement(parts, tiny_model) -> Agreement:
     """Of all samples that the trainer knows; the policy stays the tiny model."""
-    records = [record for _, samples in steps_of(parts[0], 1, 8) for record in samples]
+    records = [record for _, samples in read_steps(parts[0], 1, 8) for record in samples]
     samples = read_samples(records, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
-    return Agreement.of(samples, reference_model(tiny_model / "mxfp4"), TEMPERATURE)
+    return Agreement.measure(samples, load_reference_model(tiny_model / "mxfp4"), TEMPERATURE)
 
 
 @pytest.mark.timeout(900)
 def test_trainer_and_engines_differ_by_rounding(agreement, tiny_model):
     assert agreement.holds()
-    without_temperature = log_probs_of(agreement.samples, reference_model(tiny_model / "mxfp4"))
-    for fault in (without_temperature, of_the_next_token(agreement.exact), of_another_sample(agreement.exact)):
+    without_temperature = compute_sample_log_probs(agreement.samples, load_reference_model(tiny_model / "mxfp4"))
+    for fault in (without_temperature, shift_by_one_token(agreement.exact), swap_samples(agreement.exact)):
         assert agreement.notices(fault), "the comparison proves nothing"
 
 
 @pytest.mark.timeout(900)
 def test_ratio_uses_the_engine_and_advantages_are_clipped(parts, agreement):
     told_apart, tolerance = 0.0, CLIP * agreement.most
-    for row, samples in steps_of(parts[0], 1, 3):
+    for row, samples in read_steps(parts[0], 1, 3):
         assert row["optimizer_steps"] == len(samples) / TRAIN_BATCH == 4 and row["grad_norm"] > 0
         assert row["dropped_values"] == row["metric_errors"] == row["reward_missing"] == 0
         # No pass for old log-probs: the trainer's are known of the first optimizer batch alone.
@@ -131,12 +131,14 @@ def test_ratio_uses_the_engine_and_advantages_are_clipped(parts, agreement):
         # A ratio that is clipped is off by at least this, and the mean over all tokens is that of rounding.
         assert row["ppo_clip_ratio"] * math.log(1 + EPS_CLIP) < agreement.most
         assert row["advantage_clipped"] == pytest.approx(
-            share([sample for sample in samples if abs(sample["advantage"]) > CLIP], samples)
+            compute_share([sample for sample in samples if abs(sample["advantage"]) > CLIP], samples)
         )
         clipped = [max(-CLIP, min(CLIP, sample["advantage"])) for sample in samples]
         sequence_mean = -sum(clipped) / len(samples)
         assert row["policy_loss"] == pytest.approx(sequence_mean, abs=tolerance)
-        token_mean = -sum(share([s], samples) * advantage for s, advantage in zip(samples, clipped, strict=True))
+        token_mean = -sum(
+            compute_share([s], samples) * advantage for s, advantage in zip(samples, clipped, strict=True)
+        )
         told_apart = max(told_apart, abs(token_mean - sequence_mean))
     assert told_apart > 2 * tolerance, "these samples do not tell the forms of the loss apart"
 
@@ -144,7 +146,7 @@ def test_ratio_uses_the_engine_and_advantages_are_clipped(parts, agreement):
 @pytest.mark.timeout(600)
 def test_failing_rewards_of_whole_prompts_neither_end_the_run_nor_train(parts):
     """Three prompts of four: one of the two ranks has nothing to train on, and many optimizer batches neither."""
-    for row, samples in steps_of(parts[0], 5, 8):
+    for row, samples in read_steps(parts[0], 5, 8):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
         assert {sample["gold"] for sample in rewarded} == {"964"} and len(rewarded) == 4
         assert row["reward_missing"] == 0.75 and row["dropped_values"] == row["metric_errors"] == 0
@@ -161,7 +163,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
     All that are trained are on one rank, which has half of each batch.
     """
     kinds = set()
-    for row, samples in steps_of(parts[0], 5, 8):
+    for row, samples in read_steps(parts[0], 5, 8):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
         telling = [sample for sample in rewarded if abs(sample["advantage"]) > 1e-3]
         dropped = [sample for sample in telling if sample["micro_batch_loss"] == 0]
@@ -171,8 +173,8 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
             assert trained == pytest.approx(round(trained), rel=0.02) and round(trained) in (1, TRAIN_BATCH // 2)
         # The mean of a sample's differences is no larger than the mean of their sizes.
         assert all(sample["logprob_diff_mean"] >= DIFFERENCE * 0.99 for sample in dropped)
-        most = 1 - share(dropped, rewarded)  # of the tokens, and of what they weigh
-        assert share(kept, rewarded) - 0.01 < row["importance_weight"] < most + 0.001
+        most = 1 - compute_share(dropped, rewarded)  # of the tokens, and of what they weigh
+        assert compute_share(kept, rewarded) - 0.01 < row["importance_weight"] < most + 0.001
         assert 1 - row["importance_cut"] - 0.01 < row["importance_weight"]
         assert 0 < abs(row["vllm_kl"]) <= row["logprob_diff_mean"] + 1e-6
         assert row["ppo_kl"] == pytest.approx(0, abs=1e-4) and row["ppo_clip_ratio"] == 0, "the trainer's own log-probs"
@@ -187,7 +189,7 @@ def test_limit_continues_after_a_resume_without_new_engines(parts):
     The batch of step 7 was drawn before the fifth of them, step 6, was over.
     """
     run_dir, logs = parts
-    steps = steps_of(run_dir, 1, 8)
+    steps = read_steps(run_dir, 1, 8)
     assert [row["length_limit"] for row, _ in steps] == [20, 24, 24, 24, 24, 24, 24, 28]
     for row, samples in steps:
         lengths = [sample["response_length"] for sample in samples]
@@ -203,11 +205,11 @@ def test_the_batch_that_was_sampled_ahead_survives_the_kill(parts, tiny_model):
     state, _ = trainer_state.read(run_dir / "checkpoints" / "step_3" / "trainer")
     *exhausted, (batch, _, _, is_exhausted) = state["client_states"]["ahead"]["results"]
     assert len(exhausted) == 1 and not is_exhausted
-    [(row, samples)] = steps_of(run_dir, 4, 4)
+    [(row, samples)] = read_steps(run_dir, 4, 4)
     assert row["reward_missing"] == 0 and row["metric_errors"] == row["dropped_values"] == 0
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     for saved, sample in zip(batch, samples, strict=True):
         sampled = saved["sequences"][0, 1:][saved["action_mask"][0].bool()].tolist()
         assert [sample["prompt"]] == saved["prompts"] and sample["response"] == decode_tokens(tokenizer, sampled)
         assert [sample["reward"]] == pytest.approx(saved["rewards"].tolist())
-    assert [row["staleness"] for row, _ in steps_of(run_dir, 1, 8)] == [0, *[len(samples) / TRAIN_BATCH] * 7]
+    assert [row["staleness"] for row, _ in read_steps(run_dir, 1, 8)] == [0, *[len(samples) / TRAIN_BATCH] * 7]

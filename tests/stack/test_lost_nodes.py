@@ -13,7 +13,7 @@ from grpo.stack.seats import Seats
 
 from . import two_nodes
 from .runs import LIMIT, wait_for
-from .two_nodes import files_of, run_processes, seen_until
+from .two_nodes import list_files, list_run_processes, read_until
 
 pytestmark = [pytest.mark.timeout(3000), two_nodes.needs_nodes]
 DRIVER = """
@@ -36,22 +36,22 @@ time.sleep(900)
 
 
 def test_a_node_ends_what_was_started_there(tmp_path: Path) -> None:
-    with two_nodes.two_nodes(two_nodes.folders_of(tmp_path), gpus=(0, 0)) as cluster:
-        before = files_of(cluster.second)
+    with two_nodes.two_nodes(two_nodes.make_folders(tmp_path), gpus=(0, 0)) as cluster:
+        before = list_files(cluster.second)
 
-        def nothing_is_left() -> bool:
-            return not run_processes(cluster.second) and set(files_of(cluster.second)) <= set(before)
+        def is_nothing_left() -> bool:
+            return not list_run_processes(cluster.second) and set(list_files(cluster.second)) <= set(before)
 
         driver = start_driver(cluster)
         for child in psutil.Process(driver.pid).children():  # nsenter hands on no signal
             child.kill()
         driver.wait(60)
-        wait_for(nothing_is_left)
+        wait_for(is_nothing_left)
 
         driver = start_driver(cluster)
         state = subprocess.run(
-            cluster.first.command(sys.executable, "-P", "-m", "grpo.launch.supervise.cluster_state"),
-            env=environment_of(cluster),
+            cluster.first.make_command(sys.executable, "-P", "-m", "grpo.launch.supervise.cluster_state"),
+            env=make_environment(cluster),
             capture_output=True,
             text=True,
             timeout=LIMIT,
@@ -60,23 +60,23 @@ def test_a_node_ends_what_was_started_there(tmp_path: Path) -> None:
         assert "<module> (<string>:1)" in state.stdout, "the stack of the process that the engine started"
         cluster.first.lose()
         driver.wait(60)
-        wait_for(nothing_is_left)  # Ray ends too, and deletes its own
+        wait_for(is_nothing_left)  # Ray ends too, and deletes its own
 
 
 def start_driver(cluster: two_nodes.Cluster) -> "subprocess.Popen[str]":
     driver = subprocess.Popen(
-        cluster.first.command(sys.executable, "-c", DRIVER),
-        env=environment_of(cluster),
+        cluster.first.make_command(sys.executable, "-c", DRIVER),
+        env=make_environment(cluster),
         stdout=subprocess.PIPE,
         text=True,
     )
-    seen_until("up", driver)
-    assert len(run_processes(cluster.second)) >= 3, "the actor of the agent, the engine, and its own process"
-    assert "/tmp/grpo-a" in files_of(cluster.second)
+    read_until("up", driver)
+    assert len(list_run_processes(cluster.second)) >= 3, "the actor of the agent, the engine, and its own process"
+    assert "/tmp/grpo-a" in list_files(cluster.second)
     return driver
 
 
-def environment_of(cluster: two_nodes.Cluster) -> dict[str, str]:
+def make_environment(cluster: two_nodes.Cluster) -> dict[str, str]:
     places = Seats(cluster.first.address, (cluster.second.address,), (cluster.first.address,))
     variables = {seats.VARIABLE: places.dump(), processes.RUN_ID_VARIABLE: "a-run", "TMPDIR": "/tmp/grpo-a/tmp"}
-    return cluster.environment(RAY_ADDRESS=cluster.address, **variables)
+    return cluster.make_environment(RAY_ADDRESS=cluster.address, **variables)

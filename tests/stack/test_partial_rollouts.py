@@ -23,7 +23,7 @@ from grpo.rollout import budget_executor, continued
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking_settings import environment
 
-from .rounding import Rounding, log_probs, reference_model
+from .rounding import Rounding, compute_log_probs, load_reference_model
 
 LENGTH, SAMPLES, SEED = 480, 4, 11
 QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 20}]
@@ -119,7 +119,7 @@ def adapters(tiny_model, tmp_path_factory) -> dict[int, tuple]:
 
 @pytest.fixture(scope="module")
 def references(tiny_model, adapters) -> dict[int, torch.nn.Module]:
-    return {policy: reference_model(tiny_model / "mxfp4", folder) for policy, (*_, folder) in adapters.items()}
+    return {policy: load_reference_model(tiny_model / "mxfp4", folder) for policy, (*_, folder) in adapters.items()}
 
 
 @pytest.fixture(scope="module")
@@ -138,21 +138,21 @@ def check(references, responses) -> None:
     policies = torch.cat([torch.from_numpy(response["policies"][1:]) for response in responses])
     recorded = torch.cat([torch.tensor(response["rollout_log_probs"][1:]) for response in responses])
     is_sampled = policies >= 0
-    exact = {policy: torch.cat(log_probs(model, texts)) for policy, model in references.items()}
-    rounding = {policy: Rounding.simulated(model, texts) for policy, model in references.items()}
+    exact = {policy: torch.cat(compute_log_probs(model, texts)) for policy, model in references.items()}
+    rounding = {policy: Rounding.simulate(model, texts) for policy, model in references.items()}
 
-    def agrees(claimed: torch.Tensor) -> bool:
+    def is_explained(claimed: torch.Tensor) -> bool:
         error, values = rounding[1].error.clone(), exact[1].clone()
         error[claimed == 2], values[claimed == 2] = rounding[2].error[claimed == 2], exact[2][claimed == 2]
         often = max(each.often for each in rounding.values())
         return Rounding(error[is_sampled], often).covers(values[is_sampled], recorded[is_sampled])
 
-    assert agrees(policies)
+    assert is_explained(policies)
     others = [torch.full_like(policies, 1), torch.full_like(policies, 2), policies.roll(4), policies.roll(-4)]
-    assert not any(agrees(other) for other in others), "another account of the policies would not be noticed"
+    assert not any(is_explained(other) for other in others), "another account of the policies would not be noticed"
 
 
-def switches(response: dict) -> int:
+def count_switches(response: dict) -> int:
     """How often the policy changes between sampled tokens."""
     sampled = response["policies"][response["policies"] >= 0]
     return int((np.diff(sampled) != 0).sum())
@@ -168,7 +168,7 @@ def test_each_token_has_the_log_prob_of_its_own_policy(engine, references):
     responses = engine.end(task)
     for response in responses:
         sampled = response["policies"] >= 0
-        assert switches(response) == 2 and 50 <= sampled.sum() <= 60
+        assert count_switches(response) == 2 and 50 <= sampled.sum() <= 60
         # The last token that fits may be the one that ends the response.
         assert response["truncated"] != (response["observation_tokens"][-1] == engine.tokenizer.eos_token_id)
         assert not response["truncated"] or sampled.sum() == 60
@@ -194,7 +194,7 @@ def test_a_thinking_budget_goes_on_over_the_cut(engine, references, monkeypatch)
         of_sampled = np.full_like(response["policies"], -1)
         of_sampled[sampled] = response["policies"][sampled]
         response["policies"] = of_sampled
-        assert (of_sampled >= 0).sum() == len(sampled) and switches(response) == 1
+        assert (of_sampled >= 0).sum() == len(sampled) and count_switches(response) == 1
         assert response["engine"]["tokens"] == response["observation_tokens"]
     check(references, responses)
 

@@ -18,7 +18,7 @@ from grpo.rollout import cores
 from grpo.rollout.replacement import EngineCalls
 from reward import judge_place
 
-from .trainer_and_engines import on_engine
+from .trainer_and_engines import call_on_engine
 
 pytestmark = pytest.mark.timeout(600)
 PROMPTS, SAMPLES, LENGTH = 4, 4, 256
@@ -36,12 +36,12 @@ def engine(tiny_model, ray_cluster):
     return engine
 
 
-def core_of(engine) -> psutil.Process:
-    [pid] = on_engine(engine, lambda actor: [core.pid for core in cores.find_own_cores()])
+def find_core(engine) -> psutil.Process:
+    [pid] = call_on_engine(engine, lambda actor: [core.pid for core in cores.find_own_cores()])
     return psutil.Process(pid)
 
 
-def sampled(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]]], int]:
+def sample_prompts(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]]], int]:
     """The tokens of each prompt's samples, and how many engines were replaced."""
     calls = EngineCalls([engine], AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
     sent = []
@@ -50,7 +50,7 @@ def sampled(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]
         call = {"prompt": f"What is {number} + 5?", "label": "", "sampling_params": params, "max_length": LENGTH}
         sent.append(calls.send(engine, call | {"num_samples": SAMPLES}))
     if is_killed:
-        core_of(engine).send_signal(signal.SIGKILL)
+        find_core(engine).send_signal(signal.SIGKILL)
     waiting, answers = dict(enumerate(sent)), {}
     while waiting:
         ready, again = calls.wait(list(waiting.values()))
@@ -60,7 +60,7 @@ def sampled(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]
 
 
 def test_a_call_that_a_dead_core_does_not_answer_is_not_waited_for(engine):
-    core = core_of(engine)
+    core = find_core(engine)
     core.suspend()
     call = engine.reset_prefix_cache.remote()
     assert not ray.wait([call], timeout=1)[0]
@@ -71,9 +71,9 @@ def test_a_call_that_a_dead_core_does_not_answer_is_not_waited_for(engine):
 
 def test_prompts_are_sampled_again_with_their_seeds(engine, tiny_model):
     """The engine is replaced twice: the test before this one has killed its core, too."""
-    killed, replaced = sampled(engine, tiny_model, is_killed=False)
+    killed, replaced = sample_prompts(engine, tiny_model, is_killed=False)
     assert replaced == 1
-    again, replaced = sampled(engine, tiny_model, is_killed=True)
+    again, replaced = sample_prompts(engine, tiny_model, is_killed=True)
     assert replaced == 1
     pairs = [pair for one, other in zip(killed, again, strict=True) for pair in zip(one, other, strict=True)]
     # A near tie may round to another token.

@@ -24,8 +24,8 @@ from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.thinking_settings import environment
 from tests.grpo.rollout.multi_turn.scripted import Library
 
-from .rounding import most_apart, reference_model, simulate
-from .trainer_and_engines import compiling
+from .rounding import bound_differences, load_reference_model, simulate
+from .trainer_and_engines import make_compiling_environment
 
 LENGTH, SAMPLES = 480, 4
 QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 20}]  # longer than a block of the CPU's cache, 128 tokens
@@ -63,7 +63,7 @@ class Engine:
     tokenizer: object
     loop: asyncio.Runner
 
-    def responses(self, executor, prompts: int = 1, **params) -> list[dict]:
+    def draw_responses(self, executor, prompts: int = 1, **params) -> list[dict]:
         """The responses to a prompt, drawn `prompts` times, one after the other."""
         self.actor.executor = executor
         prompt = self.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
@@ -83,7 +83,7 @@ class Engine:
 def engine(request, tiny_model):
     tensor_parallel, eager = request.param
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {} if eager else compiling().items():
+        for name, value in {} if eager else make_compiling_environment().items():
             patch.setenv(name, value)
         patch.setitem(os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as OpenRLHF sets it
         config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: adapter.ALL}
@@ -98,16 +98,16 @@ def engine(request, tiny_model):
 
 @pytest.fixture(scope="module")
 def reference(tiny_model):
-    return reference_model(tiny_model / "mxfp4")
+    return load_reference_model(tiny_model / "mxfp4")
 
 
-def choices(model, sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def read_choices(model, sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the recorded routing, the model's own one, and where a choice is no near tie, without the last token."""
     tokens, recorded = sample["observation_tokens"], torch.from_numpy(sample["routing"])
     routers = [layer.mlp.router for layer in model.model.layers]
 
     @torch.no_grad()
-    def logits() -> torch.Tensor:
+    def compute_logits() -> torch.Tensor:
         seen = []
         hooks = [
             router.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
@@ -120,9 +120,9 @@ def choices(model, sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         pairs = zip(routers, seen, strict=True)
         return torch.stack([torch.nn.functional.linear(x, r.weight, r.bias) for r, x in pairs], dim=1)
 
-    exact, chosen = logits(), recorded.shape[-1]
+    exact, chosen = compute_logits(), recorded.shape[-1]
     values, experts = exact.sort(dim=-1, descending=True)
-    apart = most_apart(simulate(model, logits)).amax(-1)
+    apart = bound_differences(simulate(model, compute_logits)).amax(-1)
     is_clear = values[..., chosen - 1] - values[..., chosen] > apart
     own = routing.encode(experts[..., :chosen]).sort().values
     return recorded[:-1].sort().values, own[:-1], is_clear[:-1]
@@ -132,7 +132,7 @@ def check(model, responses: list[dict]) -> None:
     """Check each sample and branch, and that a shift by one token would be noticed."""
     for sample in [part for response in responses for part in (response, *response.get("branches", ()))]:
         assert (sample["routing"][:-1] > 0).all(), "a token has no routing"
-        recorded, own, is_clear = choices(model, sample)
+        recorded, own, is_clear = read_choices(model, sample)
         assert is_clear.float().mean() > 0.5, "nearly all are near ties: the comparison would prove nothing"
         assert torch.equal(recorded[is_clear], own[is_clear])
         for shifted in (recorded.roll(1, dims=0), recorded.roll(-1, dims=0)):
@@ -142,7 +142,7 @@ def check(model, responses: list[dict]) -> None:
 @pytest.mark.timeout(900)
 def test_single_calls_also_with_their_prompt_in_the_prefix_cache(engine, reference):
     single = Single()
-    responses = engine.responses(single, prompts=2)
+    responses = engine.draw_responses(single, prompts=2)
     assert max(single.cached[:1]) == 0 and min(single.cached[SAMPLES:]) > 0
     check(reference, responses)
 
@@ -151,14 +151,14 @@ def test_single_calls_also_with_their_prompt_in_the_prefix_cache(engine, referen
 def test_answers_after_a_cut_thought(engine, reference, monkeypatch):
     for name, value in environment(6, 12, "harmony", "").items():
         monkeypatch.setenv(name, value)
-    responses = engine.responses(budget_executor.AgentExecutor(), min_tokens=1, max_tokens=120)
+    responses = engine.draw_responses(budget_executor.AgentExecutor(), min_tokens=1, max_tokens=120)
     assert any(response["extra_logs"]["thinking_truncated"] for response in responses)
     check(reference, responses)
 
 
 @pytest.mark.timeout(900)
 def test_turns_and_branches_of_a_conversation(engine, reference):
-    responses = engine.responses(Conversation(), min_tokens=1, max_tokens=120)
+    responses = engine.draw_responses(Conversation(), min_tokens=1, max_tokens=120)
     assert any(len(sample["action_ranges"]) > 1 or sample["branches"] for sample in responses)
     check(reference, responses)
 
@@ -168,7 +168,7 @@ def test_taken_and_aborted_routings_leave_nothing(engine):
     name = "of-nobody"
     params = SamplingParams(max_tokens=4, extra_args={"routing_of": name})
 
-    async def calls():
+    async def take_calls():
         await engine.actor.generate([1, 2, 3], params)
         first = await engine.actor.llm.collective_rpc("take_routing", args=([name],))
         second = await engine.actor.llm.collective_rpc("take_routing", args=([name],))
@@ -177,4 +177,4 @@ def test_taken_and_aborted_routings_leave_nothing(engine):
         third = await engine.actor.llm.collective_rpc("take_routing", args=([name],))
         return [[len(answer["calls"][0]) for answer in each if answer] for each in (first, second, third)]
 
-    assert engine.loop.run(calls()) == [[1], [0], [0]]
+    assert engine.loop.run(take_calls()) == [[1], [0], [0]]

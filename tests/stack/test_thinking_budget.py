@@ -15,7 +15,7 @@ from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
 
-from .rounding import log_probs, most_apart, reference_model, simulate
+from .rounding import bound_differences, compute_log_probs, load_reference_model, simulate
 
 LENGTH, THINKING, ANSWER, SAMPLES = 512, 150, 20, 4
 
@@ -116,13 +116,13 @@ def test_the_second_call_finds_the_thought_in_the_cache(cut):
 
 @pytest.mark.timeout(400)
 def test_delimiter_log_prob_matches_an_engine_without_a_cache(cut, tiny_model):
-    model = reference_model(tiny_model / "bf16")
+    model = load_reference_model(tiny_model / "bf16")
     model.kept = Allocated(model.config.vocab_size)  # this engine lacks our worker, which would mask some rows
 
-    def of_delimiters() -> torch.Tensor:
-        return torch.stack([values[-cut.forced :].sum() for values in log_probs(model, cut.texts)])
+    def sum_delimiters() -> torch.Tensor:
+        return torch.stack([values[-cut.forced :].sum() for values in compute_log_probs(model, cut.texts)])
 
-    limits = most_apart(simulate(model, of_delimiters))
+    limits = bound_differences(simulate(model, sum_delimiters))
     expected = torch.tensor(cut.expected)
     assert ((torch.tensor([one.delimiter_log_prob for one in cut.rollouts]) - expected).abs() <= limits).all()
     assert ((expected.roll(1) - expected).abs() > limits).any(), "all thoughts are alike: the comparison proves nothing"

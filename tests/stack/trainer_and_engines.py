@@ -22,7 +22,7 @@ from grpo.metrics.scored_rollouts import Rollout
 from grpo.rollout import routing
 from grpo.stack import cluster
 
-from .rounding import batches
+from .rounding import make_batches
 
 LONGEST = 4096  # tokens of prompt and response
 FLAGS = [
@@ -39,7 +39,7 @@ FLAGS = [
 ]
 
 
-def training_args(monkeypatch, *flags: str) -> argparse.Namespace:
+def parse_training_args(monkeypatch, *flags: str) -> argparse.Namespace:
     """Parse flags with the parser of OpenRLHF's command line, which exists only inside its `__main__` block."""
     captured = {}
 
@@ -93,7 +93,7 @@ def restore_frequencies(actor) -> None:
             buffer.copy_(buffer.exact)
 
 
-def compiling() -> dict[str, str]:
+def make_compiling_environment() -> dict[str, str]:
     """The environment of an engine that torch.compile compiles.
 
     The cache of its kernels is separate for each instruction set: PyTorch 2.10 reuses a cached AVX-512 kernel even if
@@ -135,7 +135,7 @@ class Stack:
     """A started trainer and engines: TP=2, and one that torch.compile compiles.
 
     Attributes:
-        stale: what each engine said of the token after the long text before the sync, see :meth:`next_token`.
+        stale: what each engine said of the token after the long text before the sync, see :meth:`draw_next_token`.
     """
 
     stale: list[dict[int, float]]
@@ -151,7 +151,7 @@ class Stack:
         for tensor_parallel, eager in ((2, True), (1, False)):
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
-                    options = partial(LLMRayActor.options, runtime_env={"env_vars": compiling()})
+                    options = partial(LLMRayActor.options, runtime_env={"env_vars": make_compiling_environment()})
                     patch.setattr(LLMRayActor, "options", options)
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,
@@ -162,7 +162,7 @@ class Stack:
         refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
         ray.get(refs + cluster.engines_ready(self.engines))
 
-    def every_rank(self, function):
+    def call_every_rank(self, function):
         ray.cloudpickle.register_pickle_by_value(
             sys.modules[function.__module__]
         )  # workers cannot import a test module
@@ -170,21 +170,21 @@ class Stack:
 
     def randomise(self, scale: float) -> None:
         """Give the adapter other values, and sync."""
-        self.every_rank(lambda actor: randomise(actor, scale))
+        self.call_every_rank(lambda actor: randomise(actor, scale))
         ray.get(self.trainer.async_run_method("sync"))
 
     def add_to_sinks(self, amount: float) -> None:
         """Change the attention sinks of the trainer."""
-        self.every_rank(lambda actor: add_to_sinks(actor, amount))
+        self.call_every_rank(lambda actor: add_to_sinks(actor, amount))
 
-    def trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
+    def compute_trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
         """Log-probs of tokens 1.. from the trainer, `[len - 1]`. Both ranks compute: a forward pass is collective."""
         sequence = torch.tensor([tokens])
         mask = torch.ones_like(sequence)
         refs = self.trainer.async_run_method("forward", sequence, mask[:, 1:], mask)
         return ray.get(refs)[0][0]
 
-    def engine_log_probs(self, engine, tokens: list[int]) -> torch.Tensor:
+    def compute_engine_log_probs(self, engine, tokens: list[int]) -> torch.Tensor:
         """The same from an engine, which scores the tokens as a prompt."""
         from vllm import SamplingParams
 
@@ -192,7 +192,7 @@ class Stack:
         pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         return torch.tensor([at[token].logprob for token, at in pairs])
 
-    def next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
+    def draw_next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
         """The log-probs of the likeliest next tokens, and how many tokens of the prompt came from the prefix cache.
 
         Args:
@@ -205,7 +205,7 @@ class Stack:
         at = output.outputs[0].logprobs[0]
         return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
 
-    def rollouts(self, prompts: list[list[int]], numbers: tuple[int, ...] = (0, 1)) -> list[Rollout]:
+    def make_rollouts(self, prompts: list[list[int]], numbers: tuple[int, ...] = (0, 1)) -> list[Rollout]:
         """What these engines sample after these prompts, and what the trainer says of it."""
         from vllm import SamplingParams
 
@@ -215,7 +215,7 @@ class Stack:
             outputs = ray.get([self.engines[number].generate.remote(prompt, params) for prompt in prompts])
             answers = [output.outputs[0] for output in outputs]
             texts = [prompt + list(answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
-            scored, base = (self._scored(texts, method) for method in ("forward", "base_forward"))
+            scored, base = (self._score(texts, method) for method in ("forward", "base_forward"))
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 positions = torch.arange(len(prompt), len(texts[row]))
                 steps = zip(answer.token_ids, answer.logprobs, strict=True)
@@ -224,7 +224,7 @@ class Stack:
                 rollouts.append(Rollout(number, 0, row, positions, sampled, now, without))
         return rollouts
 
-    def recorded(self, prompts: list[str], tokenizer) -> tuple[list[SimpleNamespace], list[SimpleNamespace]]:
+    def record_rollouts(self, prompts: list[str], tokenizer) -> tuple[list[SimpleNamespace], list[SimpleNamespace]]:
         """Micro-batches and samples of what the first engine samples after these prompts, with its choice of experts.
 
         As a step in which the parity gate compares has them.
@@ -261,9 +261,9 @@ class Stack:
             )
         return made, samples
 
-    def _scored(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:
+    def _score(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:
         scored: list[tuple[int, torch.Tensor]] = []
-        for batch in batches(list(map(len, texts))):
+        for batch in make_batches(list(map(len, texts))):
             longest = max(len(texts[index]) for index in batch)
             tokens = torch.tensor([texts[index] + [0] * (longest - len(texts[index])) for index in batch])
             mask = torch.tensor([[1] * len(texts[index]) + [0] * (longest - len(texts[index])) for index in batch])
@@ -272,7 +272,7 @@ class Stack:
             )
         return [values for _, values in sorted(scored, key=operator.itemgetter(0))]
 
-    def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
+    def gather_adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
         """The adapter as the trainer gathers it."""
 
         def gather(actor):
@@ -280,10 +280,10 @@ class Stack:
 
             return adapter.gather(actor.actor.model.module)
 
-        return self.every_rank(gather)[0]
+        return self.call_every_rank(gather)[0]
 
 
-def on_engine(engine, function, *args):
+def call_on_engine(engine, function, *args):
     """Call a function with OpenRLHF's engine actor in its process."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     return ray.get(engine.__ray_call__.remote(function, *args))

@@ -70,14 +70,14 @@ class Node:
         children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
         return int(children[0])
 
-    def command(self, *words: object) -> list[str]:
+    def make_command(self, *words: object) -> list[str]:
         """The command that runs `words` on this node."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--uts", "--ipc", "--wd=/"]
         return [*enter, *map(str, words)]
 
     def run(self, *words: object) -> str:
         """What a command on this node prints."""
-        return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(self.make_command(*words), capture_output=True, text=True, timeout=60, check=True).stdout
 
     def lose(self) -> None:
         """Take the node away: its wire is cut first, as if it had lost its power."""
@@ -98,7 +98,7 @@ class Cluster:
         """Where the cluster answers."""
         return f"{self.first.address}:{PORT}"
 
-    def environment(self, **variables: str) -> dict[str, str]:
+    def make_environment(self, **variables: str) -> dict[str, str]:
         """The variables of somebody who may join."""
         return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **variables}
 
@@ -108,11 +108,11 @@ class Cluster:
         where = head if node is self.first else (f"--address={self.address}",)
         words = ("-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={node.address}")
         more = (f"--num-gpus={gpus}", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE}")
-        command = node.command(sys.executable, *words, *more, "--disable-usage-stats")
+        command = node.make_command(sys.executable, *words, *more, "--disable-usage-stats")
         # Workers that nobody has asked for would only take memory.
         quiet = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
         # A node ends this long after its head, not a minute.
-        environment = self.environment(RAY_gcs_rpc_server_reconnect_timeout_s="10", **quiet)
+        environment = self.make_environment(RAY_gcs_rpc_server_reconnect_timeout_s="10", **quiet)
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=START_LIMIT,
@@ -123,8 +123,8 @@ class Cluster:
         """Start the launcher on the first node, without a key for the judge."""
         keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "RAY_ADDRESS": self.address}
         return subprocess.Popen(
-            self.first.command(ROOT / "train_grpo.sh", "--tiny", *options),
-            env=self.environment(**keys, **variables),
+            self.first.make_command(ROOT / "train_grpo.sh", "--tiny", *options),
+            env=self.make_environment(**keys, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -185,7 +185,7 @@ def _run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def folders_of(parent: Path) -> tuple[Path, Path]:
+def make_folders(parent: Path) -> tuple[Path, Path]:
     """Make a folder for each node, which the other does not see."""
     for name in ("first", "second"):
         (parent / name).mkdir()
@@ -202,7 +202,7 @@ def can_make_nodes() -> bool:
     return made
 
 
-def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
+def read_until(text: str, launcher: "subprocess.Popen[str]") -> str:
     """What the launcher prints up to a line with a text."""
     assert launcher.stdout
     shown = ""
@@ -213,7 +213,7 @@ def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
     raise AssertionError(f"not seen: {text}\n{shown[-5000:]}")
 
 
-def holders(node: Node, key: str) -> list[str]:
+def find_holders(node: Node, key: str) -> list[str]:
     """The kinds of files on a node that have a planted key: of processes, of its memory, of its disk.
 
     Not of the checkout, where the tests name the key.
@@ -225,14 +225,14 @@ def holders(node: Node, key: str) -> list[str]:
     return sorted({Path(file).name for file in found})
 
 
-def run_processes(node: Node) -> list[str]:
+def list_run_processes(node: Node) -> list[str]:
     """The processes of a node that have the id of a run."""
     needle = processes.RUN_ID_VARIABLE
     found = node.run("sh", "-c", f"grep -l {needle} /proc/[0-9]*/environ || true")
     return found.split()
 
 
-def files_of(node: Node) -> list[str]:
+def list_files(node: Node) -> list[str]:
     """What is in a node's /dev/shm and /tmp, except Ray's own folder."""
     return sorted(node.run("find", "/dev/shm", "/tmp", "-maxdepth", "1", "-not", "-name", "ray").split())
 

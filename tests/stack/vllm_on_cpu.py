@@ -14,11 +14,11 @@ from vllm.v1.engine import utils
 _with_lora = model_manager.get_supported_lora_modules
 
 
-def _without_experts(model) -> list[str]:
+def _drop_experts(model) -> list[str]:
     return [name for name in _with_lora(model) if name != "experts"]
 
 
 if __name__ == "__main__":
-    model_manager.get_supported_lora_modules = _without_experts
+    model_manager.get_supported_lora_modules = _drop_experts
     utils.get_mp_context = partial(multiprocessing.get_context, "fork")
     main()

@@ -42,17 +42,17 @@ class Problems:
         return "source", self.prompts[index], "label"
 
 
-def difficulty(prompt: str) -> float:
+def get_difficulty(prompt: str) -> float:
     """How often a problem is solved."""
     number, last = prompt.split(" of ")
     return int(number) / int(last)
 
 
-def answers(prompt: str, seed: int, count: int, policy: int, call: int) -> list[dict[str, Any]]:
+def draw_answers(prompt: str, seed: int, count: int, policy: int, call: int) -> list[dict[str, Any]]:
     digests = [hashlib.sha256(f"{seed + number}".encode()).digest() for number in range(count)]
     draws = [int.from_bytes(digest[:6]) / 2**48 for digest in digests]
     origin = {continued.POLICIES: np.array([-1, policy]), continued.GROUP: seed, continued.LIMIT: 1}
-    return [{"prompt": prompt, "score": float(draw < difficulty(prompt)), "draw": draw} | origin for draw in draws]
+    return [{"prompt": prompt, "score": float(draw < get_difficulty(prompt)), "draw": draw} | origin for draw in draws]
 
 
 class FakeRay:
@@ -70,7 +70,7 @@ class FakeRay:
 
     @staticmethod
     def get(reference: Any) -> Any:
-        return answers(*reference) if isinstance(reference, tuple) else reference
+        return draw_answers(*reference) if isinstance(reference, tuple) else reference
 
 
 class Run:
@@ -86,8 +86,8 @@ class Run:
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
         for module in (sampling, unfinished, replacement):
             monkeypatch.setattr(module, "ray", FakeRay(order))
-        monkeypatch.setattr(rollouts, "build_rollout", _sample)
-        loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
+        monkeypatch.setattr(rollouts, "build_rollout", _make_sample)
+        loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_split_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
 
@@ -120,7 +120,7 @@ class Run:
         self.states: list[dict] = []
         self.oldest: list[float] = []
 
-    def until(self, until: int) -> "Run":
+    def run_until(self, until: int) -> "Run":
         """Make global steps until this one, as the loop does; the policy's number is that of its last step."""
         trainer = self.trainer
         while trainer.step < until and trainer.episode < self.args.num_episodes:
@@ -154,11 +154,11 @@ class Run:
         return self
 
 
-def _columns(items: list[tuple[str, str, str]]) -> tuple[list[str], ...]:
+def _split_columns(items: list[tuple[str, str, str]]) -> tuple[list[str], ...]:
     return tuple(map(list, zip(*items, strict=True)))
 
 
-def _sample(response: dict[str, Any], *_: Any) -> SimpleNamespace:
+def _make_sample(response: dict[str, Any], *_: Any) -> SimpleNamespace:
     score, policies = torch.tensor([response["score"]]), torch.from_numpy(response[continued.POLICIES])
     info = {"length_limit": torch.tensor([1.0]), "truncated": torch.tensor([0.0])}
     return SimpleNamespace(

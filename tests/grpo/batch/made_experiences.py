@@ -11,7 +11,7 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.training.trainer import Trainer
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
 
 TOKENIZER = TOKENIZERS["qwen3"]
 N = 2  # samples a prompt
@@ -27,7 +27,7 @@ THOUGHTFUL = ["<think>\nhm\n</think>\n\nthere<|im_end|>"] * 3 + ["42<|im_end|>"]
 PLAIN = ["42<|im_end|>"]
 
 
-def arguments(estimator="dr_grpo"):
+def make_arguments(estimator="dr_grpo"):
     return SimpleNamespace(
         remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2,
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
@@ -38,17 +38,17 @@ def arguments(estimator="dr_grpo"):
     )  # fmt: skip
 
 
-def response(script, replies, reward):
+def make_response(script, replies, reward):
     template = template_for(TOKENIZER)
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, script), params(), 900)
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, script), make_params(), 900)
     _, made = asyncio.run(roll_out(lambda: Library(replies=replies), policy, LIMITS, 9))
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
-def made_experiences(responses, monkeypatch, *estimator, **changes):
+def make_experiences(responses, monkeypatch, *estimator, **changes):
     """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
     trainer = object.__new__(Trainer)
-    trainer.args, trainer.tokenizer, trainer.actors = arguments(*estimator), TOKENIZER, None
+    trainer.args, trainer.tokenizer, trainer.actors = make_arguments(*estimator), TOKENIZER, None
     vars(trainer.args).update(changes)
     made = [rollouts.build_rollout(one, trainer.args, TOKENIZER, 900) for one in responses]
     batches = trainer._make_batches(made)
@@ -59,14 +59,14 @@ def made_experiences(responses, monkeypatch, *estimator, **changes):
     return made, trainer._give_advantages(batches)
 
 
-def four(monkeypatch, *estimator, branching=True):
+def make_four_rollouts(monkeypatch, *estimator, branching=True):
     """Two prompts with two samples each. The first and the last rollout have branches, or none does."""
     scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
     replies = [["a", "b", "c"], [], [], ["a"]]
-    responses = [response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
-    return made_experiences(responses, monkeypatch, *estimator)
+    responses = [make_response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
+    return make_experiences(responses, monkeypatch, *estimator)
 
 
-def rows_of(made):
+def list_rows(made):
     """The rollouts of micro-batches, as a rank keeps them."""
     return [row for batch in made for row in branches.split_rollouts(batch)]

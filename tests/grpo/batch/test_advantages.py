@@ -33,7 +33,7 @@ def steps(draw) -> list[list[float]]:
     return draw(st.lists(groups(size), min_size=1, max_size=4))
 
 
-def batches_of(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[SimpleNamespace]:
+def make_batches(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[SimpleNamespace]:
     """Micro-batches in any order and size, with rollouts that have no reward, are degenerate or have no tokens."""
     draw = random.Random(seed)
     rewards = [reward for group in step for reward in group]
@@ -54,7 +54,7 @@ def batches_of(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[S
     return batches
 
 
-def arguments(estimator: str, size: int, **changes) -> SimpleNamespace:
+def make_arguments(estimator: str, size: int, **changes) -> SimpleNamespace:
     values = {"gamma": 1.0, "reward_clip_range": (-10, 10), "no_advantage_std_norm": False}
     return SimpleNamespace(advantage_estimator=estimator, n_samples_per_prompt=size, **values | changes)
 
@@ -63,7 +63,7 @@ def is_equal(rewards: list[float]) -> bool:
     return not rewards or max(rewards) - min(rewards) <= 1e-6 * max(1.0, *map(abs, rewards))
 
 
-def compared(rewards: list[float], estimator: str) -> list[float]:
+def apply_formula(rewards: list[float], estimator: str) -> list[float]:
     """The formula of a group with spread."""
     mean, others = math.fsum(rewards) / len(rewards), len(rewards) - 1
     if estimator == "group_norm":
@@ -75,7 +75,7 @@ def compared(rewards: list[float], estimator: str) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def formula(batches: list[SimpleNamespace], args: SimpleNamespace, beta: float) -> dict[int, list[float]]:
+def compute_advantages(batches: list[SimpleNamespace], args: SimpleNamespace, beta: float) -> dict[int, list[float]]:
     """The advantage of each sampled token of each rollout that is trained on."""
     low, high = args.reward_clip_range
     rollouts = {}
@@ -99,7 +99,7 @@ def formula(batches: list[SimpleNamespace], args: SimpleNamespace, beta: float) 
             continue
         with_spread |= set(group)
         if args.advantage_estimator != "reinforce":
-            rewards = [min(max(one, low), high) for one in compared(rewards, args.advantage_estimator)]
+            rewards = [min(max(one, low), high) for one in apply_formula(rewards, args.advantage_estimator)]
         value |= dict(zip(group, rewards, strict=True))
     result = {}
     for number, (_, at, kl) in rollouts.items():
@@ -121,10 +121,10 @@ def formula(batches: list[SimpleNamespace], args: SimpleNamespace, beta: float) 
     return result
 
 
-def largest_difference(step, dtype, seed, args, beta) -> float:
+def find_largest_difference(step, dtype, seed, args, beta) -> float:
     """The largest difference from the formula, as a share of the step's largest advantage or of 1."""
-    batches = batches_of(step, dtype, seed)
-    expected = formula(batches, args, beta)
+    batches = make_batches(step, dtype, seed)
+    expected = compute_advantages(batches, args, beta)
     advantages.compute(batches, args, beta)
     worst, largest = 0.0, max([1.0, *(abs(token) for values in expected.values() for token in values)])
     for batch in batches:
@@ -153,8 +153,8 @@ def test_every_estimator_is_its_formula(estimator, step, dtype, seed, beta, is_o
     changes = {"reward_clip_range": (-0.5, 1.5), "no_advantage_std_norm": True} if is_other else {}
     if estimator == "reinforce" and is_other:
         changes["gamma"] = 0.9
-    args = arguments(estimator, len(step[0]), **changes)
-    assert largest_difference(step, dtype, seed, args, beta) < 2e-7
+    args = make_arguments(estimator, len(step[0]), **changes)
+    assert find_largest_difference(step, dtype, seed, args, beta) < 2e-7
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -164,7 +164,7 @@ def test_the_kl_of_the_reward_stays_without_spread(estimator):
         index=[0, 1], rewards=torch.tensor([0.6, 0.6]), kl=torch.tensor([[9.0, 0.1, 0.2], [9.0, 0.3, 9.0]]),
         action_mask=torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]]), info={},
     )  # fmt: skip
-    advantages.compute([batch], arguments(estimator, 2), 0.5)
+    advantages.compute([batch], make_arguments(estimator, 2), 0.5)
     got = batch.advantages[batch.action_mask > 0]
     torch.testing.assert_close(got, torch.tensor([-0.15, -0.1, -0.15]))
     torch.testing.assert_close(batch.info["return"], torch.tensor([-0.15, -0.15]))
@@ -176,7 +176,7 @@ def test_logs_are_those_of_the_rollouts_that_count():
         action_mask=torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0]]),
         info={"reward_missing": torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])},
     )  # fmt: skip
-    advantages.compute([batch], arguments("dr_grpo", 3), 0.0)
+    advantages.compute([batch], make_arguments("dr_grpo", 3), 0.0)
     assert batch.info["group_reward_std"].tolist() == pytest.approx([math.sqrt(0.5)] * 3 + [0.0] * 3)
     assert batch.info["return"].tolist() == [-0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
 
@@ -186,5 +186,5 @@ def test_a_range_that_makes_all_rewards_equal_gives_finite_advantages(estimator)
     batch = SimpleNamespace(
         index=[0, 1], rewards=torch.tensor([0.0, 1.0]), kl=torch.zeros(2, 1), action_mask=torch.ones(2, 1), info={}
     )
-    advantages.compute([batch], arguments(estimator, 2, reward_clip_range=(5, 9)), 0.0)
+    advantages.compute([batch], make_arguments(estimator, 2, reward_clip_range=(5, 9)), 0.0)
     assert batch.advantages.isfinite().all()

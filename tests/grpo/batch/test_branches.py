@@ -15,14 +15,23 @@ from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import log_probs_by_sample
 from grpo.update.loss import PolicyLoss
 
-from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, four, made_experiences, response, rows_of
+from .made_experiences import (
+    PLAIN,
+    THOUGHTFUL,
+    TOKENIZER,
+    list_rows,
+    make_arguments,
+    make_experiences,
+    make_four_rollouts,
+    make_response,
+)
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
 def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, estimator):
-    rollouts, made = four(monkeypatch, estimator)
+    rollouts, made = make_four_rollouts(monkeypatch, estimator)
     assert [len(rollout.branches) for rollout in rollouts] == [3, 0, 0, 1]
-    _, single = four(monkeypatch, estimator, branching=False)
+    _, single = make_four_rollouts(monkeypatch, estimator, branching=False)
     for batch, plain in zip(made, single, strict=True):
         assert batch.index == plain.index and torch.equal(batch.rewards, plain.rewards)
         for number, rows in enumerate(batch.branches):
@@ -35,10 +44,10 @@ def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, 
 
 def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
-    rollouts, made = four(monkeypatch)
+    rollouts, made = make_four_rollouts(monkeypatch)
     step_metrics.number_samples(made)
     by_number = {}
-    for batch in DataLoader(rows_of(made), batch_size=2, collate_fn=branches.join_rollouts):
+    for batch in DataLoader(list_rows(made), batch_size=2, collate_fn=branches.join_rollouts):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = [int(number) for number in batch.info["sample"]]
         empty = torch.zeros(0)
@@ -48,10 +57,10 @@ def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
         assert len(numbers) == 2 + sum(len(rollouts[number].branches) for number in set(numbers))
         by_number |= log_probs_by_sample([note])
     for number, rollout in enumerate(rollouts):
-        assert by_number[number].tolist() == torch.cat([-tokens / 100.0 for tokens, *_ in parts_of(rollout)]).tolist()
+        assert by_number[number].tolist() == torch.cat([-tokens / 100.0 for tokens, *_ in list_parts(rollout)]).tolist()
 
 
-def parts_of(rollout):
+def list_parts(rollout):
     """The sampled tokens of each sample of a rollout, and the engine's log-probs of them."""
     for row in (*rollout.branches, rollout):
         mask = row.action_mask.bool()
@@ -59,23 +68,23 @@ def parts_of(rollout):
 
 
 def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(monkeypatch):
-    rollouts, made = four(monkeypatch)
+    rollouts, made = make_four_rollouts(monkeypatch)
     for batch in made:  # of the trainer: 0.01 nat above the engine, in the last branch of the last rollout 2 nats
         for row in (batch, *(row for rows in batch.branches for row in rows)):
             row.action_log_probs = row.rollout_log_probs + 0.01
     made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
     step_metrics.number_samples(made)
     micro_batches = []
-    for batch in DataLoader(rows_of(deepcopy(made)), batch_size=2, collate_fn=branches.join_rollouts):
+    for batch in DataLoader(list_rows(deepcopy(made)), batch_size=2, collate_fn=branches.join_rollouts):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
         numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
         lengths = mask.sum(-1).tolist()
         micro_batches.append(MicroBatch(numbers, lengths, 0.0, noted, empty, noted, empty, empty, empty))
-    args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
+    args = SimpleNamespace(**vars(make_arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
     status = {"micro_batches": micro_batches, "grad_norms": []}
     step_metrics.add_step_metrics(status, made, rollouts, args, TOKENIZER)
-    parts = [list(parts_of(rollout)) for rollout in rollouts]
+    parts = [list(list_parts(rollout)) for rollout in rollouts]
     lengths = torch.tensor([sum(len(tokens) for tokens, _ in part) for part in parts]).double()
     advantages = torch.tensor([0.5, -0.5, 0.0, 0.0]).double()
     assert status["sampled_tokens"] == lengths.sum() and status["response_length_max"] == lengths.max()
@@ -93,9 +102,11 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
 
 
 def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
-    rollouts, made = made_experiences([response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], math.nan)], monkeypatch)
+    rollouts, made = make_experiences(
+        [make_response(PLAIN, [], 1.0), make_response(THOUGHTFUL, ["a"], math.nan)], monkeypatch
+    )
     step_metrics.number_samples(made)
-    args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2))
+    args = SimpleNamespace(**vars(make_arguments()), eps_clip_low_high=(0.2, 0.2))
     length = int(rollouts[0].action_mask.sum())
     values = torch.full((length,), -1.0)
     status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 6)], "grad_norms": [1.0]}
@@ -108,9 +119,9 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
 
 @pytest.mark.parametrize("micro", [1, 2])
 def test_branches_do_not_change_micro_batches(monkeypatch, micro):
-    rollouts, made = four(monkeypatch)
-    assert len(rows_of(made)) == 4
-    batches = list(DataLoader(rows_of(made), batch_size=micro, shuffle=False, collate_fn=branches.join_rollouts))
+    rollouts, made = make_four_rollouts(monkeypatch)
+    assert len(list_rows(made)) == 4
+    batches = list(DataLoader(list_rows(made), batch_size=micro, shuffle=False, collate_fn=branches.join_rollouts))
     assert len(batches) == 4 // micro
     assert sum(len(batch.sequences) for batch in batches) == 8
     # Each sampled token of each rollout is there once, with its log-prob from the engine.
@@ -134,13 +145,13 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
     """In float64, over the rollouts, for any batching"""
-    rollouts, made = four(monkeypatch)
+    rollouts, made = make_four_rollouts(monkeypatch)
     step_metrics.number_samples(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
     for rows in made[1].branches:
         for row in rows:
             row.advantages = row.advantages + 0.25 * row.action_mask
-    lengths = [sum(len(tokens) for tokens, _ in parts_of(rollout)) for rollout in rollouts]
+    lengths = [sum(len(tokens) for tokens, _ in list_parts(rollout)) for rollout in rollouts]
     assert len({len(rollout.branches) for rollout in rollouts}) == 3 and len(set(lengths)) > 1
     ranks = SimpleNamespace(world_size=1, micro_batches=4 // micro, sum=lambda values: values)
     args = SimpleNamespace(
@@ -148,7 +159,7 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    loader = DataLoader(rows_of(made), batch_size=micro, shuffle=True, collate_fn=branches.join_rollouts)
+    loader = DataLoader(list_rows(made), batch_size=micro, shuffle=True, collate_fn=branches.join_rollouts)
     for batch in loss.batches(loader, ranks):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
         value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)
@@ -165,13 +176,13 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
 
 
 def test_rollouts_without_branches_stay_as_they_are(monkeypatch):
-    rollouts, made = four(monkeypatch, branching=False)
+    rollouts, made = make_four_rollouts(monkeypatch, branching=False)
     assert not any(rollout.branches for rollout in rollouts)
     assert all(not hasattr(batch, "branches") for batch in made)
 
 
 def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypatch):
-    rollouts, _ = four(monkeypatch)
+    rollouts, _ = make_four_rollouts(monkeypatch)
     for rollout in rollouts:
         counted = sum(int(row.action_mask.sum()) for row in (rollout, *rollout.branches))
         assert int(rollout.info["response_length"]) == counted

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from .made_experiences import ESTIMATORS, made_experiences
+from .made_experiences import ESTIMATORS, make_experiences
 
 
-def plain(reward, length=3):
+def make_plain_response(reward, length=3):
     """A response of so many tokens, as OpenRLHF's executor returns it; without any, the trainer has cut it off."""
     log_probs = [0.0, 0.0, *[-0.5] * length]
     return {
@@ -18,10 +18,10 @@ def plain(reward, length=3):
     }  # fmt: skip
 
 
-def advantages(monkeypatch, responses, group, estimator, **changes):
+def compute_advantages(monkeypatch, responses, group, estimator, **changes):
     """The advantage of each response's tokens; None without tokens to train on."""
     sizes = {"n_samples_per_prompt": group, "micro_rollout_batch_size": len(responses)}
-    _, (batch,) = made_experiences(responses, monkeypatch, estimator, **sizes | changes)
+    _, (batch,) = make_experiences(responses, monkeypatch, estimator, **sizes | changes)
     assert batch.index == list(range(len(responses)))
     masks = batch.action_mask.bool()
     return [row[mask].unique() if mask.any() else None for row, mask in zip(batch.advantages, masks, strict=True)]
@@ -30,18 +30,24 @@ def advantages(monkeypatch, responses, group, estimator, **changes):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize(("reward", "group"), [(0.6, 7), (1e6 / 3, 8), (1e-6 / 3, 64)])
 def test_equal_rewards_have_no_advantage(monkeypatch, estimator, reward, group):
-    made = advantages(monkeypatch, [plain(reward, 1 + number % 5) for number in range(2 * group)], group, estimator)
+    made = compute_advantages(
+        monkeypatch, [make_plain_response(reward, 1 + number % 5) for number in range(2 * group)], group, estimator
+    )
     assert all(one.tolist() == [0.0] for one in made)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("gone", [plain(0.0, 0), plain(math.nan), plain(None)], ids=["no tokens", "NaN", "None"])
+@pytest.mark.parametrize(
+    "gone",
+    [make_plain_response(0.0, 0), make_plain_response(math.nan), make_plain_response(None)],
+    ids=["no tokens", "NaN", "None"],
+)
 def test_a_sample_that_is_not_trained_on_counts_nowhere(monkeypatch, estimator, gone):
     """The others have the advantages of a group without it."""
-    rest = [plain(1.0), plain(0.25, 2), plain(0.5)]
-    whole = advantages(monkeypatch, [rest[0], gone, *rest[1:]], 4, estimator)
+    rest = [make_plain_response(1.0), make_plain_response(0.25, 2), make_plain_response(0.5)]
+    whole = compute_advantages(monkeypatch, [rest[0], gone, *rest[1:]], 4, estimator)
     assert whole.pop(1) is None
-    without = advantages(monkeypatch, rest, 3, estimator)
+    without = compute_advantages(monkeypatch, rest, 3, estimator)
     assert torch.cat(whole).tolist() == torch.cat(without).tolist()
     assert len(set(torch.cat(whole).tolist())) == 3
 
@@ -50,5 +56,5 @@ def test_a_sample_that_is_not_trained_on_counts_nowhere(monkeypatch, estimator, 
 def test_a_length_penalty_that_all_share_gives_no_spread(monkeypatch, estimator):
     """Every sample is at its limit, with half of the penalty; 0.7 - 0.35 is not exact in float32."""
     changes = {"overlong_buffer_len": 6.0, "overlong_penalty_factor": 0.7}
-    made = advantages(monkeypatch, [plain(0.7, 897)] * 6, 6, estimator, **changes)
+    made = compute_advantages(monkeypatch, [make_plain_response(0.7, 897)] * 6, 6, estimator, **changes)
     assert all(one.tolist() == [0.0] for one in made)

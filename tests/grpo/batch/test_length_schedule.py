@@ -15,15 +15,15 @@ from grpo.batch.length_schedule import (
 from grpo.stack.problem import UserError
 
 
-def schedule(text: str | None, state=None) -> Schedule:
+def make_schedule(text: str | None, state=None) -> Schedule:
     return Schedule(SimpleNamespace(length_schedule=text, generate_max_len=3072), state)
 
 
-def samples(truncated: int, limit: int, of: int = 10) -> list[SimpleNamespace]:
-    return [sample(limit, truncated=float(number < truncated)) for number in range(of)]
+def make_samples(truncated: int, limit: int, of: int = 10) -> list[SimpleNamespace]:
+    return [make_sample(limit, truncated=float(number < truncated)) for number in range(of)]
 
 
-def sample(limit: int, **info: float) -> SimpleNamespace:
+def make_sample(limit: int, **info: float) -> SimpleNamespace:
     return SimpleNamespace(
         info={name: torch.tensor([value]) for name, value in {"length_limit": limit, **info}.items()}
     )
@@ -61,22 +61,22 @@ def test_a_limit_that_begins_at_the_wrong_time_is_named(text, what, remedy):
 
 
 def test_without_a_schedule_the_limit_is_the_flag():
-    assert {schedule(None).limit(step) for step in (1, 1000)} == {3072}
+    assert {make_schedule(None).limit(step) for step in (1, 1000)} == {3072}
 
 
 def test_steps_alone_can_set_the_limit():
     """A resumed run needs no memory of them, and may get another schedule."""
-    one = schedule("1024,2048@50,3072@100")
+    one = make_schedule("1024,2048@50,3072@100")
     assert [one.limit(step) for step in (1, 49, 50, 99, 100, 10_000)] == [1024, 1024, 2048, 2048, 3072, 3072]
     assert one.limit(1) == 1024
 
 
 def test_limit_grows_after_lasting_truncation():
-    one, limits = schedule("1024,2048@20%,3072@20%"), []
+    one, limits = make_schedule("1024,2048@20%,3072@20%"), []
     truncated = [9] + [0] * WINDOW + [2] * (3 * WINDOW)
     for step, count in enumerate(truncated, start=1):
         limits.append(one.limit(step))
-        one.count_truncated(step, samples(count, limits[-1]))
+        one.count_truncated(step, make_samples(count, limits[-1]))
     grown = limits.index(2048)
     assert limits[:grown] == [1024] * (1 + 2 * WINDOW)  # one bad step is forgotten; then five in a row are 20%
     assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
@@ -84,9 +84,9 @@ def test_limit_grows_after_lasting_truncation():
 
 def test_cut_thoughts_let_the_limit_grow():
     """Under a thinking budget `truncated` is the answer's, which keeps its part of any limit."""
-    one = schedule("1024,3072@50%")
+    one = make_schedule("1024,3072@50%")
     cut = [
-        sample(1024, truncated=answer, thinking_truncated=thought)
+        make_sample(1024, truncated=answer, thinking_truncated=thought)
         for answer, thought in ((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
     ]
     for step in range(1, 1 + WINDOW):
@@ -98,19 +98,19 @@ def test_cut_thoughts_let_the_limit_grow():
 
 def test_samples_drawn_before_the_limit_grew_do_not_count_for_the_new_one():
     """PIPELINE=1: each batch is drawn before the one before it is counted."""
-    one, limits = schedule("1024,2048@50%,3072@50%"), [1024]
+    one, limits = make_schedule("1024,2048@50%,3072@50%"), [1024]
     for step in range(1, 2 * WINDOW + 3):
         limits.append(one.limit(step + 1))
-        one.count_truncated(step, samples(10, limits[step - 1]))
+        one.count_truncated(step, make_samples(10, limits[step - 1]))
     assert limits == [1024] * (WINDOW + 1) + [2048] * (WINDOW + 1) + [3072]
 
 
 def test_steps_and_truncation_can_be_mixed():
-    one = schedule("1024,2048@3,3072@50%")
+    one = make_schedule("1024,2048@3,3072@50%")
     for step in range(1, 3 + WINDOW):
         assert one.limit(step) == (1024 if step < 3 else 2048)
         one.count_truncated(
-            step, samples(10, one.limit(step))
+            step, make_samples(10, one.limit(step))
         )  # responses cut at the first limit do not count for the second
     assert one.limit(3 + WINDOW) == 3072
 
@@ -124,11 +124,11 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
         limits, state = [], {}
         for step in range(first, last + 1):
             limits.append(one.limit(step))
-            state = one.count_truncated(step, samples(truncated[step - 1], limits[-1]))
+            state = one.count_truncated(step, make_samples(truncated[step - 1], limits[-1]))
         return limits, state
 
-    whole, _ = run(schedule(text), 1, len(truncated))
-    begun, state = run(schedule(text), 1, stop)
+    whole, _ = run(make_schedule(text), 1, len(truncated))
+    begun, state = run(make_schedule(text), 1, stop)
     state = json.loads(json.dumps(state))  # as in a checkpoint, which holds plain values
-    resumed, _ = run(schedule(text, state or None), stop + 1, len(truncated))
+    resumed, _ = run(make_schedule(text, state or None), stop + 1, len(truncated))
     assert begun + resumed == whole

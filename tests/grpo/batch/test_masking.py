@@ -7,28 +7,34 @@ import torch
 
 from grpo.batch import branches, masking
 
-from .made_experiences import ESTIMATORS, PLAIN, THOUGHTFUL, made_experiences, response
-from .test_equal_rewards import plain
+from .made_experiences import ESTIMATORS, PLAIN, THOUGHTFUL, make_experiences, make_response
+from .test_equal_rewards import make_plain_response
 
 
-def hidden(batches) -> list[bool]:
+def find_hidden(batches) -> list[bool]:
     """Say of each rollout whether a rank sees none of its tokens."""
     rows = [row for batch in batches for row in branches.split_rollouts(batch)]
     masking.mask_rollouts(rows)
     return [not any(part.action_mask.any() for part in (row, *branches.get_batch_branches(row)[0])) for row in rows]
 
 
-def made(monkeypatch, responses, *estimator, **masks):
+def make_batches(monkeypatch, responses, *estimator, **masks):
     sizes = {"n_samples_per_prompt": len(responses) // 2, "micro_rollout_batch_size": len(responses)}
-    return made_experiences(responses, monkeypatch, *estimator, **sizes | masks)[1]
+    return make_experiences(responses, monkeypatch, *estimator, **sizes | masks)[1]
 
 
 CUT = {"truncated": True}
 
 
-def two_groups() -> list[dict]:
+def make_two_groups() -> list[dict]:
     """A group with spread, of which one rollout is cut, one has no reward, and one neither; and one without spread."""
-    return [plain(0.0, 5) | CUT, plain(1.0), plain(math.nan) | CUT, *[plain(0.5)] * 2, plain(0.5, 9) | CUT]
+    return [
+        make_plain_response(0.0, 5) | CUT,
+        make_plain_response(1.0),
+        make_plain_response(math.nan) | CUT,
+        *[make_plain_response(0.5)] * 2,
+        make_plain_response(0.5, 9) | CUT,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,23 +47,30 @@ def two_groups() -> list[dict]:
 )
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if not name.startswith("reinforce")])
 def test_what_is_masked_keeps_its_advantage_and_loses_its_tokens(monkeypatch, estimator, masks, marked):
-    (free,), (batch,) = (made(monkeypatch, two_groups(), estimator, **each) for each in ({}, masks))
+    (free,), (batch,) = (make_batches(monkeypatch, make_two_groups(), estimator, **each) for each in ({}, masks))
     assert torch.equal(batch.advantages, free.advantages) and free.advantages[:2].any(), "the mean is that of all"
     assert torch.equal(batch.action_mask, free.action_mask), "the controller's metrics see them"
     assert batch.info["masked_rollouts"].tolist() == marked and "masked_rollouts" not in free.info
-    assert hidden([free]) == [False, False, True, False, False, False], "without a reward it takes no part anyway"
-    assert hidden([batch]) == [bool(mark) or number == 2 for number, mark in enumerate(marked)]
+    assert find_hidden([free]) == [False, False, True, False, False, False], "without a reward it takes no part anyway"
+    assert find_hidden([batch]) == [bool(mark) or number == 2 for number, mark in enumerate(marked)]
 
 
 @pytest.mark.parametrize(("rewards", "marked"), [([1.0, 0.0, 0.0, 0.0], 0.0), ([0.5] * 4, 1.0)])
 def test_the_group_of_reinforce_is_the_step(monkeypatch, rewards, marked):
-    [batch] = made(monkeypatch, [plain(reward) for reward in rewards], "reinforce", mask_zero_spread=True)
+    [batch] = make_batches(
+        monkeypatch, [make_plain_response(reward) for reward in rewards], "reinforce", mask_zero_spread=True
+    )
     assert batch.info["masked_rollouts"].tolist() == [marked] * 4
 
 
 def test_branches_are_hidden_with_their_rollout(monkeypatch):
-    cut = response(THOUGHTFUL, ["a", "b", "c"], 0.0) | CUT
-    responses = [cut, response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], 0.0), response(PLAIN, [], 1.0)]
-    [batch] = made(monkeypatch, responses, mask_truncated=True)
+    cut = make_response(THOUGHTFUL, ["a", "b", "c"], 0.0) | CUT
+    responses = [
+        cut,
+        make_response(PLAIN, [], 1.0),
+        make_response(THOUGHTFUL, ["a"], 0.0),
+        make_response(PLAIN, [], 1.0),
+    ]
+    [batch] = make_batches(monkeypatch, responses, mask_truncated=True)
     assert [len(rows) for rows in batch.branches] == [3, 0, 1, 0]
-    assert hidden([batch]) == [True, False, False, False]
+    assert find_hidden([batch]) == [True, False, False, False]

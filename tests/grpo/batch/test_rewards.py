@@ -17,7 +17,7 @@ from grpo.stack.problem import UserError
 from grpo.training.sampling import Sampler
 
 
-def sample(reward=0.0, score=None, **logs):
+def make_sample(reward=0.0, score=None, **logs):
     reward = rewards.scalar(reward)
     return SimpleNamespace(
         rewards=torch.tensor([reward]),
@@ -54,7 +54,7 @@ def test_score_of_zero_is_kept():
 
 @given(st.lists(st.sampled_from([None, math.inf]) | st.floats(-1, 1), min_size=4, max_size=4))
 def test_missing_rewards_are_counted_and_stay_missing(values):
-    group = [sample(reward) for reward in [*values, 0.5, 0.5, 0.5, 0.5]]
+    group = [make_sample(reward) for reward in [*values, 0.5, 0.5, 0.5, 0.5]]
     rewards.complete(group, group_size=4)
     for value, s in zip(values, group, strict=False):
         assert s.info["reward_missing"].item() == float(value in (None, math.inf))
@@ -70,7 +70,7 @@ SCORES = (None, None, None, math.nan, 1.0, math.nan, None, 0.25)  # a reward wit
 
 def test_step_mean_covers_only_samples_with_a_reward():
     """A group without any known reward is not a group of failures."""
-    samples = [sample(reward, score=score) for reward, score in zip(REWARDS, SCORES, strict=True)]
+    samples = [make_sample(reward, score=score) for reward, score in zip(REWARDS, SCORES, strict=True)]
     for s in samples:
         s.info["score"] = s.scores.clone()
     rewards.complete(samples, group_size=4)
@@ -80,26 +80,26 @@ def test_step_mean_covers_only_samples_with_a_reward():
 
 def test_run_stops_if_all_rewards_are_missing():
     with pytest.raises(UserError, match="reward function failed"):
-        rewards.complete([sample(None), sample(None)], group_size=2)
+        rewards.complete([make_sample(None), make_sample(None)], group_size=2)
 
 
 def test_a_run_whose_engines_have_no_log_probs_does_not_blame_the_reward():
     with pytest.raises(UserError, match="not finite or belong to other tokens") as error:
-        rewards.complete([sample(math.nan, token_mismatch=1.0) for _ in range(4)], 2)
+        rewards.complete([make_sample(math.nan, token_mismatch=1.0) for _ in range(4)], 2)
     assert "lower LEARNING_RATE" in error.value.problem.remedy
 
 
 def test_an_environment_that_fails_for_every_rollout_stops_the_run():
     with pytest.raises(UserError, match=r"environment gave none of 2 .* an error of its own ended 1"):
-        rewards.complete([sample(None, ended_by_error=1.0), sample(None, ended_by_error=0.0)], group_size=2)
-    rewards.complete([sample(None, ended_by_error=1.0), sample(1.0, ended_by_error=0.0)], group_size=2)
+        rewards.complete([make_sample(None, ended_by_error=1.0), make_sample(None, ended_by_error=0.0)], group_size=2)
+    rewards.complete([make_sample(None, ended_by_error=1.0), make_sample(1.0, ended_by_error=0.0)], group_size=2)
 
 
 def test_missing_rewards_without_an_error_do_not_report_one():
     samples = [
-        sample(None, ended_by_error=0.0, ended_by_length=1.0, token_mismatch=0.0),
-        sample(None, ended_by_error=0.0, ended_by_length=0.0, token_mismatch=2.0),
-        sample(None, ended_by_error=0.0, ended_by_time=1.0, ended_by_length=0.0),
+        make_sample(None, ended_by_error=0.0, ended_by_length=1.0, token_mismatch=0.0),
+        make_sample(None, ended_by_error=0.0, ended_by_length=0.0, token_mismatch=2.0),
+        make_sample(None, ended_by_error=0.0, ended_by_time=1.0, ended_by_length=0.0),
     ]
     with pytest.raises(UserError) as raised:
         rewards.complete(samples, group_size=3)
@@ -112,7 +112,7 @@ def test_missing_rewards_without_an_error_do_not_report_one():
 def test_all_samples_get_the_same_logs_and_means_stay():
     """A log that no sample has is left out."""
     logs = [{"quality": 0.2}, {"quality": 0.6}, {}, {"quality": math.nan}]
-    samples = [sample(1.0, cost=math.nan, **each) for each in logs]
+    samples = [make_sample(1.0, cost=math.nan, **each) for each in logs]
     rewards.complete(samples, group_size=4)
     assert len({tuple(sorted(s.info)) for s in samples}) == 1 and "cost" not in samples[0].info
     assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4)
@@ -129,10 +129,10 @@ class Tokenizer:
 
 def test_missing_values_are_null_in_the_sample_file(tmp_path):
     samples = [
-        sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
-        sample(0.6, correct=1.0, cost=math.nan),
-        sample(math.nan, correct=math.nan, quality=math.nan, cost=math.nan),
-        sample(0.0, correct=0.0, quality=0.6, cost=math.nan),
+        make_sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
+        make_sample(0.6, correct=1.0, cost=math.nan),
+        make_sample(math.nan, correct=math.nan, quality=math.nan, cost=math.nan),
+        make_sample(0.0, correct=0.0, quality=0.6, cost=math.nan),
     ]
     for s in samples:
         s.prompts, s.labels, s.info["score"] = ["p"], ["7"], s.scores.clone()
@@ -151,7 +151,7 @@ def test_missing_values_are_null_in_the_sample_file(tmp_path):
 
 
 def test_seeds_follow_from_run_stage_and_prompt():
-    def drawn_seeds(run_seed: int, name: str, prompts: list[str]) -> dict[str, list[int]]:
+    def draw_seeds(run_seed: int, name: str, prompts: list[str]) -> dict[str, list[int]]:
         stage = Stage(SimpleNamespace(seed=run_seed), name, None)
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)
@@ -161,35 +161,35 @@ def test_seeds_follow_from_run_stage_and_prompt():
         assert params.seed is None
         return drawn
 
-    once = drawn_seeds(1, "train 3", ["a", "b", "a"])
-    assert once == drawn_seeds(1, "train 3", ["b", "a", "a"])  # in any order
+    once = draw_seeds(1, "train 3", ["a", "b", "a"])
+    assert once == draw_seeds(1, "train 3", ["b", "a", "a"])  # in any order
     assert once["a"][0] != once["a"][1]  # a prompt that comes twice gets other samples
     others = [
-        drawn_seeds(2, "train 3", ["a"]),
-        drawn_seeds(1, "train 4", ["a"]),
-        drawn_seeds(1, "eval 3", ["a"]),
+        draw_seeds(2, "train 3", ["a"]),
+        draw_seeds(1, "train 4", ["a"]),
+        draw_seeds(1, "eval 3", ["a"]),
         {"a": once["b"]},
     ]
     assert all(other["a"][0] != once["a"][0] for other in others)
     assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
 
 
-def sampler_of(seed: int, loader: StatefulDataLoader) -> Sampler:
+def make_sampler(seed: int, loader: StatefulDataLoader) -> Sampler:
     args = SimpleNamespace(seed=seed, retire_after=None, retire_for=1, partial_rollouts=0, routing_replay=False)
     never, lengths = SimpleNamespace(is_due=lambda: False), SimpleNamespace(limit=lambda _: 9)
     return Sampler(args, None, [], loader, None, lengths, never)
 
 
 def test_the_order_of_the_prompts_follows_from_the_seed():
-    def order(seed: int) -> list[list[int]]:
+    def draw_order(seed: int) -> list[list[int]]:
         # as OpenRLHF's setup_dataloader makes it, in a process without a seed
         loader = StatefulDataLoader(range(50), shuffle=True, drop_last=True)
-        sampler_of(seed, loader).begin_step(1, 0)
+        make_sampler(seed, loader).begin_step(1, 0)
         return [[int(batch) for batch in loader] for _ in range(2)]
 
-    first, second = order(1)
-    assert order(1) == [first, second] and first != second and sorted(first) == list(range(50))
-    assert order(2)[0] != first
+    first, second = draw_order(1)
+    assert draw_order(1) == [first, second] and first != second and sorted(first) == list(range(50))
+    assert draw_order(2)[0] != first
 
 
 def test_a_resumed_run_keeps_the_order_of_its_checkpoint():
@@ -198,28 +198,31 @@ def test_a_resumed_run_keeps_the_order_of_its_checkpoint():
     begun = [int(next(drawn)) for _ in range(20)]
     resumed = StatefulDataLoader(range(50), shuffle=True)
     resumed.load_state_dict(whole.state_dict())
-    sampler_of(1, resumed).begin_step(6, 0)
+    make_sampler(1, resumed).begin_step(6, 0)
     assert sorted([*begun, *map(int, resumed)]) == list(range(50))
 
 
-def judged(correct, quality):
+def make_judged_sample(correct, quality):
     """A sample whose judge failed if quality is None."""
     failed = float(quality is None)
     reward = correct if quality is None else 0.6 * correct + 0.4 * quality
-    return sample(reward, correct, correct=correct, judge_failed=failed, judge_quality=quality or math.nan)
+    return make_sample(reward, correct, correct=correct, judge_failed=failed, judge_quality=quality or math.nan)
 
 
-def groups():
-    return [judged(1.0, 0.5), judged(0.0, None), judged(1.0, 0.25), judged(0.0, 0.5)], [
-        judged(1.0, 0.5) for _ in range(4)
-    ]
+def make_groups():
+    return [
+        make_judged_sample(1.0, 0.5),
+        make_judged_sample(0.0, None),
+        make_judged_sample(1.0, 0.25),
+        make_judged_sample(0.0, 0.5),
+    ], [make_judged_sample(1.0, 0.5) for _ in range(4)]
 
 
 @pytest.mark.parametrize("is_lacking", [False, True])
 def test_partly_judged_group_is_compared_by_correctness(monkeypatch, is_lacking):
     """Even if a sample of another group lacks the log of the judge."""
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
-    hit, whole = groups()
+    hit, whole = make_groups()
     if is_lacking:
         del whole[0].info["judge_failed"]
     rewards.complete([*hit, *whole], group_size=4)
@@ -234,7 +237,7 @@ def test_other_policies_do_not_change_the_group(monkeypatch, policy):
     monkeypatch.delenv("GRPO_JUDGE_FALLBACK", raising=False)
     if policy:
         monkeypatch.setenv("GRPO_JUDGE_FALLBACK", policy)
-    hit, _ = groups()
+    hit, _ = make_groups()
     rewards.complete(hit, group_size=4)
     assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([0.8, 0.0, 0.7, 0.2])
     assert "judge_regrouped" not in hit[0].info
@@ -242,8 +245,8 @@ def test_other_policies_do_not_change_the_group(monkeypatch, policy):
 
 def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
-    hit, _ = groups()
-    hit[0] = sample(math.nan, correct=math.nan, judge_failed=0.0, judge_quality=math.nan)
+    hit, _ = make_groups()
+    hit[0] = make_sample(math.nan, correct=math.nan, judge_failed=0.0, judge_quality=math.nan)
     rewards.complete(hit, group_size=4)
     assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([math.nan, 0.0, 1.0, 0.0], nan_ok=True)
     assert hit[0].info["reward_missing"].item() == 1.0
@@ -252,7 +255,7 @@ def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
 def test_permanently_failing_judge_does_not_stop_training(monkeypatch):
     """Under mean_quality, before there is a mean."""
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "mean_quality")
-    samples = [sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]
+    samples = [make_sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]
     rewards.complete(samples, group_size=4)
     assert torch.cat([s.rewards for s in samples]).isnan().all()
     assert torch.cat([s.scores for s in samples]).tolist() == [0.0, 1.0] * 4
@@ -261,6 +264,6 @@ def test_permanently_failing_judge_does_not_stop_training(monkeypatch):
 
 def test_the_group_policy_without_a_judge_changes_nothing(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
-    samples = [sample(1.0, correct=1.0), sample(0.0, correct=0.0)]
+    samples = [make_sample(1.0, correct=1.0), make_sample(0.0, correct=0.0)]
     rewards.complete(samples, group_size=2)
     assert "judge_regrouped" not in samples[0].info

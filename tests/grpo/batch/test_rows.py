@@ -12,13 +12,13 @@ from openrlhf.trainer.ppo_utils.replay_buffer import Experience, NaiveReplayBuff
 
 from grpo.batch import branches, rollouts
 from grpo.rollout import rows
-from tests.upstream import noted_of
+from tests.upstream import read_noted
 
 PER_TOKEN = ("action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "returns")
 COMPARED = ("sequences", "attention_mask", *PER_TOKEN)
 
 
-def singles(seed: int) -> list[rows.Batch]:
+def make_singles(seed: int) -> list[rows.Batch]:
     """Rollouts with advantages, without branches; some have no sampled token, or none of the optional log-probs."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     made = []
@@ -40,7 +40,7 @@ def singles(seed: int) -> list[rows.Batch]:
     return made
 
 
-def stock_of(batch: rows.Batch) -> Experience:
+def make_stock(batch: rows.Batch) -> Experience:
     return Experience(index=batch.index, info=batch.info, **{name: getattr(batch, name) for name in COMPARED})
 
 
@@ -58,8 +58,8 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # OpenRLHF asks for it without a GPU too
     buffer, kept = NaiveReplayBuffer(2, cpu_offload=False), []
     for at in range(0, 9, 3):
-        made = singles(seed)[at : at + 3]
-        stock, ours = Experience.concat_experiences([stock_of(one) for one in made], 0), rows.join(made, 0)
+        made = make_singles(seed)[at : at + 3]
+        stock, ours = Experience.concat_experiences([make_stock(one) for one in made], 0), rows.join(made, 0)
         assert_equal(ours, stock)
         buffer.append(stock)
         kept += branches.split_rollouts(ours)
@@ -73,7 +73,7 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
 
 
 def test_rows_that_lack_what_comes_later_can_be_shown_and_compared():
-    one, other = singles(0)[:2]
+    one, other = make_singles(0)[:2]
     assert "Batch" in repr(one) and [other, one].index(one) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_rollout_is_what_openrlhf_makes_of_the_response(response, limit):
     generator = object.__new__(SamplesGenerator)
     limits = {"prompt_max_len": 4, "max_new_tokens": limit, "max_len": 4 + limit}  # each version reads its own
     stock = generator._process_response_into_experience(response, **limits)
-    noted = noted_of(stock)
+    noted = read_noted(stock)
     for name in ("sequences", "attention_mask", "action_mask", "rollout_log_probs", "rewards", "scores"):
         one, other = getattr(ours, name), getattr(stock, name)
         assert torch.equal(one, other) and one.dtype == other.dtype, name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from grpo.batch.step import Step
 from grpo.checkpoint import state_files
 
-from .drawn_steps import Run, difficulty
+from .drawn_steps import Run, get_difficulty
 
 STEPS = 8
 CHANGES = st.fixed_dictionaries(
@@ -31,17 +31,17 @@ any_settings = settings(
 @any_settings
 @given(CHANGES, st.integers(1, STEPS - 1))
 def test_a_run_has_the_same_groups_in_any_order_of_the_engines_and_after_a_resume(monkeypatch, changes, at):
-    whole = Run(monkeypatch, order=1, **changes).until(STEPS)
-    assert Run(monkeypatch, order=2, **changes).until(STEPS).rows == whole.rows
+    whole = Run(monkeypatch, order=1, **changes).run_until(STEPS)
+    assert Run(monkeypatch, order=2, **changes).run_until(STEPS).rows == whole.rows
     if at < len(whole.rows):
-        resumed = Run(monkeypatch, order=3, **changes).resume(whole.states[at - 1]).until(STEPS)
+        resumed = Run(monkeypatch, order=3, **changes).resume(whole.states[at - 1]).run_until(STEPS)
         assert resumed.rows == whole.rows[at:]
 
 
 @any_settings
 @given(CHANGES)
 def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, changes):
-    run = Run(monkeypatch, order=1, **changes).until(STEPS)
+    run = Run(monkeypatch, order=1, **changes).run_until(STEPS)
     assert len(run.rows) == STEPS
     low, high = run.args.dynamic_filtering_reward_range
     for samples, metrics in run.rows:
@@ -49,7 +49,7 @@ def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, ch
         assert len(groups) == 3 and all(len({prompt for prompt, _ in group}) == 1 for group in groups)
         if not run.args.dynamic_filtering:
             continue
-        rates = [sum(draw < difficulty(prompt) for prompt, draw in group) / 4 for group in groups]
+        rates = [sum(draw < get_difficulty(prompt) for prompt, draw in group) / 4 for group in groups]
         assert sum(not low < rate < high for rate in rates) == metrics["groups_filled"]
         assert 3 <= metrics["groups_drawn"] <= 3 * run.args.dynamic_filtering_batches
         outside = metrics["groups_too_hard"] + metrics["groups_too_easy"]
@@ -60,7 +60,7 @@ def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, ch
 
 def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(monkeypatch):
     """Nothing is between 0.9 and 1, so all 12 draws are rejected."""
-    run = Run(monkeypatch, order=1, dynamic_filtering_reward_range=[0.9, 1]).until(1)
+    run = Run(monkeypatch, order=1, dynamic_filtering_reward_range=[0.9, 1]).run_until(1)
     (samples, metrics), rates = run.rows[0], dict(run.batches.current.groups.drawn)
     assert metrics["groups_filled"] == 3 and metrics["groups_drawn"] == 12 and metrics["pass_rate"] == 0
     taken = [rates[prompt] for prompt, _ in samples[::4]]
@@ -74,7 +74,7 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
     run = Run(monkeypatch, order=1, problems=5)
     carried, end = [], Step.end
     monkeypatch.setattr(Step, "end", lambda *given: carried.append(len(given[1]) * given[2]) or end(*given))
-    run.until(6)
+    run.run_until(6)
     assert any(carried), "an episode has ended with accepted groups"
     trained = [draw for samples, _ in run.rows for _, draw in samples]
     assert len(trained) == len(set(trained)) == 6 * 12
@@ -85,7 +85,7 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
 def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypatch, problems, seed):
     ended, end = [], Step.end
     monkeypatch.setattr(Step, "end", lambda *given: ended.append(end(*given)) or ended[-1])
-    Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).until(4)
+    Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).run_until(4)
     assert [is_exhausted for batch, is_exhausted in ended if batch] == [False] * 4
 
 
@@ -94,10 +94,10 @@ def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypa
 def test_solved_problems_rest_and_come_back(monkeypatch, after, steps, seed, is_filtered):
     run = Run(
         monkeypatch, order=1, retire_after=after, retire_for=steps, seed=seed, dynamic_filtering=is_filtered
-    ).until(0)
+    ).run_until(0)
     solved, back, seen = defaultdict(int), {}, set()
     for step in range(1, 13):
-        run.until(step)
+        run.run_until(step)
         drawn, metrics = run.batches.current.groups.drawn, run.rows[-1][1]
         resting = {prompt for prompt in back if back[prompt] > step}
         assert metrics["problems_resting"] == min(len(resting), 12 - 3)
@@ -119,14 +119,14 @@ def test_as_many_problems_as_a_batch_stay_in_play(monkeypatch):
     """Without a limit, all would rest after two steps, and no batch be full any more."""
     run = Run(monkeypatch, order=1, problems=6, retire_after=1, retire_for=99, dynamic_filtering=False)
     monkeypatch.setattr("tests.grpo.batch.drawn_steps.difficulty", lambda _: 1.0)
-    run.until(6)
+    run.run_until(6)
     assert [metrics["problems_resting"] for _, metrics in run.rows] == [0, 3, 3, 3, 3, 3]
     third, fourth = ({prompt for prompt, _ in samples} for samples, _ in run.rows[2:4])
     assert not third & fourth, "those that have rested longest come back first"
 
 
 def test_a_checkpoint_holds_plain_values(monkeypatch, tmp_path):
-    run = Run(monkeypatch, order=1, retire_after=1).until(4)
+    run = Run(monkeypatch, order=1, retire_after=1).run_until(4)
     state_files.write(tmp_path / "state.safetensors", run.states[-1])
     saved = state_files.read(tmp_path / "state.safetensors")["groups"]
     assert saved == run.states[-1]["groups"] and saved["back"]

@@ -21,19 +21,19 @@ PLACES = (0.0, 0.5)  # of a file; test_digests.py changes every byte
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+def saved_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("saved")
 
 
 @pytest.fixture
-def checkpoints(saved: Path, checkpoint: Path, run_ranks, tmp_path: Path) -> Path:
+def checkpoints(saved_folder: Path, checkpoint: Path, run_ranks, tmp_path: Path) -> Path:
     """A copy of the steps 0 and 1 that two ranks have saved."""
-    if not saved_steps(saved):
-        run_ranks(2, checkpoint, saved, 1, "", 600, 4, "zero3", script="checkpoint/trainer_ranks.py")
-    return shutil.copytree(saved, tmp_path / "checkpoints")
+    if not saved_steps(saved_folder):
+        run_ranks(2, checkpoint, saved_folder, 1, "", 600, 4, "zero3", script="checkpoint/trainer_ranks.py")
+    return shutil.copytree(saved_folder, tmp_path / "checkpoints")
 
 
-def refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dict[str, str]:
+def collect_refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dict[str, str]:
     """Return what each reader says of a damaged step."""
     said = {}
     with pytest.raises(UserError) as refused:
@@ -53,7 +53,7 @@ def refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dic
     return said
 
 
-def expect(said: dict[str, str], file: str, remedies: dict[str, str] | None = None) -> None:
+def expect_refusals(said: dict[str, str], file: str, remedies: dict[str, str] | None = None) -> None:
     """Every reader names the file and the remedy, which is the step that is whole if not given."""
     for reader, text in said.items():
         whole = (remedies or {"resume": "--from-step 0"}).get(reader, "step_0")
@@ -82,9 +82,9 @@ def test_one_changed_byte_anywhere_is_detected(
         changed = bytearray(whole)
         changed[int(offset * (len(whole) - 1))] ^= 1
         (step / file).write_bytes(changed)
-        expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
+        expect_refusals(collect_refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
     (step / file).write_bytes(whole[:-1])
-    expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
+    expect_refusals(collect_refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
     (step / file).write_bytes(whole)
     resume.check_whole(step, checkpoint)
 
@@ -96,15 +96,17 @@ def test_missing_and_extra_files_are_detected(
 ) -> None:
     step = checkpoints / "step_1"
     (step / part / "extra.bin").touch()
-    said = refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter")
-    expect(said, f"{part}/extra.bin", {reader: "remove " for reader in said})
+    said = collect_refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter")
+    expect_refusals(said, f"{part}/extra.bin", {reader: "remove " for reader in said})
     (step / part / "extra.bin").unlink()
     for name in {"adapter": ADAPTER, "trainer": TRAINER}[part][:-1]:
         away = (step / part / name).rename(tmp_path / name)
-        expect(refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/{name}")
+        expect_refusals(
+            collect_refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/{name}"
+        )
         away.rename(step / part / name)
     (step / part / NAME).unlink()  # the other part has one
-    expect(refusals(step, checkpoint, tmp_path / "out", capsys, False), f"{part}/{NAME}")
+    expect_refusals(collect_refusals(step, checkpoint, tmp_path / "out", capsys, False), f"{part}/{NAME}")
 
 
 @pytest.mark.timeout(900)

@@ -33,7 +33,7 @@ def flip(file: Path, offset: int) -> None:
     file.write_bytes(content)
 
 
-def named(folder: Path) -> list[str]:
+def list_damaged(folder: Path) -> list[str]:
     return [fault.file for fault in damage(folder)]
 
 
@@ -52,7 +52,7 @@ def test_a_copy_elsewhere_is_verified(tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "elsewhere" / "best")
     assert damage(copy) == []
     flip(copy / "adapter_config.json", 0)
-    assert named(copy) == ["adapter_config.json"] and damage(folder) == []
+    assert list_damaged(copy) == ["adapter_config.json"] and damage(folder) == []
 
 
 def test_every_byte_of_every_file_counts(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_every_byte_of_every_file_counts(tmp_path: Path) -> None:
         whole = (folder / name).read_bytes()
         for offset in range(len(whole)):
             flip(folder / name, offset)
-            assert named(folder) == [name], offset
+            assert list_damaged(folder) == [name], offset
             (folder / name).write_bytes(whole[:offset])  # cut there
-            assert named(folder) == [name], offset
+            assert list_damaged(folder) == [name], offset
             (folder / name).write_bytes(whole)
         (folder / name).write_bytes(whole + b"\0")
-        assert named(folder) == [name]
+        assert list_damaged(folder) == [name]
         (folder / name).write_bytes(whole)
     assert damage(folder) == []
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = make(tmp_path / "adapter")
     (folder / "empty").unlink()
     (folder / "empty").mkdir()
-    assert named(folder) == ["empty"] and "cannot be read" in damage(folder)[0].what
+    assert list_damaged(folder) == ["empty"] and "cannot be read" in damage(folder)[0].what
 
 
 def test_without_a_digest_list_nothing_is_verified(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def save(target: Path, content: str) -> None:
     saving.remove(target.parent, {3} & set(saved_steps(target.parent)))
 
 
-def in_a_process(target: Path, content: str, store: Path, die_after: int | None) -> int:
+def save_in_process(target: Path, content: str, store: Path, die_after: int | None) -> int:
     """Save in a process that exits abruptly after so many changes of the disk; return its exit code."""
     child = os.fork()
     if child:
@@ -43,7 +43,7 @@ def in_a_process(target: Path, content: str, store: Path, die_after: int | None)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
         left = [die_after]
         for owner, name in CALLS:
-            setattr(owner, name, dying(getattr(owner, name), left))
+            setattr(owner, name, make_dying(getattr(owner, name), left))
         save(target, content)
         os._exit(0)
     except BaseException as error:
@@ -51,8 +51,8 @@ def in_a_process(target: Path, content: str, store: Path, die_after: int | None)
         os._exit(1)
 
 
-def dying(call, left: list[int | None]):
-    def wrapped(*arguments, **named):
+def make_dying(call, left: list[int | None]):
+    def call_and_die(*arguments, **named):
         result = call(*arguments, **named)
         if left[0] is not None:
             left[0] -= 1
@@ -60,10 +60,10 @@ def dying(call, left: list[int | None]):
                 os._exit(KILLED)
         return result
 
-    return wrapped
+    return call_and_die
 
 
-def whole(target: Path) -> str | None:
+def read_whole(target: Path) -> str | None:
     """The content of a checkpoint, or None if it is missing. Both files must have it, with matching digests."""
     if target.name not in [f"step_{step}" for step in saved_steps(target.parent)]:
         return None
@@ -87,20 +87,20 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
     codes, before = [], tmp_path / "before"
     for name in ("step_4", *(["step_5"] if existing else []), "step_3"):
-        assert in_a_process(before / name, "old", tmp_path / f"store-{name}", None) == 0
+        assert save_in_process(before / name, "old", tmp_path / f"store-{name}", None) == 0
     for die_after in range(60):
         checkpoints = tmp_path / f"{die_after}"
         target = checkpoints / "step_5"
         other = checkpoints / "step_4"
         shutil.copytree(before, checkpoints)
-        codes.append(in_a_process(target, "new", tmp_path / f"store-{die_after}", die_after))
-        assert whole(other) == "old"
-        whole(checkpoints / "step_3")
-        assert whole(target) in ("old", "new", None)
-        if existing and whole(target) is None:  # between two renames, the old one is next to it
+        codes.append(save_in_process(target, "new", tmp_path / f"store-{die_after}", die_after))
+        assert read_whole(other) == "old"
+        read_whole(checkpoints / "step_3")
+        assert read_whole(target) in ("old", "new", None)
+        if existing and read_whole(target) is None:  # between two renames, the old one is next to it
             assert (checkpoints / ".step_5.old" / "adapter" / "a").read_text() == "old"
-        assert in_a_process(target, "third", tmp_path / f"store-{die_after}-third", None) == 0
-        assert whole(target) == "third"
+        assert save_in_process(target, "third", tmp_path / f"store-{die_after}-third", None) == 0
+        assert read_whole(target) == "third"
         assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_5"]
         if codes[-1] == 0:
             break

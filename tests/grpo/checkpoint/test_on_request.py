@@ -46,31 +46,31 @@ def trainer(tmp_path: Path) -> Trainer:
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> SaveRequest:
+def save_request(tmp_path: Path) -> SaveRequest:
     return SaveRequest(RunFiles(tmp_path).save_request)
 
 
-def answered(request: SaveRequest) -> None:
+def wait_until_answered(request: SaveRequest) -> None:
     wait_until(lambda: not request.is_open(), "nobody saved", 10)
 
 
-def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, request_: SaveRequest) -> None:
+def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, save_request: SaveRequest) -> None:
     states = {"global_step": 1, "position": [1]}
     trainer.step(1, states)
     states["position"].append(2)  # the loop goes on
-    request_.ask()
-    answered(request_)
+    save_request.ask()
+    wait_until_answered(save_request)
     assert trainer.saved == [{"global_step": 1, "position": [1]}]
 
 
-def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trainer: Trainer, request_) -> None:
-    request_.ask()
-    answered(request_)
+def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trainer: Trainer, save_request) -> None:
+    save_request.ask()
+    wait_until_answered(save_request)
     for step in range(1, SAVE_STEPS + 1):
         trainer.step(step)
-    request_.ask()
-    answered(request_)
-    assert trainer.saved == [{"global_step": SAVE_STEPS}] and not request_.failure()
+    save_request.ask()
+    wait_until_answered(save_request)
+    assert trainer.saved == [{"global_step": SAVE_STEPS}] and not save_request.failure()
 
 
 @pytest.mark.parametrize(("last", "save_steps", "saved"), [(4, 3, [3, 4]), (3, 3, [3]), (4, math.inf, [])])
@@ -82,38 +82,38 @@ def test_the_last_step_is_a_checkpoint_unless_none_is(tmp_path: Path, last: int,
     assert [states["global_step"] for states in trainer.saved] == saved
 
 
-def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer: Trainer, request_) -> None:
+def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer: Trainer, save_request) -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
     trainer.step(1)
     whole, trainer.write = trainer.write, fail
-    request_.ask()
-    answered(request_)
-    assert request_.failure() == "OSError: [Errno 28] No space left on device"
+    save_request.ask()
+    wait_until_answered(save_request)
+    assert save_request.failure() == "OSError: [Errno 28] No space left on device"
     trainer.write = whole
-    request_.ask()
-    answered(request_)
-    assert not request_.failure() and trainer.saved == [{"global_step": 1}]
+    save_request.ask()
+    wait_until_answered(save_request)
+    assert not save_request.failure() and trainer.saved == [{"global_step": 1}]
 
 
-def test_a_request_waits_for_the_end_of_the_update(trainer: Trainer, request_: SaveRequest) -> None:
+def test_a_request_waits_for_the_end_of_the_update(trainer: Trainer, save_request: SaveRequest) -> None:
     trainer.step(1)
     trainer.saver.begin_step()
-    request_.ask()
+    save_request.ask()
     later = threading.Event()
     later.wait(1.0)
-    assert request_.is_open() and not trainer.saved, "the ranks are in the middle of an update"
+    assert save_request.is_open() and not trainer.saved, "the ranks are in the middle of an update"
     trainer.end(2)
-    answered(request_)
+    wait_until_answered(save_request)
     assert trainer.saved == [{"global_step": 2}]
 
 
-def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, request_: SaveRequest) -> None:
+def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, save_request: SaveRequest) -> None:
     trainer.step(1)
     saving, may_end = threading.Event(), threading.Event()
     trainer.write = lambda: (saving.set(), may_end.wait(10))
-    request_.ask()
+    save_request.ask()
     assert saving.wait(10)
     update = threading.Thread(target=trainer.step, args=(2,))
     update.start()
@@ -124,13 +124,13 @@ def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, request_: Sa
     assert not update.is_alive()
 
 
-def test_what_must_be_waited_for_is_computed_for_checkpoints_alone(trainer: Trainer, request_: SaveRequest) -> None:
+def test_what_must_be_waited_for_is_computed_for_checkpoints_alone(trainer: Trainer, save_request: SaveRequest) -> None:
     """With PIPELINE=1, rewards of the next batch may be missing at the end of a step."""
     computed: list[int] = []
     for step in range(1, SAVE_STEPS + 2):
         trainer.step(step, {"global_step": step, "ahead": lambda step=step: computed.append(step) or {"step": step}})
     assert computed == [SAVE_STEPS]
-    request_.ask()
-    answered(request_)
+    save_request.ask()
+    wait_until_answered(save_request)
     assert computed == [SAVE_STEPS, SAVE_STEPS + 1]
     assert [saved["ahead"] for saved in trainer.saved] == [{"step": SAVE_STEPS}, {"step": SAVE_STEPS + 1}]

@@ -18,7 +18,7 @@ from grpo.run.saved_steps import saved_steps
 FLAGS = {"rollout_batch_size": 8, "n_samples_per_prompt": 8}
 
 
-def correctness(steps: int, before: float = 0.7, fall: int | None = None, after: float = 0.0) -> np.ndarray:
+def draw_correctness(steps: int, before: float = 0.7, fall: int | None = None, after: float = 0.0) -> np.ndarray:
     """Shares of right samples of 8 problems of different difficulty, 8 samples of each; [steps]."""
     rng = np.random.default_rng(3)
     level = np.where(np.arange(1, steps + 1) < (fall or steps + 1), before, after)
@@ -57,7 +57,7 @@ def test_the_last_checkpoint_before_a_fall_stays(tmp_path: Path, caplog, fall: i
     """The policy saved in the step before the fall sampled the first bad step, so its checkpoint may be damaged."""
     trainer = Trainer(tmp_path, keep)
     with caplog.at_level(logging.WARNING):
-        trainer.train(correctness(60, fall=fall))
+        trainer.train(draw_correctness(60, fall=fall))
     assert trainer.steps == sorted({good, *(60 - 2 * back for back in range(keep))})
     said = [record.message for record in caplog.records if "is kept in addition" in record.message]
     assert len(said) == 1 and f"step_{good} " in said[0] and f"--resume {tmp_path} --from-step {good}" in said[0]
@@ -65,14 +65,14 @@ def test_the_last_checkpoint_before_a_fall_stays(tmp_path: Path, caplog, fall: i
 
 def test_without_a_fall_nothing_else_is_kept(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 2)
-    trainer.train(correctness(60, before=0.4))
+    trainer.train(draw_correctness(60, before=0.4))
     assert trainer.steps == [58, 60]
 
 
 def test_checkpoint_before_a_fall_is_released_after_recovery(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 2)
-    values = correctness(80, fall=21)
-    values[40:] = correctness(40)
+    values = draw_correctness(80, fall=21)
+    values[40:] = draw_correctness(40)
     trainer.train(values[:38])
     assert trainer.steps == [18, 36, 38]
     for step in range(39, 81):
@@ -84,14 +84,14 @@ def test_the_best_by_held_out_problems_stays_as_well(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 2)
     rows = [{"step": step, "exact_match": score, "samples": 72} for step, score in ((4, 0.8), (18, 0.7))]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trainer.train(correctness(40, fall=21))
+    trainer.train(draw_correctness(40, fall=21))
     assert trainer.steps == [4, 40], "the best is from before the fall, too"
 
 
 @pytest.mark.parametrize("broken", ["config.json", "rule"])
 def test_nothing_is_removed_if_the_diagnosis_fails(tmp_path: Path, caplog, monkeypatch, broken: str) -> None:
     trainer = Trainer(tmp_path, 2)
-    trainer.train(correctness(8))
+    trainer.train(draw_correctness(8))
     with monkeypatch.context() as patched:
         if broken == "rule":
             patched.setitem(RULES, "flat_learning", lambda run: 1 / 0)
@@ -119,14 +119,14 @@ def test_missing_or_broken_metrics_lines_do_not_stop_rotation(tmp_path: Path) ->
 
 def test_a_second_deeper_fall_does_not_hide_the_first(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 2, every=10)
-    values = np.concatenate([correctness(40), correctness(44, before=0.35), np.zeros(36)])
+    values = np.concatenate([draw_correctness(40), draw_correctness(44, before=0.35), np.zeros(36)])
     trainer.train(values)
     assert trainer.steps[0] == 30 and trainer.steps[-2:] == [110, 120]
 
 
 def test_falls_explained_by_another_finding_also_count(tmp_path: Path) -> None:
     """Instability takes a fall of correctness with it in the report; rotation sees both onsets."""
-    values = correctness(60, fall=41)
+    values = draw_correctness(60, fall=41)
     rows = [{"step": step, "correct": float(value), "ppo_kl": 0.3 if step > 38 else 0.001, "actor_lr": 1e-6}
             for step, value in enumerate(values, 1)]  # fmt: skip
     assert {39, 41} <= set(falls.onsets(build_history(rows, (), {"flags": FLAGS})))

@@ -14,14 +14,14 @@ from grpo.model.model_files import CheckpointError
 from scripts import inspect_checkpoint
 
 
-def same(one: object, other: object) -> bool:
+def is_same(one: object, other: object) -> bool:
     """Compare trees of plain values and tensors, types included."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(is_same, one, other))
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return one == other or (one != one and other != other)
@@ -40,7 +40,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
     }
     state_files.write(tmp_path / "state.safetensors", state)
     back = state_files.read(tmp_path / "state.safetensors")
-    assert same(back, state | {"gradient": torch.ones(2)})
+    assert is_same(back, state | {"gradient": torch.ones(2)})
     assert math.copysign(1, back["numbers"][2]) == -1
     with pytest.raises(TypeError):
         state_files.write(tmp_path / "other.safetensors", {"a set": {1}})
@@ -80,7 +80,7 @@ def test_a_state_of_an_earlier_version_is_read_with_one_warning(make_trainer, tm
     torch.save(state, old / "state.pt")
     for number, rank in enumerate(ranks):
         torch.save(rank, old / f"rank_{number}.pt")
-    assert same(trainer_state.read(old), (state, ranks))
+    assert is_same(trainer_state.read(old), (state, ranks))
     assert [record.message for record in caplog.records] == [
         f"{old} is of an earlier version and is unpickled: continue from it only if you wrote it"
     ]

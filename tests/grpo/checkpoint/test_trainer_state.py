@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(checkpoint, run_ranks, folder):
+def trained_folder(checkpoint, run_ranks, folder):
     """Four steps on two ranks, each saved; one of the parameters is small enough to stay whole on every rank."""
     if not (folder / "losses_0.json").exists():
         run_ranks(2, checkpoint, folder, 4, "", 600, 4, "zero3", script=SCRIPT)
@@ -26,19 +26,19 @@ def trained(checkpoint, run_ranks, folder):
 
 
 @pytest.mark.timeout(500)
-def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
+def test_a_resumed_trainer_gives_the_same_numbers(trained_folder, checkpoint, run_ranks, tmp_path):
     """One whose run started from an adapter has a reference of its own, which does not move."""
-    start = trained / "step_1" / "adapter"
-    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, "zero3", start, script=SCRIPT)
+    start = trained_folder / "step_1" / "adapter"
+    run_ranks(2, checkpoint, tmp_path, 4, trained_folder / "step_2", 600, 4, "zero3", start, script=SCRIPT)
     for rank in (0, 1):
-        whole = json.loads((trained / f"losses_{rank}.json").read_text())
+        whole = json.loads((trained_folder / f"losses_{rank}.json").read_text())
         resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
         for step, expected in zip(resumed, whole[2:], strict=True):
             assert step == pytest.approx(expected, rel=1e-3)  # equal to the bit where kernels ignore alignment
             assert step[1:3] + step[4:] == expected[1:3] + expected[4:]  # learning rate, step and random numbers
-    expected, actual = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
+    expected, actual = torch.load(trained_folder / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
     assert expected.keys() == actual.keys()
-    before = torch.load(trained / "whole_3.pt")
+    before = torch.load(trained_folder / "whole_3.pt")
     for name in expected:
         stepped = (expected[name] - before[name]).norm()
         assert stepped > 0, name
@@ -47,9 +47,9 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_loads_the_same_state(trained, checkpoint, run_ranks, tmp_path, ranks):
-    run_ranks(ranks, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "zero3", script=SCRIPT)
-    expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
+def test_another_number_of_ranks_loads_the_same_state(trained_folder, checkpoint, run_ranks, tmp_path, ranks):
+    run_ranks(ranks, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "zero3", script=SCRIPT)
+    expected, actual = torch.load(trained_folder / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
     assert expected.keys() == actual.keys()
     for name in expected:
         assert torch.equal(expected[name], actual[name]), name
@@ -58,37 +58,37 @@ def test_another_number_of_ranks_loads_the_same_state(trained, checkpoint, run_r
 
 
 @pytest.mark.timeout(500)
-def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
+def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained_folder, checkpoint, run_ranks, tmp_path):
     run_ranks(2, checkpoint, tmp_path, 4, "", 600, 4, "none", script=SCRIPT)
     for name in ("losses_0.json", "losses_1.json"):
-        assert (tmp_path / name).read_text() == (trained / name).read_text()
+        assert (tmp_path / name).read_text() == (trained_folder / name).read_text()
     for step in (1, 4):
-        expected, actual = torch.load(trained / f"whole_{step}.pt"), torch.load(tmp_path / f"whole_{step}.pt")
+        expected, actual = torch.load(trained_folder / f"whole_{step}.pt"), torch.load(tmp_path / f"whole_{step}.pt")
         assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
-    for file in (trained / "step_4").rglob("*.safetensors"):
-        assert file.read_bytes() == (tmp_path / file.relative_to(trained)).read_bytes()
+    for file in (trained_folder / "step_4").rglob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / file.relative_to(trained_folder)).read_bytes()
 
 
 @pytest.mark.timeout(500)
-def test_a_whole_base_resumes_from_a_sharded_one(trained, checkpoint, run_ranks, tmp_path):
-    start = trained / "step_2" / "adapter"
-    run_ranks(1, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "none", start, script=SCRIPT)
-    expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
+def test_a_whole_base_resumes_from_a_sharded_one(trained_folder, checkpoint, run_ranks, tmp_path):
+    start = trained_folder / "step_2" / "adapter"
+    run_ranks(1, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "none", start, script=SCRIPT)
+    expected, actual = torch.load(trained_folder / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
     assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.timeout(500)
-def test_only_trained_parameters_are_saved(trained):
-    step = trained / "step_4"
-    numbers = sum(t.numel() for name, t in torch.load(trained / "whole_4.pt").items() if name.endswith("master"))
+def test_only_trained_parameters_are_saved(trained_folder):
+    step = trained_folder / "step_4"
+    numbers = sum(t.numel() for name, t in torch.load(trained_folder / "whole_4.pt").items() if name.endswith("master"))
     size = sum(file.stat().st_size for file in (step / "trainer").iterdir())
     assert numbers * 12 <= size < numbers * 12 + 2 * 40_000  # and random states
     assert sorted(path.name for path in step.iterdir()) == ["adapter", "trainer"]
 
 
 @pytest.mark.timeout(500)
-def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
-    state, files = trainer_state.read(trained / "step_0" / "trainer")
+def test_a_trainer_that_has_not_stepped_yet_is_saved(trained_folder):
+    state, files = trainer_state.read(trained_folder / "step_0" / "trainer")
     assert (state["optimizer_step"], state["client_states"]) == (0, {"global_step": 0})
     for file in files:
         for kind in ("exp_avg", "exp_avg_sq"):
@@ -99,8 +99,8 @@ def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["rank_1.safetensors", "state.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "other"])
-def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
-    shutil.copytree(trained / "step_2" / "trainer", tmp_path / "trainer")
+def test_an_incomplete_state_is_refused(trained_folder, tmp_path, name, damage):
+    shutil.copytree(trained_folder / "step_2" / "trainer", tmp_path / "trainer")
     file = tmp_path / "trainer" / name
     content = file.read_bytes()
     file.unlink()
@@ -111,6 +111,6 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
 
 
 @pytest.mark.timeout(500)
-def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks, tmp_path):
+def test_the_state_of_another_adapter_is_refused(trained_folder, checkpoint, run_ranks, tmp_path):
     with pytest.raises(AssertionError, match="belongs to an adapter other than"):
-        run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, "zero3", script=SCRIPT)
+        run_ranks(1, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)

@@ -30,7 +30,7 @@ ACCUMULATION = 6  # samples an optimizer step
 EXPERT_RANK = 3
 
 
-def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
+def make_engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
     """A DeepSpeed engine as a rank makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -61,11 +61,11 @@ def engine(path: str, persistent: int, lora_rank: int, shard: str, start: str):
     return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
 
 
-def parameters_by_name(trained) -> dict[str, torch.nn.Parameter]:
+def list_parameters(trained) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in trained.module.named_parameters() if "lora_" in name}
 
 
-def whole_state(trained) -> dict[str, torch.Tensor]:
+def gather_state(trained) -> dict[str, torch.Tensor]:
     """Master weights, moments and bf16 weights of every adapter tensor, gathered by DeepSpeed."""
     state = {}
     for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
@@ -77,7 +77,7 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
     return state
 
 
-def start_tensors(trained) -> dict[str, torch.Tensor]:
+def gather_start_tensors(trained) -> dict[str, torch.Tensor]:
     """The frozen copy of the adapter that the run started from, by PEFT's name."""
     frozen = {
         expert_form.to_file_name(n.replace(".start.", ".")): p
@@ -90,7 +90,7 @@ def start_tensors(trained) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def passes(trained) -> list[torch.Tensor]:
+def run_passes(trained) -> list[torch.Tensor]:
     """The logits of the policy, the reference and the base."""
     contexts = (contextlib.nullcontext(), reference.as_reference(trained), reference.without_adapter(trained))
     logits = []
@@ -105,21 +105,21 @@ def main(
 ) -> None:
     cpu_matmul.install()
     torch.manual_seed(0)  # the adapter's first weights
-    trained = engine(path, int(persistent), int(lora_rank), shard, start)
+    trained = make_engine(path, int(persistent), int(lora_rank), shard, start)
     of_zero3 = {name for name, parameter in trained.module.named_parameters() if hasattr(parameter, "ds_id")}
-    assert (of_zero3 == set(parameters_by_name(trained))) is (shard == NO_SHARD), "ZeRO-3 holds only the adapter"
+    assert (of_zero3 == set(list_parameters(trained))) is (shard == NO_SHARD), "ZeRO-3 holds only the adapter"
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())
     args = SimpleNamespace(ckpt_path=out, max_ckpt_num=9, metrics_dir=out, run_dir=out, resume_from=resume_from)
     losses, first = [], 0
-    before = passes(trained) if start else []
+    before = run_passes(trained) if start else []
     if start:
         assert torch.equal(before[0], before[1]) and not torch.equal(before[1], before[2])
-        kept, saved = start_tensors(trained), load_file(Path(start) / adapter_files.WEIGHTS)
+        kept, saved = gather_start_tensors(trained), load_file(Path(start) / adapter_files.WEIGHTS)
         assert kept.keys() == saved.keys() and all(torch.equal(kept[name], saved[name]) for name in kept)
     if resume_from:
         first = saving.load_step(trained, args)["global_step"]
-        loaded = whole_state(trained)
+        loaded = gather_state(trained)
         if dist.get_rank() == 0:
             torch.save(loaded, Path(out) / "loaded.pt")
     else:
@@ -134,11 +134,11 @@ def main(
         norm = float(trained.get_global_grad_norm())
         losses.append([loss.item(), trained.get_lr()[0], trained.global_steps, norm, *draws])
         saving.save_step(trained, args, {"global_step": step + 1})
-        now = whole_state(trained)
+        now = gather_state(trained)
         if dist.get_rank() == 0:
             torch.save(now, Path(out) / f"whole_{step + 1}.pt")
     if start:
-        policy, *others = passes(trained)
+        policy, *others = run_passes(trained)
         assert not torch.equal(policy, before[0]) and all(map(torch.equal, others, before[1:]))
     (Path(out) / f"losses_{dist.get_rank()}.json").write_text(json.dumps(losses))
 

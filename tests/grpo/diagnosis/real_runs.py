@@ -15,7 +15,7 @@ from typing import Any
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules import RULES
-from tests.grpo.diagnosis.test_early import named
+from tests.grpo.diagnosis.test_early import find_first_named
 
 FOLDER = Path(__file__).parent / "real_runs"
 
@@ -37,7 +37,7 @@ class RealRun:
     @functools.cached_property
     def named(self) -> dict[str, int]:
         """Return the findings by name, each with the step after which it is first reported during the run."""
-        return named(self.rows, self.evals, self.config)
+        return find_first_named(self.rows, self.evals, self.config)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SickRun(RealRun):
     expected: tuple[str, ...]
     also_fine: tuple[str, ...]
 
-    def found_at(self) -> int | None:
+    def find_naming_step(self) -> int | None:
         """Return the step after which the fault is named; None if it never is."""
         return min((step for name, step in self.named.items() if name in self.expected), default=None)
 
@@ -76,7 +76,7 @@ class SickRun(RealRun):
         return False
 
     def is_found_in_time(self) -> bool:
-        found_at = self.found_at()
+        found_at = self.find_naming_step()
         return found_at is not None and found_at <= self.begins_at_step + self.within_steps
 
 
@@ -84,7 +84,7 @@ def read_all(folder: Path = FOLDER) -> Iterator[RealRun]:
     """Yield the recorded runs by name."""
     for file in sorted(folder.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
-        run = RealRun(file.stem, _rows(content["columns"]), content["evals"], content["config"])
+        run = RealRun(file.stem, _make_rows(content["columns"]), content["evals"], content["config"])
         if content["fault"] is None:
             yield run
             continue
@@ -101,7 +101,7 @@ def read_all(folder: Path = FOLDER) -> Iterator[RealRun]:
         )
 
 
-def _rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+def _make_rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl; null columns are left out of a line."""
     return [
         {name: values[index] for name, values in columns.items() if values[index] is not None}

@@ -8,19 +8,19 @@ import math
 
 import numpy as np
 
-from tests.grpo.diagnosis.synthetic_latent import Ill, Latent, correlated
+from tests.grpo.diagnosis.synthetic_latent import Ill, Latent, draw_correlated
 
 
-def _onset(latent: Latent, rng: np.random.Generator) -> int:
+def _draw_onset(latent: Latent, rng: np.random.Generator) -> int:
     """Return the index of the onset: well after the warmup, and well before the end."""
     return int(latent.steps * rng.uniform(0.35, 0.6))
 
 
-def _ramp(latent: Latent, begin: int, width: float) -> np.ndarray:
+def _make_ramp(latent: Latent, begin: int, width: float) -> np.ndarray:
     return np.clip((np.arange(latent.steps) - begin) / width, 0, 1)
 
 
-def _since(latent: Latent, begin: int) -> np.ndarray:
+def _mark_steps_since(latent: Latent, begin: int) -> np.ndarray:
     return (np.arange(latent.steps) >= begin).astype(float)
 
 
@@ -32,7 +32,7 @@ def _stop_learning(latent: Latent, begin: int, left: float = 0.0) -> None:
 def flat_learning(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     _stop_learning(latent, 0, 1 - strength)
     level = latent.log_length.mean()  # fewer cut responses would mean more right ones
-    latent.log_length = level + (1 - strength) * (latent.log_length - level) + correlated(rng, latent.steps, 0.02)
+    latent.log_length = level + (1 - strength) * (latent.log_length - level) + draw_correlated(rng, latent.steps, 0.02)
     latent.kl *= 10 ** (-2.5 * strength)
     latent.clip *= 10 ** (-2.5 * strength)
     if not latent.judged and rng.random() < 0.5:
@@ -53,18 +53,18 @@ def correctness_fall(latent: Latent, rng: np.random.Generator, strength: float) 
 
     Never at the peak of the learning rate: there it would be a shock.
     """
-    begin = _onset(latent, rng) if rng.random() < 0.7 else latent.warm_up + int(rng.integers(6, 15))
+    begin = _draw_onset(latent, rng) if rng.random() < 0.7 else latent.warm_up + int(rng.integers(6, 15))
     room = max(0.8 - latent.skill[:begin].mean(), 0)  # a solve rate of 0 cannot fall
     cut = math.log(latent.profile.limit) - latent.log_length.mean() - 0.8  # and truncation would keep it near 0
     latent.log_length = latent.log_length + min(cut, 0)
-    drop = strength * rng.uniform(3, 6) * _since(latent, begin)
+    drop = strength * rng.uniform(3, 6) * _mark_steps_since(latent, begin)
     latent.skill, latent.held_out_skill = latent.skill + room - drop, latent.held_out_skill + room - drop
     return begin + 1
 
 
 def reward_hacking(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng)
-    ramp = strength * _ramp(latent, begin, rng.uniform(8, 20))
+    begin = _draw_onset(latent, rng)
+    ramp = strength * _make_ramp(latent, begin, rng.uniform(8, 20))
     _stop_learning(latent, begin, 1 - strength)
     worse = rng.uniform(0, 0.8)
     latent.skill, latent.held_out_skill = latent.skill - worse * ramp, latent.held_out_skill - worse * ramp
@@ -75,8 +75,8 @@ def reward_hacking(latent: Latent, rng: np.random.Generator, strength: float) ->
 
 
 def instability(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng)
-    ramp = strength * _ramp(latent, begin, rng.uniform(5, 15))
+    begin = _draw_onset(latent, rng)
+    ramp = strength * _make_ramp(latent, begin, rng.uniform(5, 15))
     spiking = rng.random(latent.steps) < 0.6
     far = ramp * spiking * rng.lognormal(math.log(0.15), 0.5, latent.steps) * (latent.updates > 1)
     latent.kl, latent.clip = latent.kl + far, latent.clip + 1.5 * far
@@ -96,16 +96,21 @@ def spikes(latent: Latent, rng: np.random.Generator, strength: float) -> int:
 
 def lr_shock(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     early = latent.updates > 1 and rng.random() < 0.3
-    begin = latent.warm_up - 1 if early else _onset(latent, rng)
-    shock = strength * _since(latent, begin) * np.exp(-np.maximum(np.arange(latent.steps) - begin, 0) / 5)
+    begin = latent.warm_up - 1 if early else _draw_onset(latent, rng)
+    shock = strength * _mark_steps_since(latent, begin) * np.exp(-np.maximum(np.arange(latent.steps) - begin, 0) / 5)
     if not early:
         latent.rate = latent.rate * np.where(np.arange(latent.steps) >= begin, 1 + strength * rng.uniform(3, 9), 1)
     latent.updates = max(latent.updates, 2)
-    noise = np.exp(correlated(rng, latent.steps, 0.4))
+    noise = np.exp(draw_correlated(rng, latent.steps, 0.4))
     latent.kl = latent.kl + noise * shock * rng.uniform(0.15, 0.4)
     latent.clip = latent.clip + noise * shock * rng.uniform(0.4, 0.6)
     latent.grad = latent.grad * (1 + rng.uniform(3, 8) * shock)
-    drop = rng.uniform(0.8, 1.5) * strength * _since(latent, begin) * np.exp(-0.05 * np.arange(latent.steps)[::1])
+    drop = (
+        rng.uniform(0.8, 1.5)
+        * strength
+        * _mark_steps_since(latent, begin)
+        * np.exp(-0.05 * np.arange(latent.steps)[::1])
+    )
     latent.skill, latent.held_out_skill = latent.skill - drop, latent.held_out_skill - drop
     return begin + 1
 
@@ -113,24 +118,29 @@ def lr_shock(latent: Latent, rng: np.random.Generator, strength: float) -> int:
 def off_policy(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     latent.updates = int(rng.choice([8, 16, 32]))
     warm = np.minimum((np.arange(latent.steps) + 1) / latent.warm_up, 1)
-    noise = np.exp(correlated(rng, latent.steps, 0.25))
+    noise = np.exp(draw_correlated(rng, latent.steps, 0.25))
     latent.clip = warm * noise * (0.05 + strength * rng.uniform(0.25, 0.4))
-    latent.kl = warm * np.exp(correlated(rng, latent.steps, 0.4)) * (0.005 + strength * rng.uniform(0.03, 0.12))
+    latent.kl = warm * np.exp(draw_correlated(rng, latent.steps, 0.4)) * (0.005 + strength * rng.uniform(0.03, 0.12))
     latent.skill = latent.skill[0] + 0.5 * (latent.skill - latent.skill[0])
     return latent.warm_up + 1
 
 
 def mismatch(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng) if rng.random() < 0.7 else 0
+    begin = _draw_onset(latent, rng) if rng.random() < 0.7 else 0
     width = float(rng.choice([1, 20]))
-    wrong = strength * rng.uniform(0.1, 0.3) * _ramp(latent, begin, width) * np.exp(correlated(rng, latent.steps, 0.2))
+    wrong = (
+        strength
+        * rng.uniform(0.1, 0.3)
+        * _make_ramp(latent, begin, width)
+        * np.exp(draw_correlated(rng, latent.steps, 0.2))
+    )
     latent.diff = latent.diff + wrong
     return max(begin, latent.warm_up) + 1
 
 
 def length_collapse(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng)
-    ramp = strength * _ramp(latent, begin, rng.uniform(3, 12))
+    begin = _draw_onset(latent, rng)
+    ramp = strength * _make_ramp(latent, begin, rng.uniform(3, 12))
     latent.log_length = latent.log_length - rng.uniform(0.9, 1.8) * ramp
     _stop_learning(latent, begin, 1 - strength)
     worse = rng.uniform(0, 1.5)
@@ -139,8 +149,8 @@ def length_collapse(latent: Latent, rng: np.random.Generator, strength: float) -
 
 
 def entropy_collapse(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng)
-    ramp = strength * _ramp(latent, begin, rng.uniform(5, 15))
+    begin = _draw_onset(latent, rng)
+    ramp = strength * _make_ramp(latent, begin, rng.uniform(5, 15))
     latent.entropy = latent.entropy * np.exp(-rng.uniform(1.8, 3.0) * ramp)
     latent.agree = 0.7 * ramp
     over = max(latent.skill[begin] - 0.5, 0.0)  # it is not a collapse if nearly everything is solved
@@ -150,24 +160,24 @@ def entropy_collapse(latent: Latent, rng: np.random.Generator, strength: float) 
 
 
 def truncation(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin = _onset(latent, rng) if rng.random() < 0.8 else 0
+    begin = _draw_onset(latent, rng) if rng.random() < 0.8 else 0
     room = math.log(latent.profile.limit) - latent.log_length[begin:].mean()
     target = strength * (room + rng.uniform(0.0, 0.4)) if begin else strength * (room + 0.6)
-    latent.log_length = latent.log_length + target * _ramp(latent, begin, rng.uniform(5, 15) if begin else 1)
+    latent.log_length = latent.log_length + target * _make_ramp(latent, begin, rng.uniform(5, 15) if begin else 1)
     return max(begin, latent.warm_up) + 1
 
 
 def judge_outage(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin, length = _onset(latent, rng), int(rng.integers(4, 16))
+    begin, length = _draw_onset(latent, rng), int(rng.integers(4, 16))
     latent.failed[begin : begin + length] = strength * rng.uniform(0.6, 1.0)
     return begin + 1
 
 
 def judge_drift(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    begin, sign = _onset(latent, rng), rng.choice([-1, 1])
+    begin, sign = _draw_onset(latent, rng), rng.choice([-1, 1])
     if sign > 0:
         latent.right, latent.wrong = latent.right - 0.15, latent.wrong - 0.1
-    change = sign * strength * rng.uniform(0.18, 0.26) * _since(latent, begin)
+    change = sign * strength * rng.uniform(0.18, 0.26) * _mark_steps_since(latent, begin)
     latent.right = np.clip(latent.right + change, 0.02, 0.98)
     latent.wrong = np.clip(latent.wrong + change, 0.02, 0.98)
     if rng.random() < 0.5:

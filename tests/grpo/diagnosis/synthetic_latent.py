@@ -75,7 +75,7 @@ class Latent:
 Ill = Callable[[Latent, np.random.Generator, float], int]
 
 
-def correlated(rng: np.random.Generator, n: int, sigma: float, r: float = 0.4) -> np.ndarray:
+def draw_correlated(rng: np.random.Generator, n: int, sigma: float, r: float = 0.4) -> np.ndarray:
     """Return normal noise of standard deviation `sigma` in which each value depends on the previous one; [n]."""
     noise = rng.normal(0, sigma, n)
     for index in range(1, n):
@@ -83,7 +83,7 @@ def correlated(rng: np.random.Generator, n: int, sigma: float, r: float = 0.4) -
     return noise
 
 
-def healthy(rng: np.random.Generator, least: int) -> Latent:
+def draw_healthy(rng: np.random.Generator, least: int) -> Latent:
     profile = PROFILES[rng.integers(len(PROFILES))]
     n = int(rng.integers(least, 151))
     t = np.arange(n) / n
@@ -108,18 +108,18 @@ def healthy(rng: np.random.Generator, least: int) -> Latent:
         correctness_weight=float(rng.choice([0.6, 0.6, 0.8, 0.5])),
         skill=start + learned,
         held_out_skill=start + rng.uniform(-0.5, 0.2) + rng.uniform(0.7, 1.0) * learned,
-        right=rng.uniform(0.6, 0.85) + rng.uniform(0, 0.08) * t + correlated(rng, n, 0.01),
-        wrong=rng.uniform(0.2, 0.4) + rng.uniform(0, 0.08) * t + correlated(rng, n, 0.01),
+        right=rng.uniform(0.6, 0.85) + rng.uniform(0, 0.08) * t + draw_correlated(rng, n, 0.01),
+        wrong=rng.uniform(0.2, 0.4) + rng.uniform(0, 0.08) * t + draw_correlated(rng, n, 0.01),
         agree=np.zeros(n),
-        log_length=math.log(profile.length) + rng.uniform(-0.3, 0.2) * t + correlated(rng, n, 0.03),
-        entropy=rng.uniform(0.15, 1.2) * np.exp(correlated(rng, n, 0.04)),
+        log_length=math.log(profile.length) + rng.uniform(-0.3, 0.2) * t + draw_correlated(rng, n, 0.03),
+        entropy=rng.uniform(0.15, 1.2) * np.exp(draw_correlated(rng, n, 0.04)),
         sure=np.exp(-rng.uniform(0.1, 1.2) * learned / 2),
-        kl=off_start * warm * rng.lognormal(math.log(6e-4), 0.9) * np.exp(correlated(rng, n, 0.7)),
-        clip=off_start * warm * rng.lognormal(math.log(0.01), 0.8) * np.exp(correlated(rng, n, 0.5)),
+        kl=off_start * warm * rng.lognormal(math.log(6e-4), 0.9) * np.exp(draw_correlated(rng, n, 0.7)),
+        clip=off_start * warm * rng.lognormal(math.log(0.01), 0.8) * np.exp(draw_correlated(rng, n, 0.5)),
         grad=rng.lognormal(math.log(0.1), 1.0)
-        * np.exp(correlated(rng, n, 0.2) + 0.2 * rng.standard_t(3, n).clip(-6, 6)),
+        * np.exp(draw_correlated(rng, n, 0.2) + 0.2 * rng.standard_t(3, n).clip(-6, 6)),
         loss=np.exp(0.25 * rng.standard_t(4, n).clip(-4, 4)),
-        diff=rng.lognormal(math.log(0.006), 0.6) * np.exp(correlated(rng, n, 0.15)),
+        diff=rng.lognormal(math.log(0.006), 0.6) * np.exp(draw_correlated(rng, n, 0.15)),
         failed=np.where(rng.random(n) < 0.02, rng.uniform(0, 0.35, n), rng.uniform(0, 0.02)),
         fallbacks=np.full(n, rng.uniform(0, 0.08)),
         rate=rate,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from grpo.run.estimators import interval
-from tests.grpo.diagnosis.synthetic_latent import Ill, Latent, healthy
+from tests.grpo.diagnosis.synthetic_latent import Ill, Latent, draw_healthy
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SyntheticRun:
     onsets: dict[str, int] = field(default_factory=dict)
 
 
-def make(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, least: int = 20) -> SyntheticRun:
+def make_run(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, least: int = 20) -> SyntheticRun:
     """Return a run.
 
     Args:
@@ -36,13 +36,13 @@ def make(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, l
         least: fewest steps; the most are 150.
     """
     rng = np.random.default_rng([seed, *(ord(letter) for letter in ill[0])] if ill else seed)
-    latent = healthy(rng, least)
+    latent = draw_healthy(rng, least)
     if ill and ("judge" in ill[0] or ill[0] == "reward_hacking"):
         latent.judged = True
     onsets = {ill[0]: ill[1](latent, rng, strength)} if ill else {}
     # Over-fitting needs evaluations; some of the other runs have none.
     evaluated = (ill is not None and ill[0] == "over_fitting") or rng.random() > 0.15
-    run = SyntheticRun(*_observe(latent, rng, evaluated), _config(latent), onsets)
+    run = SyntheticRun(*_observe(latent, rng, evaluated), _make_config(latent), onsets)
     _lose_some(run, rng, columns=ill is None)
     return run
 
@@ -56,7 +56,7 @@ def _observe(
     rows, evals = [], []
     for step in range(latent.steps + 1):
         if step:
-            rows.append(_step(latent, rng, step, difficulty))
+            rows.append(_observe_step(latent, rng, step, difficulty))
         if evaluated and (step % 10 == 0 or step == latent.steps):
             evals.append(_evaluate(latent, rng, step, held_out))
     return rows, evals
@@ -79,7 +79,7 @@ def _evaluate(latent: Latent, rng: np.random.Generator, step: int, difficulty: n
     }
 
 
-def _step(latent: Latent, rng: np.random.Generator, step: int, difficulty: np.ndarray) -> dict[str, Any]:
+def _observe_step(latent: Latent, rng: np.random.Generator, step: int, difficulty: np.ndarray) -> dict[str, Any]:
     profile, t = latent.profile, step - 1
     shape = (profile.prompts, profile.samples)
     prompts = rng.choice(len(difficulty), profile.prompts, replace=False)
@@ -96,8 +96,8 @@ def _step(latent: Latent, rng: np.random.Generator, step: int, difficulty: np.nd
         "truncated": float(cut.mean()),
         "correct": float(correct.mean()),
         "answered": float((~cut).mean()),
-        **_reward(latent, rng, t, correct, cut),
-        **_update(latent, rng, t),
+        **_observe_reward(latent, rng, t, correct, cut),
+        **_observe_update(latent, rng, t),
     }
     largest = max(abs(columns["advantage_min"]), columns["advantage_max"], 0.05)
     columns["policy_loss_max"] = float(largest * rng.uniform(0.4, 1.0) * latent.loss[t])
@@ -106,7 +106,7 @@ def _step(latent: Latent, rng: np.random.Generator, step: int, difficulty: np.nd
     return {"step": step, "time": 1.8e9 + 60 * step, "seconds": seconds, "lost_writes": 0, **columns}
 
 
-def _reward(
+def _observe_reward(
     latent: Latent, rng: np.random.Generator, t: int, correct: np.ndarray, cut: np.ndarray
 ) -> dict[str, float | None]:
     reward, logs = correct.astype(float), {}
@@ -120,9 +120,9 @@ def _reward(
         logs = {
             "judge_failed": float(failed.mean()),
             "judge_fallbacks": float((asked & (rng.random(correct.shape) < latent.fallbacks[t])).mean()),
-            "judge_quality": _mean(quality[asked]),
-            "judge_quality_right": _mean(quality[asked & correct]),
-            "judge_quality_wrong": _mean(quality[asked & ~correct]),
+            "judge_quality": _compute_mean(quality[asked]),
+            "judge_quality_right": _compute_mean(quality[asked & correct]),
+            "judge_quality_wrong": _compute_mean(quality[asked & ~correct]),
         }
     advantage = reward - reward.mean(axis=1, keepdims=True)
     mixed = correct.any() and not correct.all()
@@ -136,11 +136,11 @@ def _reward(
         "advantage_max": float(advantage.max()),
         "zero_spread_groups": float((np.ptp(reward, axis=1) == 0).mean()),
         "reward_correct_correlation": float(np.corrcoef(reward.ravel(), correct.ravel())[0, 1]) if mixed else None,
-        "high_reward_wrong": _mean((~correct)[high]),
+        "high_reward_wrong": _compute_mean((~correct)[high]),
     }
 
 
-def _update(latent: Latent, rng: np.random.Generator, t: int) -> dict[str, float]:
+def _observe_update(latent: Latent, rng: np.random.Generator, t: int) -> dict[str, float]:
     low = rng.uniform(0.3, 0.7)
     return {
         "ppo_kl": float(latent.kl[t] * (1 if rng.random() < 0.8 else -1)),
@@ -158,11 +158,11 @@ def _update(latent: Latent, rng: np.random.Generator, t: int) -> dict[str, float
     }
 
 
-def _mean(values: np.ndarray) -> float | None:
+def _compute_mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def _config(latent: Latent) -> dict[str, Any]:
+def _make_config(latent: Latent) -> dict[str, Any]:
     profile = latent.profile
     flags = {
         "actor_learning_rate": profile.rate,

@@ -9,7 +9,7 @@ from grpo.diagnosis.history import build_history
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 
 
-def observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: int) -> np.ndarray:
+def draw_observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: int) -> np.ndarray:
     """Shares of right samples. If `alike`, all samples of a prompt are right, or all are wrong."""
     rng = np.random.default_rng(seed)
     if alike:
@@ -17,7 +17,7 @@ def observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: i
     return rng.binomial(prompts * samples, level) / (prompts * samples)
 
 
-def fall_of(values, evals=(), prompts=8, samples=8, rate=1e-6):
+def find_fall(values, evals=(), prompts=8, samples=8, rate=1e-6):
     rows = [{"step": step, "correct": float(value), "actor_lr": rate} for step, value in enumerate(values, 1)]
     config = {"flags": {"rollout_batch_size": prompts, "n_samples_per_prompt": samples}}
     findings = diagnose(build_history(rows, evals, config)).findings
@@ -35,8 +35,8 @@ def test_a_broken_policy_is_found_within_three_steps(prompts, alike, before) -> 
     """
     late = 0
     for seed in range(20):
-        values = observed(np.where(np.arange(before + 3) < before, 0.7, 0.0), prompts, 8, alike, seed)
-        fall = fall_of(values, prompts=prompts)
+        values = draw_observed(np.where(np.arange(before + 3) < before, 0.7, 0.0), prompts, 8, alike, seed)
+        fall = find_fall(values, prompts=prompts)
         late += fall is None
         assert fall is None or abs(fall.onset - before - 1) <= alike
     assert late <= (5 if alike and before < 20 else 0)
@@ -55,25 +55,25 @@ def test_fall_is_found_while_the_learning_rate_rises() -> None:
 )
 def test_fall_is_critical_if_held_out_problems_confirm_it(scores, severity) -> None:
     evals = [{"step": step, "exact_match": score, "samples": 72} for step, score in scores.items()]
-    values = observed(np.where(np.arange(32) < 24, 0.7, 0.2), 8, 8, False, 1)
-    fall = fall_of(values, evals)
+    values = draw_observed(np.where(np.arange(32) < 24, 0.7, 0.2), 8, 8, False, 1)
+    fall = find_fall(values, evals)
     assert fall is not None and fall.severity == severity and fall.onset == 25
     assert [evidence.metric for evidence in fall.evidence] == ["correct", "exact_match"][: 1 + (severity == CRITICAL)]
 
 
 def test_recovered_fall_is_over() -> None:
     level = np.where((np.arange(80) >= 20) & (np.arange(80) < 40), 0.05, 0.7)
-    values = observed(level, 8, 8, False, 2)
-    assert fall_of(values[:40]) and not fall_of(values)
+    values = draw_observed(level, 8, 8, False, 2)
+    assert find_fall(values[:40]) and not find_fall(values)
 
 
-def test_a_fall_that_lasts_stays_open(healthy) -> None:
-    values = observed(np.where(np.arange(300) < 30, 0.6, 0.2), 8, 8, False, 3)
-    assert all(fall_of(values[:end]) is not None for end in range(40, 301, 20))
+def test_a_fall_that_lasts_stays_open(make_healthy_runs) -> None:
+    values = draw_observed(np.where(np.arange(300) < 30, 0.6, 0.2), 8, 8, False, 3)
+    assert all(find_fall(values[:end]) is not None for end in range(40, 301, 20))
 
 
 def test_unknown_settings_do_not_matter() -> None:
-    values = observed(np.where(np.arange(30) < 20, 0.7, 0.0), 8, 8, False, 4)
+    values = draw_observed(np.where(np.arange(30) < 20, 0.7, 0.0), 8, 8, False, 4)
     rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
     assert "correctness_fall" in {finding.name for finding in diagnose(build_history(rows)).findings}
 
@@ -84,15 +84,15 @@ def test_unknown_settings_do_not_matter() -> None:
 def test_low_correctness_that_drops_to_zero_is_critical_soon(prompts: int, within: int, left: float) -> None:
     """From 0.3 by few prompts: the normal approximation takes up to 34 steps with 4 prompts, and 19 with 8."""
     for seed in range(10):
-        values = observed(np.where(np.arange(30 + within) < 30, 0.3, left), prompts, 8, True, seed)
-        fall = fall_of(values, prompts=prompts)
+        values = draw_observed(np.where(np.arange(30 + within) < 30, 0.3, left), prompts, 8, True, seed)
+        fall = find_fall(values, prompts=prompts)
         assert fall is not None and fall.severity == CRITICAL and abs(fall.onset - 31) <= 3
 
 
 def test_a_handful_of_steps_that_lose_everything_is_critical() -> None:
     """Three steps of 0.27, then next to nothing: too few for a normal approximation."""
     values = [0.27, 0.28, 0.18, 0.07, 0.02, 0.01, *[0.0] * 8]
-    fall = fall_of(values, prompts=16)
+    fall = find_fall(values, prompts=16)
     assert fall is not None and fall.severity == CRITICAL and fall.onset in (4, 5)
 
 
@@ -103,7 +103,7 @@ def test_two_hundred_steps_of_noise_raise_no_alarm_at_any_of_them(prompts: int, 
     for seed in range(2):
         rng = np.random.default_rng(seed)
         levels = np.clip(level + rng.normal(0, scatter, 200), 0, 1)
-        values = observed(levels, prompts, 8, True, seed)
+        values = draw_observed(levels, prompts, 8, True, seed)
         rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
         config = {"flags": {"rollout_batch_size": prompts}}
         falls = [fall_of_correctness(build_history(rows[:end], (), config)) for end in range(5, 201)]

@@ -8,7 +8,7 @@ from grpo.diagnosis.finding import CRITICAL, WARNING
 from grpo.diagnosis.history import build_history
 
 
-def diagnosed(training, held_out, every=4, prompts=16, temperature=1.0, evaluated_at=1.0, **columns):
+def diagnose_levels(training, held_out, every=4, prompts=16, temperature=1.0, evaluated_at=1.0, **columns):
     """Findings by name, for levels of correctness of each step; a column is one value for all steps."""
     rng = np.random.default_rng(0)
     samples = 8 * prompts
@@ -32,7 +32,7 @@ def diagnosed(training, held_out, every=4, prompts=16, temperature=1.0, evaluate
 
 def test_mostly_wrong_labels_are_reported() -> None:
     skill = np.linspace(0.4, 0.8, 30)
-    finding = diagnosed(0.3 * skill, skill)["doubtful_labels"]
+    finding = diagnose_levels(0.3 * skill, skill)["doubtful_labels"]
     assert finding.severity == WARNING and finding.onset <= 9 and finding.actions[0].setting == "TRAIN_DATA"
     assert "labels of the training file" in finding.cause
 
@@ -51,7 +51,7 @@ def test_mostly_wrong_labels_are_reported() -> None:
     ids=["equal", "harder", "collapse", "small gap", "colder", "cut", "cut, as logged"],
 )
 def test_other_differences_between_training_and_held_out_do_not_blame_labels(training, held_out, more) -> None:
-    assert "doubtful_labels" not in diagnosed(training, held_out, **more)
+    assert "doubtful_labels" not in diagnose_levels(training, held_out, **more)
 
 
 def test_without_an_evaluation_amid_the_steps_labels_are_not_judged() -> None:
@@ -63,9 +63,9 @@ def test_without_an_evaluation_amid_the_steps_labels_are_not_judged() -> None:
 @pytest.mark.parametrize(("prompts", "steps"), [(4, 15), (8, 8), (16, 4), (72, 3)])
 def test_no_gradient_in_any_step_is_critical(prompts: int, steps: int) -> None:
     zero = np.zeros(steps)
-    finding = diagnosed(zero, zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)["no_gradient"]
+    finding = diagnose_levels(zero, zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)["no_gradient"]
     assert finding.severity == CRITICAL and (finding.onset, finding.last) == (1, steps)
-    earlier = diagnosed(zero[1:], zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)
+    earlier = diagnose_levels(zero[1:], zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)
     assert "no_gradient" not in earlier, "so few groups may all agree by chance"
 
 
@@ -77,6 +77,6 @@ def test_one_gradient_is_enough() -> None:
 def test_training_problems_that_are_never_solved_are_one_finding() -> None:
     """Problems too hard, and labels all wrong, look the same: the finding names both."""
     columns = {"grad_norm": 0.0, "zero_spread_groups": 1.0}
-    findings = diagnosed(np.zeros(20), np.full(20, 0.5), **columns)
+    findings = diagnose_levels(np.zeros(20), np.full(20, 0.5), **columns)
     assert set(findings) == {"no_gradient"}
     assert set(findings["no_gradient"].consequences) == {"doubtful_labels", "out_of_range:zero_spread_groups"}

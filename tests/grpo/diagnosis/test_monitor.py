@@ -23,9 +23,9 @@ def watch(run, every=1, first=1, last=None):
         ("instability", 25), ("reward_hacking", 25), ("entropy_collapse", 30), ("truncation", 25),
     ],
 )  # fmt: skip
-def test_onset_is_reported_once_and_soon(name, delay, sick):
+def test_onset_is_reported_once_and_soon(name, delay, make_sick_runs):
     delays = []
-    for run in sick(name, 3):
+    for run in make_sick_runs(name, 3):
         onset = run.onsets[name]
         found = watch(run, first=onset, last=onset + delay + 5)
         named = [(step, finding) for step, finding in found if finding.name == name]
@@ -34,19 +34,19 @@ def test_onset_is_reported_once_and_soon(name, delay, sick):
     assert len(delays) >= 2 and sorted(delays)[1] <= delay and min(delays) >= 0
 
 
-def test_healthy_runs_get_no_warning(healthy):
-    assert sum(bool(watch(run, every=5)) for run in healthy(8)) <= 1
+def test_healthy_runs_get_no_warning(make_healthy_runs):
+    assert sum(bool(watch(run, every=5)) for run in make_healthy_runs(8)) <= 1
 
 
-def test_recurring_fault_is_reported_again(healthy):
-    run = next(run for run in healthy(40, least=80) if run.config["judge"]["JUDGE"] == "1")
+def test_recurring_fault_is_reported_again(make_healthy_runs):
+    run = next(run for run in make_healthy_runs(40, least=80) if run.config["judge"]["JUDGE"] == "1")
     down = {*range(20, 25), *range(60, 64)}
     run.rows = [row | {"judge_failed": 1.0 if row["step"] in down else 0.0} for row in run.rows]
     assert [finding.onset for _, finding in watch(run, first=18, last=66) if finding.name == "judge_outage"] == [20, 60]
 
 
-def test_repeated_rows_report_nothing(sick):
-    run = next(sick("truncation", 1))
+def test_repeated_rows_report_nothing(make_sick_runs):
+    run = next(make_sick_runs("truncation", 1))
     monitor = Monitor(run.config)
     assert monitor.new_onsets(run.rows, run.evals)
     assert monitor.new_onsets(run.rows, run.evals) == []

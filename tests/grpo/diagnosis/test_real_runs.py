@@ -38,7 +38,7 @@ def test_a_healthy_run_gets_no_finding_after_any_step(name: str) -> None:
 def test_a_fault_is_named_in_time(name: str) -> None:
     run = SICK[name]
     if name in LATE:
-        assert run.found_at() == LATE[name]
+        assert run.find_naming_step() == LATE[name]
     else:
         assert run.is_found_in_time(), run.named
 

@@ -16,7 +16,7 @@ from grpo.rollout.multi_turn.settings import VARIABLES as ENVIRONMENT
 from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import CHECKOUT
 from reward.settings import VARIABLES
-from tests.grpo.diagnosis.test_early import CONFIG, row
+from tests.grpo.diagnosis.test_early import CONFIG, make_row
 
 RANGE_NAMES = {OUT_OF_RANGE + metric: remedy for metric, remedy in RANGES.items()}
 ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGE_NAMES).items() for advice in remedy.advice]
@@ -61,13 +61,15 @@ def test_where_the_policy_is_damaged_going_back_is_the_first_remedy(name, tmp_pa
 
 
 def test_a_fall_brings_the_way_back_to_the_front_of_its_cause():
-    rows = [row(step, truncated=0.2 if step < 30 else 0.9, correct=0.5 if step < 30 else 0.05) for step in range(1, 45)]
+    rows = [
+        make_row(step, truncated=0.2 if step < 30 else 0.9, correct=0.5 if step < 30 else 0.05) for step in range(1, 45)
+    ]
     [exploded] = [one for one in diagnose(build_history(rows, config=CONFIG)).findings if one.name == "truncation"]
     assert "correctness_fall" in exploded.consequences and exploded.actions[0].is_way_back
     assert {"GENERATE_MAX_LEN", "LEARNING_RATE"} <= {action.setting for action in exploded.actions}
 
 
-def actions(name, **settings):
+def list_actions(name, **settings):
     judge = {key: settings.pop(key) for key in list(settings) if key.isupper()}
     run = build_history([], config={"flags": settings, "judge": judge})
     return {action.setting: str(action) for action in finding(run, name, "warning", 1, 2, EVIDENCE).actions}
@@ -77,45 +79,47 @@ EVIDENCE = Evidence("correct", 1, 2, {"first": 0.5})
 
 
 def test_actions_use_the_values_of_the_run():
-    changes = actions("instability", actor_learning_rate=9e-6, rollout_batch_size=8, n_samples_per_prompt=8,
+    changes = list_actions("instability", actor_learning_rate=9e-6, rollout_batch_size=8, n_samples_per_prompt=8,
                     train_batch_size=8)  # fmt: skip
     assert changes["LEARNING_RATE"].startswith("LEARNING_RATE 3e-06 (now 9e-06)")
     assert changes["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 16 (now 8)")
-    assert "now" not in actions("instability")["LEARNING_RATE"]
+    assert "now" not in list_actions("instability")["LEARNING_RATE"]
 
 
 def test_a_rollout_that_is_one_batch_cannot_be_cut_into_fewer():
-    changes = actions("instability", rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=64)
+    changes = list_actions("instability", rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=64)
     assert "TRAIN_BATCH_SIZE" not in changes and "ROLLOUT_BATCH_SIZE" in changes
 
 
 def test_settings_already_in_place_are_not_advised():
-    changes = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
+    changes = list_actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
     assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE", "ROUTING_REPLAY"}
-    assert next(iter(changes)) == "ROUTING_REPLAY" and "ROUTING_REPLAY" not in actions("mismatch", routing_replay=True)
-    assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
+    assert next(iter(changes)) == "ROUTING_REPLAY" and "ROUTING_REPLAY" not in list_actions(
+        "mismatch", routing_replay=True
+    )
+    assert "JUDGE_FALLBACK" not in list_actions("judge_outage", JUDGE_FALLBACK="group")
 
 
 @pytest.mark.parametrize("name", ["instability", "spikes", "entropy_collapse"])
 def test_a_bound_that_the_loss_does_not_read_is_not_advised(name):
     bounds = {"EPS_CLIP", "--eps_clip_low_high", "--dual_clip"}
-    assert bounds & set(actions(name, policy_loss_type="gspo")) == bounds & set(actions(name)) != set()
-    assert not bounds & set(actions(name, policy_loss_type="cispo"))
+    assert bounds & set(list_actions(name, policy_loss_type="gspo")) == bounds & set(list_actions(name)) != set()
+    assert not bounds & set(list_actions(name, policy_loss_type="cispo"))
 
 
 def test_settings_already_better_are_not_advised():
-    kept = actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
+    kept = list_actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
     assert set(kept) == {"JUDGE_MODELS", "REWARD"}
-    assert set(actions("reward_hacking", init_kl_coef=0.0)) == {
+    assert set(list_actions("reward_hacking", init_kl_coef=0.0)) == {
         *("JUDGE_MODELS", "REWARD", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT", "KL_COEF")
     }
-    assert "TEMPERATURE" not in actions("entropy_collapse", temperature=1.0)
-    assert "QUALITY_WEIGHT" not in actions("length_collapse", JUDGE="0")
+    assert "TEMPERATURE" not in list_actions("entropy_collapse", temperature=1.0)
+    assert "QUALITY_WEIGHT" not in list_actions("length_collapse", JUDGE="0")
 
 
 @pytest.mark.parametrize("value", ["x", "", None, [1], {}, float("nan")])
 def test_a_strange_setting_does_not_stop_the_diagnosis(value):
-    assert "LEARNING_RATE" in actions("instability", actor_learning_rate=value)
+    assert "LEARNING_RATE" in list_actions("instability", actor_learning_rate=value)
 
 
 def test_without_a_judge_reward_hacking_points_to_the_reward_function() -> None:
@@ -127,7 +131,7 @@ def test_without_a_judge_reward_hacking_points_to_the_reward_function() -> None:
 def test_with_several_optimizer_steps_the_remedy_is_the_batch_size() -> None:
     many = {"rollout_batch_size": 16, "n_samples_per_prompt": 8, "train_batch_size": 4}
     for name in ("off_policy", "correctness_fall", "out_of_range:ppo_kl", "out_of_range:ppo_clip_ratio"):
-        assert actions(name, **many)["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 8 (now 4)")
+        assert list_actions(name, **many)["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 8 (now 4)")
 
 
 def test_the_present_value_is_never_advised():

@@ -13,24 +13,26 @@ ONES, WIDE, SIGNED = (1.0, 0.0), (100.0, 0.0), (2.0, -1.0)  # how a share of rig
 SPREAD = (500.0, 100.0)
 
 
-def evaluation(step: int, scores: np.ndarray) -> dict[str, object]:
+def make_evaluation(step: int, scores: np.ndarray) -> dict[str, object]:
     """The line of eval.jsonl for one sample of each problem."""
     records = [{"id": str(at), "measure": "score", "score": float(score)} for at, score in enumerate(scores)]
     return {"step": step, **summarize(records, [1])}
 
 
-def run_of(training, held_out, scale=ONES, every=10, **columns):
+def make_run(training, held_out, scale=ONES, every=10, **columns):
     """A run whose samples score the one or the other end of a scale, by shares for each step and each evaluation."""
     rng, (width, low) = np.random.default_rng(0), scale
     rows = [
         {"step": step, "score": low + width * rng.binomial(128, share) / 128, "actor_lr": 1e-6, **columns}
         for step, share in enumerate(training, 1)
     ]
-    evals = [evaluation(every * at, low + width * rng.binomial(1, share, 200)) for at, share in enumerate(held_out)]
+    evals = [
+        make_evaluation(every * at, low + width * rng.binomial(1, share, 200)) for at, share in enumerate(held_out)
+    ]
     return build_history(rows, evals, CONFIG)
 
 
-def finding(run, name):
+def find_finding(run, name):
     return next((one for one in diagnose(run).findings if one.name == name), None)
 
 
@@ -49,13 +51,13 @@ def test_lines_of_a_real_run_are_read() -> None:
 @pytest.mark.parametrize("scale", [ONES, WIDE, SIGNED])
 def test_a_fall_of_the_score_is_found_on_any_scale(scale) -> None:
     width, low = scale
-    held_out = finding(run_of([0.5] * 75, [0.6] * 7 + [0.2], scale), "correctness_fall")
+    held_out = find_finding(make_run([0.5] * 75, [0.6] * 7 + [0.2], scale), "correctness_fall")
     assert held_out.onset == 62 and [one.metric for one in held_out.evidence] == ["held-out score"]
     assert held_out.evidence[0].numbers["before"] == pytest.approx(low + 0.6 * width, abs=0.05 * width)
     assert held_out.says_it_fell and held_out.severity == CRITICAL
-    both = finding(run_of([0.5] * 62 + [0.2] * 13, [0.6] * 7 + [0.2], scale), "correctness_fall")
+    both = find_finding(make_run([0.5] * 62 + [0.2] * 13, [0.6] * 7 + [0.2], scale), "correctness_fall")
     assert [one.metric for one in both.evidence] == ["score", "held-out score"] and both.severity == CRITICAL
-    alone = finding(run_of([0.5] * 62 + [0.2] * 13, [0.6] * 8, scale), "correctness_fall")
+    alone = find_finding(make_run([0.5] * 62 + [0.2] * 13, [0.6] * 8, scale), "correctness_fall")
     assert [one.metric for one in alone.evidence] == ["score"] and alone.severity == WARNING
 
 
@@ -63,12 +65,12 @@ def test_scores_far_from_0_have_the_error_that_their_intervals_say() -> None:
     rng, (mean, deviation) = np.random.default_rng(1), SPREAD
     rows = [{"step": step, "score": mean + deviation * rng.normal() / 11, "actor_lr": 1e-6} for step in range(1, 81)]
 
-    def found(last: float) -> bool:
+    def is_found(last: float) -> bool:
         levels = [mean] * 8 + [last]
-        evals = [evaluation(10 * at, rng.normal(level, deviation, 100)) for at, level in enumerate(levels)]
-        return finding(build_history(rows, evals, CONFIG), "correctness_fall") is not None
+        evals = [make_evaluation(10 * at, rng.normal(level, deviation, 100)) for at, level in enumerate(levels)]
+        return find_finding(build_history(rows, evals, CONFIG), "correctness_fall") is not None
 
-    assert found(0.8 * mean) and not found(mean)
+    assert is_found(0.8 * mean) and not is_found(mean)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -85,24 +87,24 @@ def test_scores_far_from_0_have_the_error_that_their_intervals_say() -> None:
 def test_noise_raises_no_alarm(draw, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = [{"step": step, "score": draw(rng, 128).mean(), "truncated": 0.1} for step in range(1, 101)]
-    evals = [evaluation(step, draw(rng, 100)) for step in range(0, 101, 5)]
+    evals = [make_evaluation(step, draw(rng, 100)) for step in range(0, 101, 5)]
     for end in range(10, 101, 10):
         assert not diagnose(build_history(rows[:end], [one for one in evals if one["step"] <= end], CONFIG)).findings
 
 
 def test_overfitting_is_found() -> None:
     rise = np.linspace(0.3, 0.9, 100)
-    overfitted = finding(run_of(rise, [0.3] * 11, WIDE), "over_fitting")
+    overfitted = find_finding(make_run(rise, [0.3] * 11, WIDE), "over_fitting")
     assert [one.metric for one in overfitted.evidence] == ["score", "held-out score"]
-    assert finding(run_of(rise, np.linspace(0.3, 0.85, 11), WIDE), "over_fitting") is None
+    assert find_finding(make_run(rise, np.linspace(0.3, 0.85, 11), WIDE), "over_fitting") is None
 
 
 def test_doubtful_labels_are_found_if_levels_have_a_ratio() -> None:
     levels = [0.15] * 30, [0.8] * 4
-    doubtful = finding(run_of(*levels, WIDE), "doubtful_labels")
+    doubtful = find_finding(make_run(*levels, WIDE), "doubtful_labels")
     assert [one.metric for one in doubtful.evidence] == ["held-out score", "score"]
-    assert finding(run_of(*levels, WIDE, truncated=0.7), "doubtful_labels") is None
-    assert "negative" in diagnose(run_of(*levels, SIGNED)).not_judged["doubtful_labels"]
+    assert find_finding(make_run(*levels, WIDE, truncated=0.7), "doubtful_labels") is None
+    assert "negative" in diagnose(make_run(*levels, SIGNED)).not_judged["doubtful_labels"]
 
 
 def test_a_score_that_rises_with_the_reward_excuses_no_reward_hacking() -> None:
@@ -113,14 +115,14 @@ def test_a_score_that_rises_with_the_reward_excuses_no_reward_hacking() -> None:
         for step, reward in enumerate(rewards, 1)
     ]
     shares = [rewards[max(step - 1, 0)] for step in range(0, 121, 10)]
-    scores = [evaluation(10 * at, rng.binomial(1, share, 200)) for at, share in enumerate(shares)]
+    scores = [make_evaluation(10 * at, rng.binomial(1, share, 200)) for at, share in enumerate(shares)]
     exact = [{**{key: one[key] for key in ("step", "samples", "n")}, "exact_match": one["score"]} for one in scores]
-    assert finding(build_history(rows, scores, CONFIG), "reward_hacking")
-    assert finding(build_history(rows, exact, CONFIG), "reward_hacking") is None
+    assert find_finding(build_history(rows, scores, CONFIG), "reward_hacking")
+    assert find_finding(build_history(rows, exact, CONFIG), "reward_hacking") is None
 
 
 def test_exact_match_is_named_only_where_it_is_one() -> None:
-    run = run_of(np.linspace(0.3, 0.9, 60), np.linspace(0.3, 0.85, 7), WIDE, reward=0.5, correct=0.5)
+    run = make_run(np.linspace(0.3, 0.9, 60), np.linspace(0.3, 0.85, 7), WIDE, reward=0.5, correct=0.5)
     lines = "\n".join(diagnose(run).lines())
     assert "held-out score" in lines and "exact" not in lines
 

@@ -16,12 +16,12 @@ from grpo.diagnosis.series import (
 )
 
 
-def series(values, steps=None):
+def make_series(values, steps=None):
     values = np.asarray(values, dtype=float)
     return Series("x", np.arange(len(values)) if steps is None else np.asarray(steps), values)
 
 
-def ar(rng, n, r):
+def draw_autoregressive(rng, n, r):
     noise = rng.normal(size=n)
     for index in range(1, n):
         noise[index] = r * noise[index - 1] + (1 - r * r) ** 0.5 * noise[index]
@@ -30,7 +30,7 @@ def ar(rng, n, r):
 
 def test_slope_is_right_despite_gaps_between_steps():
     steps = np.array([0, 1, 5, 6, 20])
-    line = trend(series(3.0 * steps + 1, steps))
+    line = trend(make_series(3.0 * steps + 1, steps))
     assert line.change == pytest.approx(60) and line.z > 2
 
 
@@ -38,14 +38,14 @@ def test_a_quarter_of_outliers_does_not_turn_a_trend():
     rng = np.random.default_rng(0)
     values = np.linspace(0, 1, 60) + rng.normal(0, 0.05, 60)
     values[rng.choice(60, 12, replace=False)] -= 50
-    assert trend(series(values)).change == pytest.approx(1, abs=0.3)
+    assert trend(make_series(values)).change == pytest.approx(1, abs=0.3)
 
 
 @pytest.mark.parametrize("r", [0.0, 0.5])
 def test_noise_has_no_trend_and_no_shift(r):
     rng = np.random.default_rng(1)
-    runs = [ar(rng, 80, r) for _ in range(200)]
-    assert np.mean([abs(trend(series(run)).z) > 3 for run in runs]) < 0.03
+    runs = [draw_autoregressive(rng, 80, r) for _ in range(200)]
+    assert np.mean([abs(trend(make_series(run)).z) > 3 for run in runs]) < 0.03
     assert np.mean([abs(shift(run, sign).z) > 5 for run in runs for sign in (1, -1)]) < 0.01
 
 
@@ -54,7 +54,7 @@ def test_noise_has_no_trend_and_no_shift(r):
 def test_z_does_not_depend_on_scale_or_offset(scale, offset):
     values = np.random.default_rng(2).normal(size=50).cumsum()
     moved = scale * (values + offset)
-    assert trend(series(moved)).z == pytest.approx(trend(series(values)).z)
+    assert trend(make_series(moved)).z == pytest.approx(trend(make_series(values)).z)
     assert shift(moved, 1).z == pytest.approx(shift(values, 1).z, rel=1e-4)
     assert sigma(moved) == pytest.approx(scale * sigma(values))
 
@@ -69,12 +69,12 @@ def test_shift_is_located_even_after_a_slow_rise():
 
 def test_too_short_for_a_shift_or_a_trend():
     assert shift(np.arange(15.0), 1, least=8) is None and shift(np.arange(16.0), 1, least=8) is not None
-    assert trend(series([1, 2, 3])).z == 0
+    assert trend(make_series([1, 2, 3])).z == 0
 
 
 def test_a_long_series_is_thinned_and_keeps_its_trend():
     values = np.linspace(0, 1, 20 * LONGEST) + np.random.default_rng(4).normal(0, 0.2, 20 * LONGEST)
-    assert trend(series(values)).change == pytest.approx(1, abs=0.05)
+    assert trend(make_series(values)).change == pytest.approx(1, abs=0.05)
 
 
 def test_rolling_median_looks_back_only():
@@ -93,4 +93,4 @@ def test_spells_bridge_small_gaps_and_drop_short_ones():
 
 def test_neighbors_of_constants_and_of_alternating_values():
     assert neighbors(np.zeros(10)) == 0 and neighbors(np.array([1.0, -1.0] * 10)) == 0
-    assert neighbors(ar(np.random.default_rng(5), 2000, 0.5)) == pytest.approx(0.5, abs=0.07)
+    assert neighbors(draw_autoregressive(np.random.default_rng(5), 2000, 0.5)) == pytest.approx(0.5, abs=0.07)

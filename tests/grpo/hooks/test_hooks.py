@@ -16,7 +16,7 @@ MODULES = sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if p
 IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
 
 
-def _changes(version):
+def _list_changes(version):
     """Yield patch, upstream file, and each added or removed line with its sign."""
     for patch in Series.load(version).files():
         file = None
@@ -27,10 +27,10 @@ def _changes(version):
                 yield patch.name, file, line
 
 
-def _calls(version):
+def _list_calls(version):
     """Return the hooks' module of each patched file, and the hooks that the file calls."""
     module_of, called = {}, defaultdict(set)
-    for _, file, line in _changes(version):
+    for _, file, line in _list_changes(version):
         if match := IMPORT.fullmatch(line):
             module_of[file] = match[1]
         elif line.startswith("+"):
@@ -40,7 +40,7 @@ def _calls(version):
 
 @pytest.mark.parametrize("version", known_versions())
 def test_a_patched_file_calls_only_hooks_of_its_module(version):
-    module_of, called = _calls(version)
+    module_of, called = _list_calls(version)
     assert sorted(module_of.values()) == MODULES
     for file, name in module_of.items():
         assert name == ("package" if file.endswith("__init__.py") else Path(file).stem)
@@ -51,7 +51,7 @@ def test_a_patched_file_calls_only_hooks_of_its_module(version):
 def test_some_version_calls_every_hook():
     called = defaultdict(set)
     for version in known_versions():
-        module_of, of_version = _calls(version)
+        module_of, of_version = _list_calls(version)
         for file, name in module_of.items():
             called[name] |= of_version[file]
     for name in MODULES:
@@ -64,7 +64,7 @@ def test_some_version_calls_every_hook():
 @pytest.mark.parametrize("version", known_versions())
 def test_the_imports_of_a_file_are_in_one_patch(version):
     importing = defaultdict(set)
-    for patch, file, line in _changes(version):
+    for patch, file, line in _list_changes(version):
         if line.startswith("+") and "grpo" in line and "import" in line:
             importing[file].add(patch)
             assert IMPORT.fullmatch(line), line
@@ -74,7 +74,7 @@ def test_the_imports_of_a_file_are_in_one_patch(version):
 @pytest.mark.parametrize("version", known_versions())
 def test_no_patch_rewrites_a_line_of_another(version):
     added = defaultdict(set)
-    for patch, file, line in _changes(version):
+    for patch, file, line in _list_changes(version):
         if line.startswith("-"):
             assert not added[file, line[1:]] - {patch}, f"{patch} rewrites {added[file, line[1:]]}: {line}"
         elif line[1:].strip():

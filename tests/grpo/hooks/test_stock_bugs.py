@@ -13,11 +13,11 @@ from grpo.launch.config import trainer_parser
 from grpo.model.loading import load_gpt_oss
 from grpo.stack import seats
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from tests.grpo.conftest import fails_on_stock
+from tests.grpo.conftest import assert_fails_on_stock
 
 
 def test_flash_attn_is_not_needed(load):
-    fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
+    assert_fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
 
 
 class Asked(Exception):
@@ -28,17 +28,17 @@ def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch)
     monkeypatch.setenv(seats.VARIABLE, seats.Seats("a", ("a",), ("b",)).dump())
     module, bundles = load("trainer.ray.launcher"), []
 
-    def group(asked, **_):
+    def make_group(asked, **_):
         bundles.extend(asked)
         raise Asked
 
     def check():
-        monkeypatch.setattr(module, "placement_group", group)
+        monkeypatch.setattr(module, "placement_group", make_group)
         with contextlib.suppress(Asked):
             module.RayActorGroup(1, 1, MagicMock())
         assert bundles == [{"GPU": 1, "CPU": 1, "node:b": 0.001}]
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)
 
 
 def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_path):
@@ -49,7 +49,7 @@ def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_pa
         actor = load("models.actor").Actor(str(tmp_path / "bf16"), attn_implementation="eager")
         assert not actor.model.config.output_router_logits
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)
 
 
 def test_an_mxfp4_checkpoint_loads(load, checkpoint):
@@ -61,7 +61,7 @@ def test_an_mxfp4_checkpoint_loads(load, checkpoint):
         with torch.no_grad():
             assert torch.equal(model(ids).logits, load_gpt_oss(checkpoint, "eager")(ids).logits)
 
-    fails_on_stock(load, check, AttributeError, AssertionError)
+    assert_fails_on_stock(load, check, AttributeError, AssertionError)
 
 
 def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_rank, tmp_path):
@@ -76,14 +76,14 @@ def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_ra
         strategy.save_model(engine, tokenizer=None, output_dir=str(tmp_path / "adapter"))
         assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)
 
 
 @pytest.mark.parametrize("shared, waiting", [(False, "fit"), (True, "load")])
 def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
     """If they share the GPUs, the actor waits with loading: a starting engine measures the memory of its GPU."""
 
-    def no_model():
+    def raise_no_model():
         raise RuntimeError("the engine has no model")
 
     def get(reference):
@@ -115,7 +115,7 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(module, "placement_group", lambda *_, **__: SimpleNamespace(ready=lambda: lambda: None))
     monkeypatch.setattr(module, "get_strategy", lambda args: SimpleNamespace(print=lambda *_: None))
-    engine = SimpleNamespace(get_num_unfinished_requests=remote(no_model))
+    engine = SimpleNamespace(get_num_unfinished_requests=remote(raise_no_model))
     monkeypatch.setattr(module, "create_vllm_engines", lambda *_, **__: [engine])
     monkeypatch.setattr(module, "RayActorGroup", lambda *_, **__: group)
     controller = remote(trainer)
@@ -129,4 +129,4 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
             module.train(args)
         assert waiting not in done
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from grpo.model import loading
-from tests.grpo.conftest import fails_on_stock
+from tests.grpo.conftest import assert_fails_on_stock
 
 
 class Watched(nn.Module):
@@ -23,7 +23,7 @@ class Watched(nn.Module):
         return self.model.get_output_embeddings()
 
 
-def actor_with(load, model):
+def make_actor(load, model):
     actor = load("models.actor").Actor.__new__(load("models.actor").Actor)
     nn.Module.__init__(actor)
     actor.model, actor.packing_samples, actor.temperature, actor.allocated = model, False, 1.0, None
@@ -41,7 +41,7 @@ def test_prompts_have_no_logits(load, checkpoint):
     actions[0, 7:], actions[1, 5:10] = True, True
     actions[1, 6] = False  # not sampled, between sampled ones
 
-    log_probs, output = actor_with(load, watched).forward(
+    log_probs, output = make_actor(load, watched).forward(
         ids, actions, attention, return_output=True, return_entropy=load.stock
     )
 
@@ -57,4 +57,4 @@ def test_prompts_have_no_logits(load, checkpoint):
     def check():
         assert watched.positions == 12 - 5  # the sixth token predicts the first sampled one
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)

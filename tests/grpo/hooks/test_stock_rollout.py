@@ -15,7 +15,7 @@ from grpo.batch import rewards
 from grpo.batch.rollouts import build_rollout
 from grpo.hooks.names import Arguments
 from scripts.tiny_model.tokenizer import write_tokenizer
-from tests.grpo.conftest import fails_on_stock
+from tests.grpo.conftest import assert_fails_on_stock
 
 
 class Tokenizer:
@@ -68,7 +68,7 @@ def test_a_special_tokens_name_in_a_problem_stays_text(load, tmp_path):
         [([query], [shown], _)] = read
         assert query.startswith(shown)
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)
 
 
 @pytest.mark.parametrize("stop", [None, ["stop"]])
@@ -82,38 +82,38 @@ def test_a_response_is_handed_over_once_as_ids(load, stop):
         assert engine.asked.detokenize is bool(stop)  # which is looked for in the text
         assert repr(params) == before and engine.asked.logprobs == 0
 
-    fails_on_stock(load, check)
+    assert_fails_on_stock(load, check)
 
 
-def installed(name: str) -> ModuleType:
+def load_installed(name: str) -> ModuleType:
     """The patched module, as a run imports it."""
     return importlib.import_module(f"openrlhf.{name}")
 
 
 def test_a_score_of_zero_stays_zero():
-    response = respond(installed, lambda q, p, label: {"rewards": 0.7, "scores": 0.0, "extra_logs": {}})
+    response = respond(load_installed, lambda q, p, label: {"rewards": 0.7, "scores": 0.0, "extra_logs": {}})
     assert response["scores"] == 0.0
 
 
-def rollouts(*reward_funcs):
+def make_rollouts(*reward_funcs):
     """The rollouts of responses that these reward functions were called for, checked as a batch is."""
     args = SimpleNamespace(prompt_max_len=50, routing_replay=False)
-    made = [build_rollout(respond(installed, one), args, Tokenizer(), 50) for one in reward_funcs]
+    made = [build_rollout(respond(load_installed, one), args, Tokenizer(), 50) for one in reward_funcs]
     rewards.complete(made, 2)
     return made
 
 
 def test_a_reward_function_that_raises_costs_its_sample_alone():
-    def broken(*_):
+    def raise_error(*_):
         raise ConnectionError("no network")
 
-    failed, good = rollouts(broken, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
+    failed, good = make_rollouts(raise_error, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
     assert failed.info["reward_missing"] == 1 and failed.rewards.isnan() and good.rewards == 1
 
 
 @pytest.mark.parametrize("logs", [{"judge": "gemini-3-flash"}, {"judge": None}, {}, {"judge": float("nan")}])
 def test_logs_that_are_not_numbers_do_not_affect_other_samples(logs):
     of = lambda log: lambda q, p, label: {"rewards": 1.0, "extra_logs": log}  # noqa: E731
-    for sample in rollouts(of({"judge": 0.5}), of(logs)):
+    for sample in make_rollouts(of({"judge": 0.5}), of(logs)):
         assert sample.info["judge"] == 0.5, "the mean of those that have it"
         assert sample.info["response_clip_ratio"] == 1, "it is cut by the length limit"

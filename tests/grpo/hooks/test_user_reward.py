@@ -9,7 +9,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from grpo.batch.rewards import complete, read_score, scalar
 from grpo.run.measure import USER_REWARD
-from tests.grpo.batch.test_rewards import sample
+from tests.grpo.batch.test_rewards import make_sample
 
 RIGHT = """
 import re
@@ -32,15 +32,15 @@ def executor(tmp_path, monkeypatch):
 def test_rewards_of_an_engine_are_complete_in_the_batch(executor):
     responses = ["boxed{7", "boxed{8", "nothing", "boxed{7.."]
 
-    async def rewarded() -> list[dict]:
+    async def fetch_rewards() -> list[dict]:
         return [(await executor._fetch_rewards_via_func(["<p>" + text], ["<p>"], ["7"]))[0] for text in responses]
 
-    results = asyncio.run(rewarded())
+    results = asyncio.run(fetch_rewards())
     expected = [1 - 0.35, 0 - 0.35, math.nan, 1 - 0.45]
     assert [result["rewards"] for result in results] == pytest.approx(expected, nan_ok=True)
     samples = []
     for result in results:
-        made = sample(scalar(result["rewards"]))
+        made = make_sample(scalar(result["rewards"]))
         made.scores = torch.tensor([scalar(read_score(result))])
         made.info |= {name: torch.tensor([scalar(value)]) for name, value in result["extra_logs"].items()}
         samples.append(made)

@@ -9,18 +9,18 @@ _real = time.time
 
 def follow() -> None:
     """Let this process follow the clock of the run's tests."""
-    time.time = _time
+    time.time = _read_time
 
 
 def jump(seconds: float) -> None:
     """Let the clock jump."""
-    _file().write_text(str(seconds))
+    _get_file().write_text(str(seconds))
 
 
-def _time() -> float:
-    file = _file()
+def _read_time() -> float:
+    file = _get_file()
     return _real() + (float(file.read_text()) if file.exists() else 0.0)
 
 
-def _file() -> Path:
+def _get_file() -> Path:
     return Path(os.environ["FAULTY_FOLDER"], "clock")

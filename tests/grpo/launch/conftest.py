@@ -93,7 +93,7 @@ def write_aime(folder: Path) -> dict[str, Path]:
     return {"prompt_data": write_data(folder / "aime.jsonl", 72), "eval_dataset": write_data(folder / "held.jsonl", 18)}
 
 
-def judge_of(price: tuple[float, float] | None = None, **changes: float) -> RunJudge:
+def make_judge(price: tuple[float, float] | None = None, **changes: float) -> RunJudge:
     """Return the judge of `train_grpo.sh`, with other limits."""
     limits = {"tries": 3, "deadline": 240.0, "call_timeout": 90.0, "concurrency": 32}
     quota = {"requests_per_window": 120, "tokens_per_window": 1_000_000}
@@ -112,7 +112,7 @@ class Setting:
     def run_dir(self) -> Path:
         return self.folder / "run"
 
-    def words(self, **changes: object) -> list[str]:
+    def make_words(self, **changes: object) -> list[str]:
         words: list[str] = []
         for name, value in (self.flags | changes).items():
             if value is None:
@@ -122,12 +122,12 @@ class Setting:
                 words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
         return words
 
-    def config(self, **changes: object) -> Config:
-        return resolve(self.words(**changes), self.run_dir)
+    def make_config(self, **changes: object) -> Config:
+        return resolve(self.make_words(**changes), self.run_dir)
 
-    def problems(self, **changes: object) -> list[str]:
+    def find_problems(self, **changes: object) -> list[str]:
         """The problems found by the preflight."""
-        config = self.config(**changes)
+        config = self.make_config(**changes)
         return [str(problem) for problem in preflight.problems(config, make_plan(config), self.run_dir)]
 
 
@@ -140,7 +140,7 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def ample_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that differ between machines; tests of a check set their own."""
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
     monkeypatch.setattr(packages, "pins", dict)
@@ -200,14 +200,14 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
 
 
 @pytest.fixture
-def box(setting: Setting) -> Callable[..., Config]:
+def configure_box(setting: Setting) -> Callable[..., Config]:
     """A function from a box, a length and other flags to the configuration of a released model on it."""
 
-    def config(gpus: str, length: int = 4096, model: str = boxes.LARGE, **changes: object) -> Config:
+    def configure(gpus: str, length: int = 4096, model: str = boxes.LARGE, **changes: object) -> Config:
         names = {"pretrain": model, "engine_model": model, "generate_max_len": length - 1024}
-        return setting.config(**boxes.RECIPE | boxes.BOXES[gpus] | names | changes)
+        return setting.make_config(**boxes.RECIPE | boxes.BOXES[gpus] | names | changes)
 
-    return config
+    return configure
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
         if key:
             monkeypatch.setenv("GEMINI_API_KEY", key)
         monkeypatch.setattr(models, "RETRY_SECONDS", 0.01)
-        return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
+        return setting.make_config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
 
     return begin
 

@@ -17,7 +17,7 @@ class Run:
     def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
         self.folder, self._go_on = setting.run_dir, setting.folder / "go-on"
         (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
-        words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
+        words = setting.make_words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
         root = str(LAUNCHER.parents[3])
         self.environment = {**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)}
         self.launcher = subprocess.Popen(
@@ -37,12 +37,12 @@ class Run:
         output, _ = self.launcher.communicate(timeout=500)
         return output.splitlines()
 
-    def rows(self, name: str) -> list[dict]:
+    def read_rows(self, name: str) -> list[dict]:
         file = self.folder / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come")
+        wait_until(lambda: any(row["step"] == step for row in self.read_rows("metrics.jsonl")), "the step did not come")
 
-    def learned(self) -> list[tuple]:
-        return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]
+    def read_learned(self) -> list[tuple]:
+        return [(row["step"], row["reward"]) for row in self.read_rows("metrics.jsonl")]

@@ -23,12 +23,12 @@ from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.run.save_request import SaveRequest
 from tests.grpo.launch import clock
-from tests.supervised import wait_until, watched_by
+from tests.supervised import list_watched, wait_until
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
 
 
-def flag(name: str) -> str | None:
+def read_flag(name: str) -> str | None:
     return sys.argv[sys.argv.index(f"--{name}") + 1] if f"--{name}" in sys.argv else None
 
 
@@ -52,7 +52,7 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
     if "raise" in fault:
         raise getattr(builtins, fault.get("kind", "RuntimeError"))(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
-    wait_until(lambda: engine.pid in watched_by(os.getppid()), "the keeper does not watch the engine")
+    wait_until(lambda: engine.pid in list_watched(os.getppid()), "the keeper does not watch the engine")
     os.kill(pid, signal.Signals[fault["send"]])
 
 
@@ -63,8 +63,8 @@ def main() -> None:
     fault = take_fault(folder)
     engine = subprocess.Popen([sys.executable, "-c", ENGINE])
     log = RunLog(str(run_dir), ckpt_dir=str(run_dir))
-    resumed = flag("resume_from")
-    done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(flag("max_steps") or 0)
+    resumed = read_flag("resume_from")
+    done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(read_flag("max_steps") or 0)
     if done and not log.has_step(done):
         log.write_step(done, {"reward": done / 10, "policy_loss": 0.1})  # from the checkpoint
     if not log.is_evaluated(done):
@@ -79,7 +79,7 @@ def main() -> None:
         suffer(fault, step, "generate", engine)
         if fault.get("replace") and step == fault["step"]:
             os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # a pidfd has no pid once its process is reaped
-            wait_until(lambda: engine.pid not in watched_by(os.getppid()), "the keeper has not seen the death")
+            wait_until(lambda: engine.pid not in list_watched(os.getppid()), "the keeper has not seen the death")
             engine.wait()
             time.sleep(0.5)  # the keeper tells the launcher; another engine would take longer to start
             engine = subprocess.Popen([sys.executable, "-c", ENGINE])
@@ -94,7 +94,7 @@ def main() -> None:
             elif request.is_open() and not fault.get("is_deaf"):
                 copy(step - 1)
                 request.close()
-            while engine.poll() is None and status_of(engine.pid) == "T":
+            while engine.poll() is None and read_status(engine.pid) == "T":
                 time.sleep(0.1)  # OpenRLHF waits without limit
             if engine.poll() is not None:
                 raise RuntimeError("Connection closed by peer")
@@ -106,7 +106,7 @@ def main() -> None:
         shutil.copytree(folder / "stock" / f"step_{step}", run_dir / "checkpoints" / f"step_{step}", dirs_exist_ok=True)
 
     def save(step: int) -> None:
-        if step % int(flag("save_steps") or 1) == 0:
+        if step % int(read_flag("save_steps") or 1) == 0:
             copy(step)
         suffer(fault, step, "save", engine)
 
@@ -118,7 +118,7 @@ def main() -> None:
     engine.kill()
 
 
-def status_of(pid: int) -> str:
+def read_status(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

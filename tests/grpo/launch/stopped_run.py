@@ -10,7 +10,7 @@ from grpo.launch.plan import make_plan
 
 def start(setting, **changes: object) -> Config:
     """Write the files that the launcher writes before the trainer starts."""
-    config = setting.config(**changes)
+    config = setting.make_config(**changes)
     setting.run_dir.mkdir()
     run_dir.write(setting.run_dir, "test", config, make_plan(config), {"digest": "d1"})
     return config
@@ -20,5 +20,5 @@ def log(folder: Path, name: str, steps: range) -> None:
     (folder / name).write_text("".join(json.dumps({"step": step, "exact_match": 0.5}) + "\n" for step in steps))
 
 
-def steps_in(file: Path) -> list[int]:
+def read_steps(file: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()]

@@ -34,7 +34,7 @@ def test_reading_the_parser_imports_neither_torch_nor_ray() -> None:
 
 
 def test_every_flag_has_a_value(setting) -> None:
-    resolved = setting.config()
+    resolved = setting.make_config()
     assert resolved.values["lora_rank"] == 4
     assert resolved.values["gamma"] == 1, "a default of OpenRLHF"
     assert resolved.given["lora_rank"] == 4
@@ -42,25 +42,27 @@ def test_every_flag_has_a_value(setting) -> None:
 
 
 def test_the_last_of_two_flags_wins_and_the_command_has_it_once(setting) -> None:
-    resolved = config.resolve([*setting.words(), "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir)
+    resolved = config.resolve(
+        [*setting.make_words(), "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir
+    )
     assert resolved.args.lora_rank == 32
     assert resolved.args.target_modules == ["q_proj"]
     assert resolved.argv.count("--lora_rank") == 1
 
 
 def test_the_command_line_parses_to_the_same_configuration(setting) -> None:
-    resolved = setting.config(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
+    resolved = setting.make_config(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
     again = vars(trainer_parser().parse_args(resolved.argv))
     # The default contains the current minute.
     assert again | {"wandb_run_name": ""} == vars(resolved.args) | {"wandb_run_name": ""}
 
 
 def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path, monkeypatch) -> None:
-    args = setting.config().args
+    args = setting.make_config().args
     assert args.run_dir == args.metrics_dir == str(setting.run_dir)
     assert args.ckpt_path == str(setting.run_dir / "checkpoints") and args.save_path == str(setting.run_dir / "final")
     monkeypatch.chdir(tmp_path)
-    args = setting.config(ckpt_path="big/disk", metrics_dir=tmp_path / "small").args
+    args = setting.make_config(ckpt_path="big/disk", metrics_dir=tmp_path / "small").args
     assert (args.ckpt_path, args.metrics_dir) == (str(tmp_path / "big" / "disk"), str(tmp_path / "small"))
 
 
@@ -82,7 +84,7 @@ def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path,
 )
 def test_a_bad_flag_is_refused(setting, words: list[str], message: str) -> None:
     with pytest.raises(UserError) as refusal:
-        config.resolve([*setting.words(target_modules=None), *words], setting.run_dir)
+        config.resolve([*setting.make_words(target_modules=None), *words], setting.run_dir)
     assert message in str(refusal.value)
 
 
@@ -116,18 +118,18 @@ def test_another_openrlhf_is_refused_with_a_remedy(tmp_path, monkeypatch, source
 @pytest.mark.parametrize("words", [["--use_wandb", "abcdef123456"], ["--use_wandb=abcdef123456"]])
 def test_a_wandb_key_on_the_command_line_is_refused_and_not_repeated(setting, words: list[str]) -> None:
     with pytest.raises(UserError, match="export WANDB_API_KEY") as refusal:
-        config.resolve([*setting.words(), *words], setting.run_dir)
+        config.resolve([*setting.make_words(), *words], setting.run_dir)
     assert "abcdef123456" not in str(refusal.value)
 
 
 def test_a_secret_in_a_flag_is_refused_and_not_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", "s3cret-value")
     with pytest.raises(UserError, match="JUDGE_API_KEY") as refusal:
-        setting.config(remote_rm_url="http://judge/?key=s3cret-value")
+        setting.make_config(remote_rm_url="http://judge/?key=s3cret-value")
     assert "s3cret-value" not in str(refusal.value)
 
 
 def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:
-    assert setting.config().args.engine_model == str(tmp_path / "model")
+    assert setting.make_config().args.engine_model == str(tmp_path / "model")
     (tmp_path / "copy").mkdir()
-    assert setting.config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
+    assert setting.make_config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")

@@ -127,19 +127,19 @@ def test_remedies_are_the_least_change_that_fits(shape) -> None:
         ({"gpus_per_node": 4}, "do not fit on 1 node of 4", "set NODES=2, or lower ACTOR_GPUS"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_placed_is_refused(setting, monkeypatch, enough_of_everything, changes, what, remedy) -> None:
+def test_what_cannot_be_placed_is_refused(setting, monkeypatch, ample_machine, changes, what, remedy) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    found = [problem for problem in setting.problems(**changes) if what in problem]
+    found = [problem for problem in setting.find_problems(**changes) if what in problem]
     assert len(found) == 1 and remedy in found[0]
 
 
 @pytest.mark.parametrize("changes", [{}, {"gpus_per_node": 8}, {"nodes": 2, "gpus_per_node": 4}])
 def test_what_can_be_placed_is_not_refused(setting, changes) -> None:
-    assert list(equal_nodes.problems(setting.config(**changes))) == []
+    assert list(equal_nodes.problems(setting.make_config(**changes))) == []
 
 
-def test_several_nodes_need_a_cluster(setting, monkeypatch, enough_of_everything) -> None:
+def test_several_nodes_need_a_cluster(setting, monkeypatch, ample_machine) -> None:
     several = {"nodes": 2, "gpus_per_node": 4}
-    assert [line for line in setting.problems(**several) if "NODES is 2, but no RAY_ADDRESS" in line]
+    assert [line for line in setting.find_problems(**several) if "NODES is 2, but no RAY_ADDRESS" in line]
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert not [line for line in setting.problems(**several) if "NODES" in line]
+    assert not [line for line in setting.find_problems(**several) if "NODES" in line]

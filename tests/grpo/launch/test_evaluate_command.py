@@ -13,23 +13,23 @@ from grpo.run.measure import OUR_REWARD, USER_REWARD
 from reward import user_files
 
 
-def options(setting, adapter, **changes):
+def read_options(setting, adapter, **changes):
     """What eval.evaluate reads from the command."""
-    line = describe(setting.config(**{"remote_rm_url": OUR_REWARD} | changes), adapter)
+    line = describe(setting.make_config(**{"remote_rm_url": OUR_REWARD} | changes), adapter)
     words = shlex.split(line.partition(" && ")[2].partition("python ")[2])
     assert words[:2] == ["-m", "eval.evaluate"]
     return evaluate.parser().parse_args(words[2:])
 
 
 def test_it_names_the_folder_of_the_engines_model(setting, tmp_path) -> None:
-    read = options(setting, tmp_path / "final", engine_model=setting.flags["pretrain"], eval_temperature=0.5)
+    read = read_options(setting, tmp_path / "final", engine_model=setting.flags["pretrain"], eval_temperature=0.5)
     assert read.model == str(setting.flags["pretrain"]) and read.adapter == tmp_path / "final"
     assert (str(read.data), read.max_tokens, read.temperature) == (str(setting.flags["eval_dataset"]), 32, 0.5)
     assert read.tensor_parallel == 2 and read.n == 8 and read.out.name == "run"
 
 
 def test_it_has_the_budgets_of_the_run_and_no_adapter_that_was_not_saved(setting) -> None:
-    read = options(setting, None, thinking_budget=10, answer_budget=8, enable_prefix_caching=True)
+    read = read_options(setting, None, thinking_budget=10, answer_budget=8, enable_prefix_caching=True)
     assert (read.thinking_budget, read.answer_budget, read.thinking_delimiter) == (10, 8, "harmony")
     assert read.adapter is None
 
@@ -38,13 +38,13 @@ def test_it_scores_with_the_rewards_of_the_run(setting, tmp_path, monkeypatch: p
     paths = [str(tmp_path / "my reward.py"), str(tmp_path / "short.py")]
     monkeypatch.setenv("GRPO_REWARD_FILES", os.pathsep.join(paths))
     monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1 -0.125")
-    read = options(setting, None, remote_rm_url=USER_REWARD)
+    read = read_options(setting, None, remote_rm_url=USER_REWARD)
     assert own_reward.read_options(read) == user_files.from_environment()
     assert [str(path) for path in read.reward] == paths and read.reward_weights == ["1.0", "-0.125"]
 
 
 @pytest.fixture
-def in_environment(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def environment_flags(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Flags of a run in the environment of a file."""
     (file := setting.folder / "my guess.py").touch()
     given = {"ENVIRONMENT": str(file), "TEMPLATE": "hub", "LIBRARY": "/my texts", "MAX_BRANCHES": "3"}
@@ -54,19 +54,19 @@ def in_environment(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, object
     return {"agent_func_path": AGENT, "apply_chat_template": None}
 
 
-def test_an_environment_is_played_under_the_limits_of_the_run(setting, in_environment) -> None:
-    read = options(setting, Path("/final"), **in_environment)
+def test_an_environment_is_played_under_the_limits_of_the_run(setting, environment_flags) -> None:
+    read = read_options(setting, Path("/final"), **environment_flags)
     assert (Path(read.environment).name, read.template, read.turns) == ("my guess.py", "hub", 4)
     assert (read.seconds, read.tool_seconds, read.score_seconds) == (30, 2.5, 6)
     assert read.max_model_len == 64 + 32
-    line = describe(setting.config(remote_rm_url=OUR_REWARD, **in_environment), None)
+    line = describe(setting.make_config(remote_rm_url=OUR_REWARD, **environment_flags), None)
     assert "&& LIBRARY='/my texts' python -m" in line
 
 
-def test_where_there_is_none_the_line_says_why(setting, in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_none_the_line_says_why(setting, environment_flags, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"remote_rm_url": OUR_REWARD}
-    server = setting.config(remote_rm_url="http://127.0.0.1:1/reward")
+    server = setting.make_config(remote_rm_url="http://127.0.0.1:1/reward")
     assert "no command: eval.evaluate does not ask a server for rewards" in describe(server, None)
-    assert "set EVAL_DATA" in describe(setting.config(**ours, eval_dataset=None), None)
+    assert "set EVAL_DATA" in describe(setting.make_config(**ours, eval_dataset=None), None)
     monkeypatch.setenv("GRPO_ENVIRONMENT", "python single")
-    assert "plays one environment" in describe(setting.config(**ours, **in_environment), None)
+    assert "plays one environment" in describe(setting.make_config(**ours, **environment_flags), None)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from grpo.run.saved_steps import saved_steps
-from tests.faults import Stopwatch, assert_seen, longest_gap, note, with_seconds
+from tests.faults import Stopwatch, assert_seen, find_longest_gap, note, replace_seconds
 from tests.soak.disk import SmallDisk
 
 from .faulty_run import LAUNCHER
@@ -20,8 +20,8 @@ def test_a_clock_that_jumps_changes_nothing(start) -> None:
     watch = Stopwatch()
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
-    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
-    times = [row["time"] for row in run.rows("metrics.jsonl")]
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
+    times = [row["time"] for row in run.read_rows("metrics.jsonl")]
     jumps = times[1] - times[0] - day, times[3] - times[2] + 2 * day
     assert max(map(abs, jumps)) < watch.seconds() + 1, "the clock did not jump"
     assert "no progress" not in output and "restart" not in output
@@ -34,7 +34,15 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
     run.wait_for_step(2)
     watch = Stopwatch()
     for option in ("--run-dir", "--resume"):
-        command = [sys.executable, str(LAUNCHER), "run", option, str(run.folder), "--", *setting.words(max_steps=4)]
+        command = [
+            sys.executable,
+            str(LAUNCHER),
+            "run",
+            option,
+            str(run.folder),
+            "--",
+            *setting.make_words(max_steps=4),
+        ]
         second = subprocess.run(command, env=run.environment, capture_output=True, text=True)
         assert second.returncode == 2, second.stdout + second.stderr
         if option == "--resume":
@@ -43,7 +51,7 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
     run.go_on()
     output = run.finish()
     assert run.launcher.returncode == 0, output
-    assert run.learned() == [(step, step / 10) for step in range(1, 5)]
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 5)]
 
 
 def test_a_corrupt_row_of_data_is_refused_with_its_line(start, setting) -> None:
@@ -61,9 +69,9 @@ def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
     run = start(5, [{"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL", "cut": True}])
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
-    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
     assert_seen("a line of metrics is cut", output)
-    note("a line of metrics is cut", longest_gap(run.rows("metrics.jsonl")))
+    note("a line of metrics is cut", find_longest_gap(run.read_rows("metrics.jsonl")))
 
 
 def test_a_disk_that_fills_while_the_run_goes_on_is_named(start, setting) -> None:
@@ -88,5 +96,5 @@ def test_a_disk_that_fills_while_the_run_goes_on_is_named(start, setting) -> Non
 
 def test_seconds_are_written_into_the_table() -> None:
     text = "| fault | phase | sees | seconds | left |\n|---|\n| a | b | `c` | 1 | d |\n| e | f | g | 2 | h |\n"
-    assert with_seconds(text, {"a": 12.4}) == text.replace("| 1 |", "| 12 |")
-    assert with_seconds(text, {}) == text
+    assert replace_seconds(text, {"a": 12.4}) == text.replace("| 1 |", "| 12 |")
+    assert replace_seconds(text, {}) == text

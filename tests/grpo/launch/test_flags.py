@@ -25,12 +25,12 @@ PARTIAL = {"pipeline": True, "old_log_probs": "engine", "partial_rollouts": 2}
 
 
 @functools.cache
-def defaults() -> dict[str, object]:
+def read_defaults() -> dict[str, object]:
     return vars(trainer_parser().parse_args([]))
 
 
-def parsed(**changes) -> argparse.Namespace:
-    return argparse.Namespace(**defaults() | GOOD | changes)
+def make_arguments(**changes) -> argparse.Namespace:
+    return argparse.Namespace(**read_defaults() | GOOD | changes)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def parsed(**changes) -> argparse.Namespace:
     ],
 )
 def test_what_can_work_is_accepted(changes):
-    flags.validate(parsed(**changes))
+    flags.validate(make_arguments(**changes))
 
 
 def test_the_parser_knows_our_losses_and_their_defaults():
     args = trainer_parser().parse_args(["--policy_loss_type", "cispo", "--sapo_temperatures", "0.5", "2"])
     assert args.policy_loss_type == "cispo" and args.sapo_temperatures == [0.5, 2.0]
-    assert defaults()["sapo_temperatures"] == [1.0, 1.05] and defaults()["cispo_max_ratio"] == 5.0
+    assert read_defaults()["sapo_temperatures"] == [1.0, 1.05] and read_defaults()["cispo_max_ratio"] == 5.0
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_parser_knows_our_losses_and_their_defaults():
 )
 def test_unworkable_flags_are_rejected_with_a_remedy(changes, message):
     with pytest.raises(SystemExit, match=message):
-        flags.validate(parsed(**changes))
+        flags.validate(make_arguments(**changes))
 
 
 IN_ENVIRONMENT = {"agent_func_path": str(AGENT)}
@@ -192,7 +192,7 @@ IN_ENVIRONMENT = {"agent_func_path": str(AGENT)}
     ],
 )
 def test_an_environment_is_accepted(changes):
-    flags.validate(parsed(**IN_ENVIRONMENT, **changes))
+    flags.validate(make_arguments(**IN_ENVIRONMENT, **changes))
 
 
 @pytest.mark.parametrize(
@@ -209,22 +209,22 @@ def test_an_environment_is_accepted(changes):
 )
 def test_flags_without_meaning_in_an_environment_are_rejected_once(changes, message, monkeypatch):
     with pytest.raises(SystemExit, match=message) as refusal:
-        flags.validate(parsed(**IN_ENVIRONMENT, **changes))
+        flags.validate(make_arguments(**IN_ENVIRONMENT, **changes))
     assert len(str(refusal.value).splitlines()) == 1
     if "advantage_estimator" in changes:
         return
     monkeypatch.chdir(AGENT.parent)  # in any notation
     with pytest.raises(SystemExit, match=message):
-        flags.validate(parsed(agent_func_path=AGENT.name, **changes))
-    flags.validate(parsed(agent_func_path="another/agent.py", **changes))
+        flags.validate(make_arguments(agent_func_path=AGENT.name, **changes))
+    flags.validate(make_arguments(agent_func_path="another/agent.py", **changes))
 
 
 def test_context_too_small_for_two_reasons_is_reported_once():
     both = {"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}
-    assert sum("--max_len" in problem.what for problem in flags.problems(parsed(**IN_ENVIRONMENT, **both))) == 1
+    assert sum("--max_len" in problem.what for problem in flags.problems(make_arguments(**IN_ENVIRONMENT, **both))) == 1
 
 
 def test_all_problems_are_listed_at_once():
     with pytest.raises(SystemExit) as refusal:
-        flags.validate(parsed(lora_rank=0, async_train=True))
+        flags.validate(make_arguments(lora_rank=0, async_train=True))
     assert len(str(refusal.value).splitlines()) == 2

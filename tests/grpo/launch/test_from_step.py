@@ -13,7 +13,7 @@ from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.problem import UserError
 
-from .stopped_run import log, start, steps_in
+from .stopped_run import log, read_steps, start
 
 
 def test_two_damaged_floats_are_not_resumed(setting, save) -> None:
@@ -25,13 +25,13 @@ def test_two_damaged_floats_are_not_resumed(setting, save) -> None:
     state.write_bytes(content)
     for step in (None, 20):
         with pytest.raises(UserError, match=r"step_20: trainer/rank_0.* was changed .*: --from-step 10 continues"):
-            resume.resolve_resumed(setting.words(), setting.run_dir, step)
+            resume.resolve_resumed(setting.make_words(), setting.run_dir, step)
 
 
 def test_checkpoints_of_earlier_versions_are_continued_with_a_note(setting, save) -> None:
     start(setting)
     save(10)
-    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     (unverified,) = resume.describe(config)[1:]
     assert "step_10 cannot be verified" in unverified
     for part in digests.PARTS:
@@ -40,7 +40,7 @@ def test_checkpoints_of_earlier_versions_are_continued_with_a_note(setting, save
     # A save writes the list for both parts, so one part cannot lack it.
     (setting.run_dir / "checkpoints" / "step_10" / "trainer" / digests.NAME).unlink()
     with pytest.raises(UserError, match="trainer/SHA256SUMS is missing"):
-        resume.resolve_resumed(setting.words(), setting.run_dir)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir)
 
 
 def test_only_complete_steps_can_be_continued(setting, save) -> None:
@@ -51,23 +51,23 @@ def test_only_complete_steps_can_be_continued(setting, save) -> None:
     (checkpoints / ".step_40.partial" / "adapter").mkdir(parents=True)
     for step in (15, 40, 0, -10):
         with pytest.raises(UserError, match=rf"has no step_{step}: .* \(complete: 10, 30\)"):
-            resume.resolve_resumed(setting.words(), setting.run_dir, step)
+            resume.resolve_resumed(setting.make_words(), setting.run_dir, step)
     with pytest.raises(UserError, match=r"trainer/state.safetensors is missing.* \(complete: 10, 30\)"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 20)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir, 20)
 
 
 def test_error_says_if_no_step_is_complete(setting, save) -> None:
     start(setting)
     checkpoints = setting.run_dir / "checkpoints"
     with pytest.raises(UserError, match=r"has no step_10: no checkpoint is complete; without --from-step .* step 0"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 10)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir, 10)
     save(10, 20, is_sealed=True)
     for step in (10, 20):
         (checkpoints / f"step_{step}" / "trainer" / "state.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no step_15: no checkpoint is complete \(damaged: 10, 20\)"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 15)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir, 15)
     with pytest.raises(UserError, match=r"step_20: .*state.* is missing.*no other checkpoint is complete"):
-        resume.resolve_resumed(setting.words(), setting.run_dir, 20)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir, 20)
 
 
 def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, save) -> None:
@@ -84,8 +84,8 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
     RunFiles(folder).wandb.write_text("{}")
     given_up = (checkpoints / "step_20" / "trainer" / "rank_0.safetensors").read_bytes()
 
-    news = resume.take_back(resume.resolve_resumed(setting.words(), folder, 10), folder)
-    assert steps_in(folder / "metrics.jsonl") == steps_in(folder / "eval.jsonl") == list(range(1, 11))
+    news = resume.take_back(resume.resolve_resumed(setting.make_words(), folder, 10), folder)
+    assert read_steps(folder / "metrics.jsonl") == read_steps(folder / "eval.jsonl") == list(range(1, 11))
     assert [path.stem for path in samples.iterdir()] == ["step_10"]
     assert saved_steps(checkpoints) == [10]
     (aside,) = checkpoints.glob("set-aside-*")
@@ -100,7 +100,7 @@ def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, 
 
     saving.remove(checkpoints, [])  # the clean-up of the next save
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
-    config = resume.resolve_resumed(setting.words(), folder)
+    config = resume.resolve_resumed(setting.make_words(), folder)
     assert resume.resumed_step(config) == 10
     resume.take_back(config, folder)
     assert list(checkpoints.glob("set-aside-*")) == [aside]
@@ -110,7 +110,7 @@ def test_a_kill_while_newer_steps_are_set_aside_leaves_the_logs(setting, save, m
     start(setting)
     save(10, 20, 30)
     log(setting.run_dir, "metrics.jsonl", range(1, 36))
-    config = resume.resolve_resumed(setting.words(), setting.run_dir, 10)
+    config = resume.resolve_resumed(setting.make_words(), setting.run_dir, 10)
     renamed = []
 
     def rename(old: Path, new: Path, real=Path.rename) -> None:
@@ -121,11 +121,11 @@ def test_a_kill_while_newer_steps_are_set_aside_leaves_the_logs(setting, save, m
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Path, "rename", rename)
         resume.take_back(config, setting.run_dir)
-    assert len(steps_in(setting.run_dir / "metrics.jsonl")) == 35
+    assert len(read_steps(setting.run_dir / "metrics.jsonl")) == 35
     assert saved_steps(setting.run_dir / "checkpoints") == [10, 20]
-    resume.take_back(resume.resolve_resumed(setting.words(), setting.run_dir, 10), setting.run_dir)
+    resume.take_back(resume.resolve_resumed(setting.make_words(), setting.run_dir, 10), setting.run_dir)
     assert saved_steps(setting.run_dir / "checkpoints") == [10]
-    assert len(steps_in(setting.run_dir / "metrics.jsonl")) == 10
+    assert len(read_steps(setting.run_dir / "metrics.jsonl")) == 10
 
 
 def test_a_check_of_an_earlier_step_changes_nothing(setting, save, monkeypatch, capsys) -> None:
@@ -134,7 +134,7 @@ def test_a_check_of_an_earlier_step_changes_nothing(setting, save, monkeypatch, 
     log(setting.run_dir, "metrics.jsonl", range(1, 25))
     before = {path: path.stat().st_mtime_ns for path in setting.run_dir.rglob("*")}
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    words = ["check", "--resume", str(setting.run_dir), "--from-step", "10", "--", *setting.words()]
+    words = ["check", "--resume", str(setting.run_dir), "--from-step", "10", "--", *setting.make_words()]
     assert launch.main(words) == 0
     said = capsys.readouterr().out
     assert "continuing after step 10" in said and "these newer steps would be moved away: step_20" in said

@@ -10,20 +10,20 @@ from grpo.launch.preflight import problems_anywhere
 from .boxes import LARGE, SMALL
 
 
-def refusals(config) -> list[str]:
+def list_refusals(config) -> list[str]:
     return [str(problem) for problem in gpu_limits.problems(fitting.choose_engine_share(config))]
 
 
 @pytest.mark.parametrize(("gpus", "lengths"), [("8", (4096, 16_384, 32_768)), ("4", (4096, 32_768)), ("2", (16_384,))])
-def test_lengths_that_fit_at_one_sample_a_micro_batch(box, gpus, lengths):
+def test_lengths_that_fit_at_one_sample_a_micro_batch(configure_box, gpus, lengths):
     for length in lengths:
-        config = box(gpus, length)
-        assert refusals(config) == [] and gpu_memory.longest(config) >= length
+        config = configure_box(gpus, length)
+        assert list_refusals(config) == [] and gpu_memory.longest(config) >= length
 
 
 @pytest.mark.parametrize("length", [4096, 16_384])
-def test_the_small_model_fits_on_gpus_of_24_gb(box, length):
-    assert refusals(box("2", length, model=SMALL, gpu_gb=24)) == []
+def test_the_small_model_fits_on_gpus_of_24_gb(configure_box, length):
+    assert list_refusals(configure_box("2", length, model=SMALL, gpu_gb=24)) == []
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def test_the_small_model_fits_on_gpus_of_24_gb(box, length):
         ("2", {"length": 131_072, "gpu_gb": 72}, "an engine may use", "raise ENGINE_TP, or lower PROMPT_MAX_LEN"),
     ],
 )
-def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(box, gpus, changes, what, remedy):
-    problems = refusals(box(gpus, **changes))
+def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(configure_box, gpus, changes, what, remedy):
+    problems = list_refusals(configure_box(gpus, **changes))
     assert any(what in problem and remedy in problem for problem in problems), problems
 
 
-def test_one_rank_has_nothing_to_share(box):
+def test_one_rank_has_nothing_to_share(configure_box):
     """Partitions of a model on one rank are the whole model."""
     for length in range(32_000, 36_000, 400):
-        assert not any("set ACTOR_SHARD=zero3" in each for each in refusals(box("2", length))), length
-    assert "use more ACTOR_GPUS with ACTOR_SHARD=zero3" in refusals(box("2", 36_000))[0]
+        assert not any("set ACTOR_SHARD=zero3" in each for each in list_refusals(configure_box("2", length))), length
+    assert "use more ACTOR_GPUS with ACTOR_SHARD=zero3" in list_refusals(configure_box("2", 36_000))[0]
 
 
-def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(box):
-    said = "\n".join(map(str, problems_anywhere(box("2", 140_000))))
+def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(configure_box):
+    said = "\n".join(map(str, problems_anywhere(configure_box("2", 140_000))))
     assert "is 140,000 tokens, but the model's context is 131,072" in said and "lower their sum to 131,072" in said
     assert "on each GPU" not in said and "an engine may use" not in said
 
@@ -62,8 +62,8 @@ def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(box):
 @pytest.mark.parametrize(
     ("model", "gpu_gb", "length"), [(SMALL, 24, 4096), (SMALL, 80, 131_072), (LARGE, 80, 4096), (LARGE, 80, 16_384)]
 )
-def test_one_gpu_holds_engine_and_actor(box, model, gpu_gb, length):
-    config = fitting.choose_engine_share(box("1", length, model=model, gpu_gb=gpu_gb))
+def test_one_gpu_holds_engine_and_actor(configure_box, model, gpu_gb, length):
+    config = fitting.choose_engine_share(configure_box("1", length, model=model, gpu_gb=gpu_gb))
     assert list(gpu_limits.problems(config)) == []
     assert gpu_memory.needs(config).engine_fits
 
@@ -85,33 +85,36 @@ SETTINGS = {
         ({"model": LARGE, "length": 20_000}, ["--vllm_enable_sleep"]),
     ],
 )
-def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(box, changes, remedies):
-    [problem] = refusals(box("1", **changes))
+def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(configure_box, changes, remedies):
+    [problem] = list_refusals(configure_box("1", **changes))
     assert "engine and actor together need" in problem and all(remedy in problem for remedy in remedies)
     better = {name: value for remedy in remedies for name, value in SETTINGS[remedy].items()}
-    assert refusals(box("1", **changes | better)) == []
+    assert list_refusals(configure_box("1", **changes | better)) == []
 
 
 @pytest.mark.parametrize(
     ("model", "gpu_gb", "more"),
     [(SMALL, 24, {}), (SMALL, 32, {}), (SMALL, 24, {"vllm_enable_sleep": True}), (LARGE, 80, {})],
 )
-def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(box, model, gpu_gb, more):
-    limit = gpu_memory.longest(box("1", model=model, gpu_gb=gpu_gb, **more))
-    assert refusals(box("1", limit, model=model, gpu_gb=gpu_gb, **more)) == []
-    [problem] = refusals(box("1", limit + 64, model=model, gpu_gb=gpu_gb, **more))
+def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(configure_box, model, gpu_gb, more):
+    limit = gpu_memory.longest(configure_box("1", model=model, gpu_gb=gpu_gb, **more))
+    assert list_refusals(configure_box("1", limit, model=model, gpu_gb=gpu_gb, **more)) == []
+    [problem] = list_refusals(configure_box("1", limit + 64, model=model, gpu_gb=gpu_gb, **more))
     assert f"to {limit:,}" in problem or "--vllm_enable_sleep" in problem
 
 
 @pytest.mark.parametrize("share", [0.3, 0.85])
-def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does(box, share):
-    config = box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=share)
-    [problem] = refusals(config)
+def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does(configure_box, share):
+    config = configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=share)
+    [problem] = list_refusals(config)
     assert f"GPU_MEMORY_UTILIZATION is {share:g}" in problem
     fitting = float(re.search(r"GPU_MEMORY_UTILIZATION=([\d.]+), or unset it", problem)[1])
-    assert refusals(box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=fitting)) == []
+    assert list_refusals(configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=fitting)) == []
 
 
-def test_a_small_share_for_an_engine_of_its_own_is_named(box):
-    assert "set GPU_MEMORY_UTILIZATION=0.95" in refusals(box("2", vllm_gpu_memory_utilization=0.8))[0]
-    assert "GPU_MEMORY_UTILIZATION" not in refusals(box("2", gpu_gb=48, vllm_gpu_memory_utilization=0.8))[-1]
+def test_a_small_share_for_an_engine_of_its_own_is_named(configure_box):
+    assert "set GPU_MEMORY_UTILIZATION=0.95" in list_refusals(configure_box("2", vllm_gpu_memory_utilization=0.8))[0]
+    assert (
+        "GPU_MEMORY_UTILIZATION"
+        not in list_refusals(configure_box("2", gpu_gb=48, vllm_gpu_memory_utilization=0.8))[-1]
+    )

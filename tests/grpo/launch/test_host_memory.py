@@ -9,7 +9,7 @@ from grpo.model.architecture import Architecture
 GIB = 2**30
 
 
-def architecture_120b() -> Architecture:
+def make_architecture_120b() -> Architecture:
     return Architecture(36, 2880, 64, 8, 64, 128, 4, 2880, 201088, True, True)
 
 
@@ -21,7 +21,7 @@ def test_blocks_are_powers_of_two(elements: int, ranks: int, expected: int) -> N
 
 
 def test_the_120b_fits_four_ranks_and_not_six() -> None:
-    sizes = architecture_120b().actor_bytes(packed=False).values()
+    sizes = make_architecture_120b().actor_bytes(packed=False).values()
     exact = sum(sizes)
     assert exact == pytest.approx(233.7e9, rel=0.001)
     assert host_memory.pinned_bytes(sizes, 4) < 1.03 * exact
@@ -29,18 +29,18 @@ def test_the_120b_fits_four_ranks_and_not_six() -> None:
 
 
 def test_packed_experts_take_little_more_than_the_files() -> None:
-    assert sum(architecture_120b().actor_bytes(packed=True).values()) == pytest.approx(65.2e9, rel=0.001)
+    assert sum(make_architecture_120b().actor_bytes(packed=True).values()) == pytest.approx(65.2e9, rel=0.001)
 
 
 def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    offloaded, resident = (make_plan(setting.config(offload=offload)) for offload in (True, None))
+    offloaded, resident = (make_plan(setting.make_config(offload=offload)) for offload in (True, None))
     assert "offloaded model, pinned" in offloaded.host_memory
     assert not any("model" in part or "cache" in part for part in resident.host_memory)
-    asleep = make_plan(setting.config(vllm_enable_sleep=True, colocate_all_models=True))
+    asleep = make_plan(setting.make_config(vllm_enable_sleep=True, colocate_all_models=True))
     assert asleep.host_bytes - resident.host_bytes >= sum(asleep.architecture.actor_bytes(packed=True).values())
     sharing = {"colocate_all_models": True, "actor_shard": "engine", "offload": None}
-    shared = make_plan(setting.config(vllm_enable_sleep=True, **sharing))
+    shared = make_plan(setting.make_config(vllm_enable_sleep=True, **sharing))
     assert shared.host_memory == resident.host_memory  # sleep leaves a base that the actor maps on the GPU
     for plan in (offloaded, resident, asleep):
         assert plan.host_bytes == sum(plan.host_memory.values())

@@ -11,14 +11,14 @@ from grpo.stack.problem import UserError
 from reward import models, settings
 from reward.models import RETIRED
 from tests.reward.faulty import StandIn
-from tests.reward.recorder import Recorder, redirector
+from tests.reward.recorder import Recorder, make_redirector
 
 from .judge_variables import KEY, VARIABLES
 
 PASSWORD = "s3cret-of-the-proxy"
 
 
-def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
+def find_problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("GRPO_JUDGE_BASE_URL", url)
         return [str(problem) for problem in judge.check(judge.choose_judge(config, may_stand_in), config)]
@@ -28,21 +28,21 @@ def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool
 def test_existing_models_are_accepted(configure, busy: int) -> None:
     """The check of models tries again after a transient fault."""
     with StandIn(["first", "second"], key=KEY, busy=busy) as server:
-        assert problems(configure(), server.url) == []
+        assert find_problems(configure(), server.url) == []
 
 
 def test_each_missing_model_is_named(configure) -> None:
     with StandIn(["second"]) as server:
-        [problem] = problems(configure(JUDGE_MODELS="first second third"), server.url)[:-1]
+        [problem] = find_problems(configure(JUDGE_MODELS="first second third"), server.url)[:-1]
         assert "does not offer first: 404" in problem and models.MODELS_PAGE in problem
 
 
 @pytest.mark.parametrize("model", sorted(RETIRED))
 def test_a_retired_model_is_named_with_its_replacement(configure, model: str) -> None:
     with StandIn() as server:  # a server that still answers it
-        [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
+        [problem] = find_problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
     assert f"JUDGE_MODELS: {model} is retired" in problem and f"replace it with {RETIRED[model]}" in problem
-    assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1, "even without a request"
+    assert len(find_problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1, "even without a request"
 
 
 def test_neither_replacements_nor_defaults_are_retired() -> None:
@@ -52,12 +52,12 @@ def test_neither_replacements_nor_defaults_are_retired() -> None:
 
 def test_a_key_that_is_refused_is_one_problem_and_is_not_repeated(configure, monkeypatch: pytest.MonkeyPatch) -> None:
     with StandIn(key="another") as server:
-        [problem] = problems(configure(), server.url)
+        [problem] = find_problems(configure(), server.url)
     assert "refuses the key of GEMINI_API_KEY" in problem and KEY not in problem
     config = configure()
     monkeypatch.setenv("GOOGLE_API_KEY", "another key")
     with StandIn(key=KEY) as server:
-        [problem] = problems(config, server.url)
+        [problem] = find_problems(config, server.url)
     assert "the key of GOOGLE_API_KEY" in problem and "export a valid GOOGLE_API_KEY, or set JUDGE=0" in problem
 
 
@@ -68,14 +68,14 @@ def test_a_server_that_does_not_answer_is_one_problem(configure, monkeypatch, is
         nobody.bind(("127.0.0.1", 0))
         if is_listening:
             nobody.listen()
-        [problem] = problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        [problem] = find_problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
     assert "cannot be asked about first" in problem and "JUDGE=0" in problem and KEY not in problem
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_an_address_that_redirects_is_one_problem(configure, status: int) -> None:
-    with Recorder() as foreign, redirector(status, foreign.url) as server:
-        [problem] = problems(configure(), server.url)
+    with Recorder() as foreign, make_redirector(status, foreign.url) as server:
+        [problem] = find_problems(configure(), server.url)
         assert foreign.seen == [] and len(server.seen) == 1
     assert f"redirects ({status}) to the host {foreign.host}" in problem and KEY not in problem
     assert f"set JUDGE_BASE_URL to the API's own address: {server.url} is wrong" in problem
@@ -85,7 +85,7 @@ def test_remedy_names_an_unused_proxy(configure, monkeypatch: pytest.MonkeyPatch
     config = configure()
     with Recorder() as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@{proxy.host}")
-        [problem] = problems(config, "https://127.0.0.1:1")
+        [problem] = find_problems(config, "https://127.0.0.1:1")
         assert proxy.seen == []
     assert "reaches 127.0.0.1:1, or set JUDGE_PROXY=1 to use the proxy of HTTPS_PROXY, or set JUDGE=0" in problem
 
@@ -156,9 +156,9 @@ def test_what_cannot_be_is_refused_and_not_repeated(configure, monkeypatch, vari
 
 def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None:
     config = configure(None)
-    [problem] = problems(config)
+    [problem] = find_problems(config)
     assert "no key" in problem and "export GEMINI_API_KEY, or set JUDGE=0" in problem
-    assert problems(config, may_stand_in=True) == []
+    assert find_problems(config, may_stand_in=True) == []
     chosen = judge.choose_judge(config, True)
     assert chosen.stand_in_models == ["first", "second"]
     assert any("NO KEY" in line for line in judge.describe(chosen, config))
@@ -175,12 +175,14 @@ def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
     ):
         config = configure("AIza\x07-not-a-key", **(VARIABLES | changes))
-        assert problems(config) == [] and judge.choose_judge(config, True).stand_in_models == []
+        assert find_problems(config) == [] and judge.choose_judge(config, True).stand_in_models == []
         assert f"correctness alone, because {why}" in judge.describe(judge.choose_judge(config, True), config)[0]
     configure(None)
-    of_own_reward = judge.choose_judge(setting.config(), True)
-    assert of_own_reward.settings is None and not of_own_reward.is_stand_in and problems(setting.config()) == []
-    assert judge.describe(of_own_reward, setting.config()) == []
+    of_own_reward = judge.choose_judge(setting.make_config(), True)
+    assert (
+        of_own_reward.settings is None and not of_own_reward.is_stand_in and find_problems(setting.make_config()) == []
+    )
+    assert judge.describe(of_own_reward, setting.make_config()) == []
 
 
 def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
@@ -196,5 +198,5 @@ def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
 def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
     with StandIn() as server:
-        [problem] = problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
+        [problem] = find_problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
     assert "64 rollouts, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem

@@ -12,7 +12,7 @@ from grpo.settings.table import SETTINGS
 PEAK, LENGTH = 2e-3, 40
 
 
-def applied(args: Namespace, per_step: int) -> list[float]:
+def compute_applied_rates(args: Namespace, per_step: int) -> list[float]:
     """The mean over the optimizer steps of each global step, with the schedule of a rank."""
     from grpo.training.update import make_schedule  # imports DeepSpeed
 
@@ -36,7 +36,7 @@ def test_every_schedule_is_that_of_the_run(name, per_step, ratio) -> None:
     rate = LearningRate.of_run(args, LENGTH, per_step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = applied(args, per_step)
+        expected = compute_applied_rates(args, per_step)
     got = [rate.compute_at_step(step) for step in range(1, len(expected) + 1)]
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-15)
 

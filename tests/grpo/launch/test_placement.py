@@ -15,9 +15,9 @@ CONFIG = SimpleNamespace(
 
 
 @pytest.fixture
-def eight_gpus(monkeypatch: pytest.MonkeyPatch, sysfs) -> None:
+def eight_gpus(monkeypatch: pytest.MonkeyPatch, write_sysfs) -> None:
     buses = ["19", "3b", "4c", "5d", "9b", "bb", "cb", "db"]
-    sysfs({bus: number // 4 for number, bus in enumerate(buses)}, {0: "0-47", 1: "48-95"})
+    write_sysfs({bus: number // 4 for number, bus in enumerate(buses)}, {0: "0-47", 1: "48-95"})
     gpus = [Gpu("H100", 1, 0, "9.0", number, bus=f"00000000:{bus.upper()}:00.0") for number, bus in enumerate(buses)]
     monkeypatch.setattr(machine, "all_gpus", lambda: gpus)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
@@ -43,8 +43,8 @@ def test_engines_and_actor_of_one_box_have_the_same_gpus(eight_gpus) -> None:
     ]
 
 
-def test_without_nodes_gpus_alone_are_named(eight_gpus, sysfs) -> None:
-    sysfs(dict.fromkeys(["19", "3b"], -1), {0: "0-47"})
+def test_without_nodes_gpus_alone_are_named(eight_gpus, write_sysfs) -> None:
+    write_sysfs(dict.fromkeys(["19", "3b"], -1), {0: "0-47"})
     assert placement.describe(CONFIG)[0] == "placement   engine 0: GPUs 0, 1"
 
 

@@ -16,7 +16,7 @@ from .conftest import write_checkpoint
 
 
 def test_batches_steps_and_resources(setting) -> None:
-    plan = make_plan(setting.config())
+    plan = make_plan(setting.make_config())
     assert plan.rollouts_per_step == 64, "8 prompts x 8 samples"
     assert plan.optimizer_steps_per_step == 8, "train_batch_size 8 counts samples"
     assert plan.gradient_accumulation == 2, "8 samples on 4 ranks, one at a time"
@@ -30,12 +30,12 @@ def test_batches_steps_and_resources(setting) -> None:
 
 
 def test_max_steps_ends_the_run_and_leaves_its_schedule(setting) -> None:
-    plan = make_plan(setting.config(max_steps=3))
+    plan = make_plan(setting.make_config(max_steps=3))
     assert plan.steps == 3
-    assert plan.scheduled_optimizer_steps == make_plan(setting.config()).scheduled_optimizer_steps
+    assert plan.scheduled_optimizer_steps == make_plan(setting.make_config()).scheduled_optimizer_steps
     assert plan.evals == 1 + 2, "after step 2, and after step 3, the last"
 
-    assert make_plan(setting.config(eval_steps=-1)).evals is None
+    assert make_plan(setting.make_config(eval_steps=-1)).evals is None
 
 
 def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
@@ -94,15 +94,15 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("grpo.launch.plan.released.find", lambda folder: model)
     monkeypatch.setattr(Model, "file_bytes", 60_900_000_000)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072, experts="bf16"))
+    plan = make_plan(setting.make_config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072, experts="bf16"))
     assert plan.host_bytes is not None and 240e9 < plan.host_bytes < 300e9
-    packed = make_plan(setting.config(lora_rank=64)).host_bytes
+    packed = make_plan(setting.make_config(lora_rank=64)).host_bytes
     assert packed is not None and plan.host_bytes - packed > 150e9
     assert plan.checkpoint_bytes == 47_775_744 * (2 + 12), "the adapter in bf16; master weights and two moments in fp32"
     assert plan.disk_bytes == 4 * plan.checkpoint_bytes + 47_775_744 * 2, (
         "2 kept, one from before a fall, one being written, the final adapter"
     )
-    without_offload = make_plan(setting.config(lora_rank=64, offload=None)).host_bytes
+    without_offload = make_plan(setting.make_config(lora_rank=64, offload=None)).host_bytes
     assert without_offload is not None and without_offload < 40e9
 
 
@@ -117,7 +117,7 @@ ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_p
 def test_a_loss_that_does_not_clip_names_what_it_reads(setting) -> None:
     texts = {}
     for kind in ("ppo", "cispo", "sapo"):
-        config = setting.config(policy_loss_type=kind)
+        config = setting.make_config(policy_loss_type=kind)
         texts[kind] = "\n".join(describe(make_plan(config), config))
     assert "EPS_CLIP" not in texts["ppo"]
     assert "cispo: a ratio above 5 counts as that (CISPO_MAX_RATIO); EPS_CLIP has no effect" in texts["cispo"]
@@ -128,7 +128,7 @@ def test_a_loss_that_does_not_clip_names_what_it_reads(setting) -> None:
     ("changes", "parts"), [({}, SURPRISES), (ONES | {"max_steps": 1, "train_batch_size": 64}, SINGULAR)]
 )
 def test_text_points_out_surprises_and_one_of_a_kind_is_in_the_singular(setting, changes, parts) -> None:
-    config = setting.config(**changes)
+    config = setting.make_config(**changes)
     text = "\n".join(describe(make_plan(config), config))
     assert "unknown" not in text and [part for part in parts if part not in text] == []
 
@@ -137,23 +137,23 @@ def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:
     ahead = {"pipeline": True, "old_log_probs": "engine"}
     texts = {}
     for train_batch, shown in ((8, "is 8 to 15 optimizer steps behind"), (64, "is 1 optimizer step behind")):
-        config = setting.config(train_batch_size=train_batch, **ahead)
+        config = setting.make_config(train_batch_size=train_batch, **ahead)
         texts[shown] = "\n".join(describe(make_plan(config), config))
     assert all(shown in text and "off-policy" not in text for shown, text in texts.items())
-    in_turn, plan = make_plan(setting.config()), make_plan(setting.config(**ahead))
+    in_turn, plan = make_plan(setting.make_config()), make_plan(setting.make_config(**ahead))
     assert plan.checkpoint_bytes - in_turn.checkpoint_bytes == 32 * plan.max_tokens_per_step
-    config = setting.config(partial_rollouts=2, train_batch_size=64, **ahead)
+    config = setting.make_config(partial_rollouts=2, train_batch_size=64, **ahead)
     partial = make_plan(config)
     assert "sample 10 prompts at a time; a token is at most 2 optimizer steps behind" in "\n".join(
         describe(partial, config)
     )
     assert partial.checkpoint_bytes - plan.checkpoint_bytes == 32 * plan.max_tokens_per_step * 2 / 8
-    replayed = make_plan(setting.config(routing_replay=True, **ahead))
+    replayed = make_plan(setting.make_config(routing_replay=True, **ahead))
     assert replayed.checkpoint_bytes - plan.checkpoint_bytes == 2 * 2 * plan.max_tokens_per_step, "layers, choices"
 
 
 def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
-    config = setting.config(pretrain=tmp_path / "none", prompt_data=tmp_path / "none.jsonl")
+    config = setting.make_config(pretrain=tmp_path / "none", prompt_data=tmp_path / "none.jsonl")
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))
     assert plan.steps is None and plan.host_bytes is None
@@ -161,22 +161,22 @@ def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> No
 
 
 def test_a_plan_refuses_a_model_of_another_family_instead_of_offering_it(setting) -> None:
-    config = setting.config(pretrain="Qwen/Qwen3-8B")
+    config = setting.make_config(pretrain="Qwen/Qwen3-8B")
     shown = describe(make_plan(config), config) + [str(problem) for problem in preflight.problems_anywhere(config)]
     assert not any("hf download" in line for line in shown)
     [problem] = preflight.problems_anywhere(config)
     assert problem.what == "MODEL Qwen/Qwen3-8B is not on this machine, and only gpt-oss can be trained"
     assert problem.remedy.startswith("use openai/gpt-oss-120b or openai/gpt-oss-20b, or name the folder")
-    problem = preflight.problems_anywhere(setting.config(engine_model="Qwen/Qwen3-8B"))[-1]
+    problem = preflight.problems_anywhere(setting.make_config(engine_model="Qwen/Qwen3-8B"))[-1]
     assert problem.what.startswith("ENGINE_MODEL Qwen/Qwen3-8B is not on this machine")
-    assert preflight.problems_anywhere(setting.config(pretrain="openai/gpt-oss-20b")) == []
+    assert preflight.problems_anywhere(setting.make_config(pretrain="openai/gpt-oss-20b")) == []
 
 
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
-    config = setting.config(max_steps=50)
+    config = setting.make_config(max_steps=50)
     lines = "\n".join(describe(make_plan(config), config))
     assert "the data suffice for 6 steps, not for 50; set NUM_EPISODES=25" in lines
-    assert make_plan(setting.config(max_steps=50, num_episodes=25)).steps == 50
+    assert make_plan(setting.make_config(max_steps=50, num_episodes=25)).steps == 50
     for steps in (6, None):
-        config = setting.config(max_steps=steps)
+        config = setting.make_config(max_steps=steps)
         assert "fewer than" not in "\n".join(describe(make_plan(config), config))

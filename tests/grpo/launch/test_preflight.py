@@ -8,15 +8,15 @@ from grpo.launch import preflight
 
 from .conftest import CLEAN
 
-pytestmark = pytest.mark.usefixtures("enough_of_everything")
+pytestmark = pytest.mark.usefixtures("ample_machine")
 
 
 def test_a_good_setting_has_no_problem(setting) -> None:
-    assert setting.problems() == []
+    assert setting.find_problems() == []
 
 
 def test_all_problems_are_listed_at_once(setting) -> None:
-    assert len(setting.problems(prompt_data="/none.jsonl", pretrain="org/absent", train_batch_size=6)) >= 3
+    assert len(setting.find_problems(prompt_data="/none.jsonl", pretrain="org/absent", train_batch_size=6)) >= 3
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_unclean_patches_are_rejected(
     setting, monkeypatch: pytest.MonkeyPatch, status: dict[str, object], message: str
 ) -> None:
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN | status)
-    [problem] = setting.problems()
+    [problem] = setting.find_problems()
     assert message in problem and "./apply_patches.sh" in problem
 
 

@@ -30,7 +30,7 @@ NO_KEY = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}
 SHAPE = ("--vllm_num_engines", "--vllm_tensor_parallel_size", "--actor_num_gpus_per_node")
 
 
-def flags_in(words: list[str]) -> dict[str, str]:
+def parse_flags(words: list[str]) -> dict[str, str]:
     passed: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
@@ -41,43 +41,45 @@ def flags_in(words: list[str]) -> dict[str, str]:
 
 
 @functools.cache
-def command_of(options: tuple[str, ...], variables: frozenset[tuple[str, str]], stack: str | None) -> str:
+def resolve_command(options: tuple[str, ...], variables: frozenset[tuple[str, str]], stack: str | None) -> str:
     done = launch("--dry-run", *options, **dict(variables))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def flags(*options: str, command: str = "", **variables: str) -> dict[str, str]:
+def resolve_flags(*options: str, command: str = "", **variables: str) -> dict[str, str]:
     """Return the flags of the resolved command, and the variables before it, with their values.
 
     Args:
         command: that was resolved before.
     """
-    command = command or command_of(options, frozenset(variables.items()), os.environ.get("DS_ACCELERATOR"))
+    command = command or resolve_command(options, frozenset(variables.items()), os.environ.get("DS_ACCELERATOR"))
     words = shlex.split(command.replace("\\\n", " "))
     start = words.index("python")
     assert words[start : start + 3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
-    return {name: value for name, _, value in (w.partition("=") for w in words[:start])} | flags_in(words[start + 3 :])
+    return {name: value for name, _, value in (w.partition("=") for w in words[:start])} | parse_flags(
+        words[start + 3 :]
+    )
 
 
 def test_the_defaults_are_those_of_the_run_log() -> None:
-    passed = flags()
-    assert flags_in(RUN_LOG.split()).items() <= passed.items()
+    passed = resolve_flags()
+    assert parse_flags(RUN_LOG.split()).items() <= passed.items()
     assert "--max_steps" not in passed and "--use_wandb" not in passed
     assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & passed.keys()
 
 
 @pytest.mark.parametrize("variables", [{"THINKING_BUDGET": "9", "ANSWER_BUDGET": "9"}, {"ENVIRONMENT": "retrieval"}])
 def test_rollouts_of_several_calls_have_a_prefix_cache(variables: dict[str, str]) -> None:
-    assert "--enable_prefix_caching" in flags(**variables)
+    assert "--enable_prefix_caching" in resolve_flags(**variables)
 
 
 @pytest.mark.parametrize(("given", "count"), [("0", "1"), ("0.0", "1"), ("0.5", "8")])
 def test_of_greedy_samples_which_are_equal_there_is_one(given: str, count: str) -> None:
-    assert flags(EVAL_TEMPERATURE=given)["--eval_n_samples_per_prompt"] == count
+    assert resolve_flags(EVAL_TEMPERATURE=given)["--eval_n_samples_per_prompt"] == count
 
 
-def other(setting: Setting, number: int) -> str:
+def make_other_value(setting: Setting, number: int) -> str:
     """Return a value that the setting does not have by default, and that no other setting gets."""
     if setting.choices or setting.kind is bool:
         return next(one for one in setting.choices or "10" if one != default(setting.name))
@@ -87,9 +89,9 @@ def other(setting: Setting, number: int) -> str:
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
 def test_every_setting_can_be_set_from_outside(options: list[str]) -> None:
-    given = {name: other(setting, number) for number, (name, setting) in enumerate(SETTINGS.items(), 2)}
+    given = {name: make_other_value(setting, number) for number, (name, setting) in enumerate(SETTINGS.items(), 2)}
     given |= {"ENVIRONMENT": "retrieval", "JUDGE_BASE_URL": "https://a.example", "NAME": "mine"}
-    passed = flags(*options, **given)
+    passed = resolve_flags(*options, **given)
     for name, setting in SETTINGS.items():
         if setting.kind is bool and setting.flag:
             wanted = " ".join(setting.more) if given[name] == "1" else None
@@ -107,9 +109,9 @@ def test_every_setting_can_be_set_from_outside(options: list[str]) -> None:
     [("8", "224", "zero3"), ("4", "122", "zero3"), ("2", "111", "none"), ("1", "111", "engine")],
 )
 def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> None:
-    full, passed = flags(), flags("--gpus", gpus)
+    full, passed = resolve_flags(), resolve_flags("--gpus", gpus)
     if tiny and gpus != "8":  # --tiny alone has a smaller shape
-        passed = flags(*tiny, "--gpus", gpus)
+        passed = resolve_flags(*tiny, "--gpus", gpus)
     assert [passed[name] for name in (*SHAPE, "--actor_shard")] == [*shape, shard]
     if not tiny:
         sizes = {"--micro_train_batch_size", "--micro_rollout_batch_size", "--ref_num_gpus_per_node", "--actor_shard"}
@@ -118,34 +120,34 @@ def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> No
         assert {name for name in full if full[name] != passed[name]} <= {*SHAPE, *sizes, *folders, *share}
         assert ("--colocate_all_models" in passed) == (gpus == "1")
         assert passed["--ref_num_gpus_per_node"] == shape[-1], "OpenRLHF compares them if GPUs are shared"
-    assert flags("--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
+    assert resolve_flags("--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
 
 
 @pytest.mark.parametrize(("options", "shape"), [(["--tiny", "--gpus", "4"], "224"), ([], "428")])
 def test_engines_and_actor_that_share_gpus_have_all_of_the_box(options, shape) -> None:
-    passed = flags(*options, COLOCATE="1")
+    passed = resolve_flags(*options, COLOCATE="1")
     assert [passed[name] for name in SHAPE] == [*shape]
 
 
 def test_tiny_is_the_same_run_with_other_values() -> None:
-    tiny, full = flags("--tiny"), flags()
+    tiny, full = resolve_flags("--tiny"), resolve_flags()
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
     assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantized copy"
     assert [tiny[name] for name in SHAPE] == [*"112"]
-    large = flags("--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
+    large = resolve_flags("--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
     assert [large[name] for name in SHAPE] == [*"224"] and large["--max_steps"] == "2"
     for keys in (NO_KEY, {"GEMINI_API_KEY": "not-a-key"}):  # also with the stand-in: its command may be repeated
-        limits = flags("--tiny", **keys)
+        limits = resolve_flags("--tiny", **keys)
         assert all(limits[name] == full[name] for name in ("GRPO_JUDGE_RPM", "GRPO_JUDGE_TPM"))
 
 
 def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways() -> None:
-    passed = flags()
+    passed = resolve_flags()
     assert [passed[f"GRPO_{name}"] for name in ("JUDGE", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT")] == ["1", "0.6", "0.4"]
     assert len(passed["GRPO_JUDGE_MODELS"].split()) == 3 and passed["GRPO_JUDGE_TRIES"] == "3"
     assert passed["GRPO_JUDGE_FALLBACK"] == "correctness" and passed["GRPO_JUDGE_UNFINISHED"] == "1"
-    assert flags(JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
+    assert resolve_flags(JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
     for variables, why in (
         ({"JUDGE": "0"}, "JUDGE is 0"),
         ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
@@ -163,7 +165,7 @@ def test_a_plan_names_the_stand_in() -> None:
 
 
 def test_the_users_flags_win() -> None:
-    passed = flags("--", "--lora_rank", "5", "--eps_clip_low_high", "0.2", "0.28", LORA_RANK="7")
+    passed = resolve_flags("--", "--lora_rank", "5", "--eps_clip_low_high", "0.2", "0.28", LORA_RANK="7")
     assert passed["--lora_rank"] == "5" and passed["--eps_clip_low_high"] == "0.2 0.28"
 
 
@@ -175,7 +177,7 @@ def test_the_script_can_be_called_from_anywhere_and_writes_nothing(checkout: Pat
     command = [str(checkout / "train_grpo.sh"), "--dry-run", "--run-dir", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    passed = flags(command=done.stdout)
+    passed = resolve_flags(command=done.stdout)
     assert passed["--run_dir"] == passed["--metrics_dir"] == str(tmp_path / "out")
     assert passed["--ckpt_path"] == str(tmp_path / "out" / "checkpoints")
     assert call(checkout, "--tiny", "--plan").returncode == 0 and launch("--tiny", "--plan").returncode == 0
@@ -199,7 +201,7 @@ def test_a_file_of_settings_wins_over_the_script_and_a_box(tmp_path: Path) -> No
     (file := tmp_path / "my.env").write_text(
         "# mine\nLORA_RANK=5\nNUM_ENGINES=3  # of four\nTARGET_MODULES='q_proj v_proj'\n"
     )
-    passed = flags("--gpus", "4", "--config", str(file), NUM_ENGINES="7")
+    passed = resolve_flags("--gpus", "4", "--config", str(file), NUM_ENGINES="7")
     wanted = {"--lora_rank": "5", "--vllm_num_engines": "7", "--target_modules": "q_proj v_proj"}
     assert wanted.items() <= passed.items()
     file.write_text("LORA_RNK=5\n")
@@ -222,10 +224,10 @@ def test_a_run_keeps_its_files_wherever_it_is_resumed(tmp_path: Path, monkeypatc
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
     """Those of --config and of variables; a new value wins. Without REWARD, it would go on with another reward."""
     kept = {"config": {"LORA_RANK": "5", "REWARD": "/b.py"}, "changes": {"REWARD": ["/a.py", ""], "--top_k": ["5", ""]}}
-    first = {name: flags()[f"--{name}"] for name in ("pretrain", "prompt_data", "target_modules")}
+    first = {name: resolve_flags()[f"--{name}"] for name in ("pretrain", "prompt_data", "target_modules")}
     first |= {"target_modules": first["target_modules"].split(), "lora_rank": 5, "lora_alpha": 128}
     (tmp_path / "config.json").write_text(json.dumps({**kept, "flags": first}))
-    passed = flags("--resume", str(tmp_path), SEED="7")
+    passed = resolve_flags("--resume", str(tmp_path), SEED="7")
     assert (passed["GRPO_REWARD_FILES"], passed["--seed"], passed["--lora_rank"]) == ("/a.py", "7", "5")
     assert "LORA_RANK was 5, now 4" in launch("--dry-run", "--resume", str(tmp_path), LORA_RANK="4").stderr
 
@@ -233,17 +235,17 @@ def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
 def test_held_out_problems_are_those_beside_the_training_problems(tmp_path: Path, options) -> None:
     train = str(tmp_path / "train.jsonl")
-    assert flags(*options, TRAIN_DATA=train)["--eval_dataset"] == str(tmp_path / "eval.jsonl")
-    assert flags(*options, TRAIN_DATA=train, EVAL_DATA="/v.jsonl")["--eval_dataset"] == "/v.jsonl"
+    assert resolve_flags(*options, TRAIN_DATA=train)["--eval_dataset"] == str(tmp_path / "eval.jsonl")
+    assert resolve_flags(*options, TRAIN_DATA=train, EVAL_DATA="/v.jsonl")["--eval_dataset"] == "/v.jsonl"
 
 
 def test_files_of_ones_own_rewards_reach_the_engines_as_absolute_paths(tmp_path: Path) -> None:
     (own := tmp_path / "my reward.py").touch()
     for given, files in (("/a.py /b/../c.py", "/a.py:/c.py"), (str(own), str(own))):
-        passed = flags(REWARD=given)
+        passed = resolve_flags(REWARD=given)
         assert passed["GRPO_REWARD_FILES"] == files and Path(passed["--remote_rm_url"]).name == "user_reward.py"
     for ours in (f"{ROOT}/reward/reward_func.py", f"{ROOT}/reward/../reward/reward_func.py"):
-        passed = flags(REWARD=ours)
+        passed = resolve_flags(REWARD=ours)
         assert "GRPO_REWARD_FILES" not in passed and Path(passed["--remote_rm_url"]).name == "reward_func.py"
 
 

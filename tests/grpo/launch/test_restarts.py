@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from grpo.launch import restarts
-from tests.faults import Stopwatch, assert_seen, longest_gap, note
+from tests.faults import Stopwatch, assert_seen, find_longest_gap, note
 from tests.grpo.launch.faulty_run import Run
-from tests.supervised import command_line, wait_until
+from tests.supervised import read_command_line, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,13 +25,13 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     output = run.finish()
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
-    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
-    assert [row["step"] for row in run.rows("resumes.jsonl")] == [2, 3]
-    first, second, last = run.rows("ends.jsonl")
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
+    assert [row["step"] for row in run.read_rows("resumes.jsonl")] == [2, 3]
+    first, second, last = run.read_rows("ends.jsonl")
     assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
     assert second["cause"] == "the driver was killed by SIGSEGV" and second["restart"] and last["code"] == 0
     assert_seen("an engine is killed", text)
-    times = [row["time"] for row in run.rows("metrics.jsonl")]
+    times = [row["time"] for row in run.read_rows("metrics.jsonl")]
     note("an engine is killed", times[2] - times[1] - (times[1] - times[0]))
     note("the driver crashes", times[3] - times[2] - (times[1] - times[0]))
     assert_seen("the driver crashes", text)
@@ -52,35 +52,35 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     output = run.finish()
     assert run.launcher.returncode == 1
     assert_seen("the same error occurs twice", "\n".join(output))
-    note("the same error occurs twice", time.time() - run.rows("metrics.jsonl")[-1]["time"])
+    note("the same error occurs twice", time.time() - run.read_rows("metrics.jsonl")[-1]["time"])
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
-    assert [row["restart"] for row in run.rows("ends.jsonl")] == [True, False]
+    assert [row["restart"] for row in run.read_rows("ends.jsonl")] == [True, False]
 
 
 def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
-    wait_until(lambda: bool(run.rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
+    wait_until(lambda: bool(run.read_rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
     watch = Stopwatch()
     os.kill(run.launcher.pid, signal.SIGINT)
     output = run.finish()
     note("a signal during the wait for a restart", watch.seconds())
-    assert run.launcher.returncode == 130 and run.rows("ends.jsonl")[-1]["cause"] == "Ctrl-C", output
+    assert run.launcher.returncode == 130 and run.read_rows("ends.jsonl")[-1]["cause"] == "Ctrl-C", output
     assert_seen("a signal during the wait for a restart", output[-1])
     assert not psutil.pid_exists(run.launcher.pid)
 
 
 def test_a_signal_to_a_launcher_that_starts_for_a_restart_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
-    wait_until(lambda: "--held" in command_line(run.launcher.pid), "there was no restart")
+    wait_until(lambda: "--held" in read_command_line(run.launcher.pid), "there was no restart")
     os.kill(run.launcher.pid, signal.SIGTERM)
     output = run.finish()
     assert run.launcher.returncode == 143, output
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
-    assert [row.get("restart") for row in run.rows("ends.jsonl")] == [True, None]
+    assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [True, None]
 
 
 @pytest.fixture
-def lacking(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
+def start_lacking_run(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
     """Start a run whose engine dies, and whose training data is missing when it restarts."""
 
     def begin(room: float) -> tuple[Run, Path]:
@@ -92,21 +92,21 @@ def lacking(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
     return begin
 
 
-def test_a_restart_waits_for_what_it_lacks(lacking) -> None:
-    run, away = lacking(room=600)
+def test_a_restart_waits_for_what_it_lacks(start_lacking_run) -> None:
+    run, away = start_lacking_run(room=600)
     assert any(line.startswith("waiting      ") and "train.jsonl" in line for line in run.launcher.stdout)
     away.rename(away.with_suffix(".jsonl"))
     output = run.finish()
     assert run.launcher.returncode == 0, output
-    assert run.learned() == [(step, step / 10) for step in range(1, 6)]
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
 
 
-def test_a_restart_that_lacks_something_for_too_long_ends_the_run(lacking) -> None:
-    run, _ = lacking(room=1)
+def test_a_restart_that_lacks_something_for_too_long_ends_the_run(start_lacking_run) -> None:
+    run, _ = start_lacking_run(room=1)
     output = run.finish()
     assert run.launcher.returncode == 2, output
     assert "refused, 1 problem:" in output and output[-1].startswith("not finished ./train_grpo.sh --resume")
-    first, last = run.rows("ends.jsonl")
+    first, last = run.read_rows("ends.jsonl")
     assert first["restart"] and "restart" not in last and "train.jsonl" in last["cause"]
 
 
@@ -120,18 +120,18 @@ def test_a_restart_that_finds_other_problems_ends_the_run(start, setting, damage
     assert run.launcher.returncode == 2, output
     assert any(line.startswith("refused: ") and damaged in line for line in output)
     assert output[-1].startswith("not finished ./train_grpo.sh --resume")
-    first, last = run.rows("ends.jsonl")
+    first, last = run.read_rows("ends.jsonl")
     assert first["restart"] and "restart" not in last and damaged in last["cause"]
 
 
-def test_a_signal_to_a_restart_that_waits_ends_the_run(lacking) -> None:
-    run, _ = lacking(room=600)
+def test_a_signal_to_a_restart_that_waits_ends_the_run(start_lacking_run) -> None:
+    run, _ = start_lacking_run(room=600)
     assert any(line.startswith("waiting      ") for line in run.launcher.stdout)
     os.kill(run.launcher.pid, signal.SIGTERM)
     output = run.finish()
     assert run.launcher.returncode == 143, output
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
-    assert [row.get("restart") for row in run.rows("ends.jsonl")] == [True, None]
+    assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [True, None]
 
 
 def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> None:
@@ -139,13 +139,13 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     output = run.finish()
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
-    assert run.learned() == [(step, step / 10) for step in range(1, 5)]
+    assert run.read_learned() == [(step, step / 10) for step in range(1, 5)]
     assert_seen("an engine is suspended", text)
-    note("an engine is suspended", longest_gap(run.rows("metrics.jsonl")))
+    note("an engine is suspended", find_longest_gap(run.read_rows("metrics.jsonl")))
     [told] = [line for line in output if "kill -CONT" in line]
     pid = told.rpartition(" ")[2]
     assert told.startswith(f"an engine is suspended (SIGSTOP, pid {pid})")
-    first, _ = run.rows("ends.jsonl")
+    first, _ = run.read_rows("ends.jsonl")
     assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.")
     assert first["cause"].endswith(f"an engine is suspended (SIGSTOP, pid {pid})")
     [report] = run.folder.glob("logs/hang-*.txt")
@@ -169,7 +169,7 @@ def test_a_keeper_that_is_stopped_keeps_no_run_that_hangs(start, monkeypatch, ha
     if has_patience:
         assert "the keeper was killed: ending the run" in output, "it may examine for minutes"
     else:
-        assert run.rows("ends.jsonl")[0]["cause"].startswith("no progress: step 3: generate")
+        assert run.read_rows("ends.jsonl")[0]["cause"].startswith("no progress: step 3: generate")
     assert not psutil.pid_exists(keeper.pid)
 
 
@@ -196,8 +196,8 @@ def test_a_signal_saves_before_it_ends_the_run_or_ends_it_in_time(start, number:
     else:
         assert_seen("Ctrl-C", text)
     assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
-    assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
-    assert run.rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if is_deaf else "Ctrl-C")
+    assert not (run.folder / ".save-request").exists() and "restart" not in run.read_rows("ends.jsonl")[-1]
+    assert run.read_rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if is_deaf else "Ctrl-C")
 
 
 def test_a_checkpoint_that_fails_on_sigterm_says_why(start) -> None:
@@ -229,38 +229,38 @@ def test_a_rule_ends_the_run_with_its_reason(start, lost: dict) -> None:
     output = run.finish()
     assert run.launcher.returncode == 3, output
     assert_seen("the loss is not finite", "\n".join(output))
-    note("the loss is not finite", time.time() - run.rows("metrics.jsonl")[-1]["time"])
+    note("the loss is not finite", time.time() - run.read_rows("metrics.jsonl")[-1]["time"])
     assert output[-1].endswith("continues after step 2"), "what is not finite is not saved"
-    assert [row["code"] for row in run.rows("ends.jsonl")] == [3], "a rule is no crash"
+    assert [row["code"] for row in run.read_rows("ends.jsonl")] == [3], "a rule is no crash"
 
 
-def end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
+def make_end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
     return {"cause": cause, "step": step, "saved": saved, "restart": restart}
 
 
 TAKEN = "an engine did not start: RuntimeError: two groups of ranks chose port 20001 as their name: start again"
 IN_USE = "OSError: [Errno 98] Address already in use"
-AFTER_OTHERS = [end(step=step) for step in range(4, 8)]
+AFTER_OTHERS = [make_end(step=step) for step in range(4, 8)]
 
 
 @pytest.mark.parametrize(
     ("ends", "limit", "has_progressed", "wait"),
     [
-        ([end()], 3, False, None),  # before its first step
-        ([end()], 0, True, None),
-        ([end()], 3, True, 10.0),
+        ([make_end()], 3, False, None),  # before its first step
+        ([make_end()], 0, True, None),
+        ([make_end()], 3, True, 10.0),
         # what fails by chance at the start is tried again, once
-        *(([end(cause, step=0, saved=0)], 3, False, 10.0) for cause in (TAKEN, IN_USE)),
-        *(([end(cause, step=0, saved=0)] * 2, 3, False, None) for cause in (TAKEN, IN_USE)),
+        *(([make_end(cause, step=0, saved=0)], 3, False, 10.0) for cause in (TAKEN, IN_USE)),
+        *(([make_end(cause, step=0, saved=0)] * 2, 3, False, None) for cause in (TAKEN, IN_USE)),
         # the waits grow until the restarts are used up, and a new checkpoint sets the count back
         *((AFTER_OTHERS[: count + 1], 3, True, wait) for count, wait in enumerate((10.0, 30.0, 90.0, None))),
-        ([*AFTER_OTHERS, end(step=9, saved=8)], 3, True, 10.0),
+        ([*AFTER_OTHERS, make_end(step=9, saved=8)], 3, True, 10.0),
         # process ids do not make an error another one
-        ([end(), end("an engine died (pid 8)")], 3, True, None),
-        ([end(), end("an actor rank died (pid 8)")], 3, True, 30.0),
+        ([make_end(), make_end("an engine died (pid 8)")], 3, True, None),
+        ([make_end(), make_end("an actor rank died (pid 8)")], 3, True, 30.0),
         # a resume by hand begins anew
-        ([end(), end(restart=False), end()], 3, False, None),
-        ([end(), end(restart=False), end()], 3, True, 10.0),
+        ([make_end(), make_end(restart=False), make_end()], 3, False, None),
+        ([make_end(), make_end(restart=False), make_end()], 3, True, 10.0),
     ],
 )
 def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progressed: bool, wait: float | None) -> None:
@@ -268,6 +268,6 @@ def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progre
 
 
 def test_the_first_error_is_named() -> None:
-    same = restarts.decide([end(), end("an engine died (pid 8)")], 3, has_progressed=True)
+    same = restarts.decide([make_end(), make_end("an engine died (pid 8)")], 3, has_progressed=True)
     assert "first error, at step 4: an engine died (pid 7)" in same.lines
-    assert restarts.decide([end()], 0, has_progressed=True).lines == []
+    assert restarts.decide([make_end()], 0, has_progressed=True).lines == []

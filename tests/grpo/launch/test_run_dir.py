@@ -22,7 +22,7 @@ SECRETS = {
 
 
 def write(setting, **changes: object):
-    config = setting.config(**changes)
+    config = setting.make_config(**changes)
     run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS)
     return config
 
@@ -89,7 +89,7 @@ def test_the_judges_settings_are_recorded_and_repeated_without_a_password(settin
         monkeypatch.setenv(f"GRPO_{name}", value)
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://user:s3cret-of-the-proxy@proxy.example:3128")
-    config = setting.config()
+    config = setting.make_config()
     run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
     recorded = json.loads((setting.run_dir / "config.json").read_text())
     assert recorded["judge_off"] == "JUDGE is 0" and recorded["judge"] == given

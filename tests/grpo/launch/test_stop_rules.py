@@ -22,7 +22,7 @@ OFF = {"stop_fall": None, "stop_non_finite": False, "stop_disk_gb": None, "stop_
 WORST = {"step": 4, "dropped_values": 1, "judge_failed": 1.0}
 
 
-def found(folder: Path, metrics: list[dict], evals: list, *, is_old: bool = False, **flags: object) -> Stop | None:
+def find_rule(folder: Path, metrics: list[dict], evals: list, *, is_old: bool = False, **flags: object) -> Stop | None:
     """Return the rule that applies to these lines; `is_old`: an earlier part of the run has logged them."""
     rows = [
         {"step": 10 * number} | (value if isinstance(value, dict) else {"exact_match": value})
@@ -38,7 +38,7 @@ def found(folder: Path, metrics: list[dict], evals: list, *, is_old: bool = Fals
 
 
 def test_no_rule_is_on_by_default(tmp_path: Path) -> None:
-    assert found(tmp_path, [WORST] * 3, [0.9, 0.0]) is None
+    assert find_rule(tmp_path, [WORST] * 3, [0.9, 0.0]) is None
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,23 @@ def test_no_rule_is_on_by_default(tmp_path: Path) -> None:
     ],
 )
 def test_a_fall_of_the_held_out_score_is_from_the_best(tmp_path: Path, evals: list, reason: str | None) -> None:
-    stop = found(tmp_path, [WORST], evals, stop_fall=0.25)
+    stop = find_rule(tmp_path, [WORST], evals, stop_fall=0.25)
     assert (stop.reason.what if stop else None) == reason
     if stop:
         assert "--from-step 10" in stop.reason.remedy and stop.is_saved
 
 
 def test_a_loss_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    stop = found(tmp_path, [WORST], [], stop_non_finite=True)
+    stop = find_rule(tmp_path, [WORST], [], stop_non_finite=True)
     assert stop and stop.reason.what == "step 4: the loss is not finite" and not stop.is_saved
     other = {"step": 5, "dropped_values": 1, "policy_loss": 0.1}
-    assert found(tmp_path, [WORST, other], [], stop_non_finite=True) is None, "another number was lost"
+    assert find_rule(tmp_path, [WORST, other], [], stop_non_finite=True) is None, "another number was lost"
 
 
 def test_what_ended_an_earlier_part_does_not_end_this_one(tmp_path: Path) -> None:
     rules = {"stop_fall": 0.25, "stop_non_finite": True, "stop_judge_failed": 0.5}
-    assert found(tmp_path, [WORST] * 3, [0.75, 0.5], **rules)
-    assert found(tmp_path, [WORST] * 3, [0.75, 0.5], is_old=True, **rules) is None
+    assert find_rule(tmp_path, [WORST] * 3, [0.75, 0.5], **rules)
+    assert find_rule(tmp_path, [WORST] * 3, [0.75, 0.5], is_old=True, **rules) is None
 
 
 def test_an_adapter_that_is_not_finite_is_the_loss_that_was_not() -> None:
@@ -90,14 +90,14 @@ def test_a_failure_of_the_parity_gate_is_a_rule() -> None:
 
 def test_a_disk_that_fills(tmp_path: Path) -> None:
     free = machine.disk_free(tmp_path) / machine.GB
-    assert found(tmp_path, [], [], stop_disk_gb=free / 2) is None
-    stop = found(tmp_path, [], [], stop_disk_gb=free * 2)
+    assert find_rule(tmp_path, [], [], stop_disk_gb=free / 2) is None
+    stop = find_rule(tmp_path, [], [], stop_disk_gb=free * 2)
     assert stop and stop.reason.what.startswith("the disk of metrics has ") and str(tmp_path) in stop.reason.what
 
 
 @pytest.mark.parametrize(("shares", "ends"), [((0.6, 0.9, 0.6), True), ((0.6, 0.5, 0.6), False), ((0.6, 0.6), False)])
 def test_a_judge_that_fails_for_three_steps(tmp_path: Path, shares: tuple, ends: bool) -> None:
     rows = [{"step": step, "judge_failed": share} for step, share in enumerate(shares, 1)]
-    stop = found(tmp_path, rows, [], stop_judge_failed=0.5)
+    stop = find_rule(tmp_path, rows, [], stop_judge_failed=0.5)
     assert bool(stop) == ends
     assert stop is None or "more than 50% of the rollouts of 3 steps" in stop.reason.what

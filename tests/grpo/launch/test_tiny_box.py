@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from .recipe import LINKED, ROOT, call
-from .test_recipe import SHAPE, flags
+from .test_recipe import SHAPE, resolve_flags
 
 NVIDIA_SMI = """#!/bin/sh
 for index in $(seq 0 $(({gpus} - 1))); do
@@ -42,7 +42,7 @@ def gpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def machine_of(gpus: int, folder: Path) -> dict[str, str]:
+def make_machine(gpus: int, folder: Path) -> dict[str, str]:
     """Return the variables of a machine whose nvidia-smi lists so many GPUs."""
     program = folder / "nvidia-smi"
     program.write_text(NVIDIA_SMI.format(gpus=gpus))
@@ -54,21 +54,21 @@ def machine_of(gpus: int, folder: Path) -> dict[str, str]:
 def test_engines_load_mxfp4_where_vllm_has_its_kernels(tmp_path, environment) -> None:
     variables = {"ENVIRONMENT": environment} if environment else {}
     folder = ROOT / ".cache" / "tiny-model" / environment
-    on_cpu = flags("--tiny", DS_ACCELERATOR="cpu", **variables)
+    on_cpu = resolve_flags("--tiny", DS_ACCELERATOR="cpu", **variables)
     assert (on_cpu["--engine_model"], on_cpu["--pretrain"]) == (str(folder / "bf16"), str(folder / "mxfp4"))
-    on_gpus = flags("--tiny", **variables, **machine_of(8, tmp_path))
+    on_gpus = resolve_flags("--tiny", **variables, **make_machine(8, tmp_path))
     assert on_gpus["--engine_model"] == on_gpus["--pretrain"] == str(folder / "mxfp4")
 
 
 def test_the_stack_is_told_by_what_is_installed(checkout, gpu_checkout, tmp_path) -> None:
     for folder, engines in ((checkout, "bf16"), (gpu_checkout, "mxfp4")):
-        passed = flags(command=call(folder, "--tiny", "--dry-run", **machine_of(8, tmp_path)).stdout)
+        passed = resolve_flags(command=call(folder, "--tiny", "--dry-run", **make_machine(8, tmp_path)).stdout)
         assert passed["--engine_model"].endswith(f"/{engines}")
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(8, 3), (4, 3), (3, 3), (2, 2), (1, 1)])
 def test_a_machine_with_fewer_gpus_is_a_smaller_box(tmp_path, gpus, needed) -> None:
-    passed = flags("--tiny", **machine_of(gpus, tmp_path))
+    passed = resolve_flags("--tiny", **make_machine(gpus, tmp_path))
     engines, tensor_parallel, ranks = (int(passed[name]) for name in SHAPE)
     is_shared = "--colocate_all_models" in passed
     assert (max if is_shared else sum)((engines * tensor_parallel, ranks)) == needed
@@ -76,14 +76,14 @@ def test_a_machine_with_fewer_gpus_is_a_smaller_box(tmp_path, gpus, needed) -> N
 
 
 def test_gpus_that_are_hidden_do_not_count(tmp_path) -> None:
-    two = machine_of(8, tmp_path) | {"CUDA_VISIBLE_DEVICES": "3,5"}
-    assert [flags("--tiny", **two)[name] for name in SHAPE] == [*"111"]
+    two = make_machine(8, tmp_path) | {"CUDA_VISIBLE_DEVICES": "3,5"}
+    assert [resolve_flags("--tiny", **two)[name] for name in SHAPE] == [*"111"]
 
 
 def test_what_is_given_counts(tmp_path) -> None:
-    one = machine_of(1, tmp_path)
-    assert [flags("--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == [*"122"]
-    assert [flags("--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == [*"112"]
-    joined = flags("--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
+    one = make_machine(1, tmp_path)
+    assert [resolve_flags("--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == [*"122"]
+    assert [resolve_flags("--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == [*"112"]
+    joined = resolve_flags("--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
     assert [joined[name] for name in SHAPE] == [*"112"], "a cluster has other machines"
-    assert flags("--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"
+    assert resolve_flags("--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"

@@ -23,7 +23,7 @@ class RecordedPass(TorchDispatchMode):
         assert by_number or not WAITS & set(function.tags), f"{function} waits for the GPU"
         result = function(*args, **(kwargs or {}))
         if not function.is_view:
-            self._calls.append((function, args, kwargs or {}, as_tuple(result)))
+            self._calls.append((function, args, kwargs or {}, make_tuple(result)))
         return result
 
     @property
@@ -34,7 +34,7 @@ class RecordedPass(TorchDispatchMode):
     def replay(self) -> None:
         """Compute all results again, each at its address."""
         for function, args, kwargs, results in self._calls:
-            for again, result in zip(as_tuple(function(*args, **kwargs)), results, strict=True):
+            for again, result in zip(make_tuple(function(*args, **kwargs)), results, strict=True):
                 if again.data_ptr() != result.data_ptr():
                     result.copy_(again)
 
@@ -43,5 +43,5 @@ def is_mask(index: torch.Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
 
 
-def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
+def make_tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)

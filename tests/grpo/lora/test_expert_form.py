@@ -33,7 +33,7 @@ CONFIG = GptOssConfig(
 
 
 @pytest.fixture
-def stock():
+def stock_model():
     """transformers' model in float32. Since version 5 its experts say that their weights are `[E, in, out]`."""
     torch.manual_seed(0)
     model = GptOssForCausalLM(CONFIG)
@@ -50,9 +50,9 @@ def targets(request):
 
 
 @pytest.fixture
-def ours(stock, targets):
+def our_model(stock_model, targets):
     """A PeftModel with our experts, of the same weights, and a drawn adapter that bf16 can hold."""
-    model = copy.deepcopy(stock)
+    model = copy.deepcopy(stock_model)
     for layer in model.model.layers:
         mine = experts.Experts(CONFIG, packed=False)
         mine.load_state_dict(layer.mlp.experts.state_dict())
@@ -65,7 +65,7 @@ def ours(stock, targets):
     return model
 
 
-def results(model):
+def compute_results(model):
     """Return the logits of a few tokens, and the gradients of the adapter as PEFT's files hold it."""
     logits = model(input_ids=torch.arange(2, 22).view(2, 10)).logits
     names, parameters = adapter_parameters(model)
@@ -81,21 +81,21 @@ def test_a_file_has_contiguous_tensors_of_any_rank(name, shape):
     assert torch.equal(expert_form.from_file(name, in_file, shape), tensor)
 
 
-def test_peft_computes_the_same_from_our_file(ours, stock, single_rank, tmp_path):
-    saving.save_adapter(ours, tmp_path / "ours")
-    peft = PeftModel.from_pretrained(stock, tmp_path / "ours", is_trainable=True, autocast_adapter_dtype=False)
-    trained = [name for name, parameter in ours.named_parameters() if parameter.requires_grad]
-    assert len(trained) == len(adapter_parameters(ours)[0]) == len(adapter_parameters(peft)[0])
-    (logits, gradients), (wanted, expected) = results(ours), results(peft)
+def test_peft_computes_the_same_from_our_file(our_model, stock_model, single_rank, tmp_path):
+    saving.save_adapter(our_model, tmp_path / "ours")
+    peft = PeftModel.from_pretrained(stock_model, tmp_path / "ours", is_trainable=True, autocast_adapter_dtype=False)
+    trained = [name for name, parameter in our_model.named_parameters() if parameter.requires_grad]
+    assert len(trained) == len(adapter_parameters(our_model)[0]) == len(adapter_parameters(peft)[0])
+    (logits, gradients), (wanted, expected) = compute_results(our_model), compute_results(peft)
     assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
     assert gradients.keys() == expected.keys()
     for name, values in expected.items():
         assert (gradients[name] - values).norm() < 1e-4 * values.norm(), name
 
 
-def test_we_read_what_peft_saves(ours, stock, single_rank, tmp_path):
-    saving.save_adapter(ours, tmp_path / "ours")
-    peft = PeftModel.from_pretrained(stock, tmp_path / "ours")
+def test_we_read_what_peft_saves(our_model, stock_model, single_rank, tmp_path):
+    saving.save_adapter(our_model, tmp_path / "ours")
+    peft = PeftModel.from_pretrained(stock_model, tmp_path / "ours")
     peft.save_pretrained(tmp_path / "peft", save_embedding_layers=False)  # otherwise it asks the hub for the base
     mine, theirs = (load_file(tmp_path / name / adapter_files.WEIGHTS) for name in ("ours", "peft"))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name].bfloat16()) for name in mine)
@@ -103,31 +103,31 @@ def test_we_read_what_peft_saves(ours, stock, single_rank, tmp_path):
     for key in ("r", "lora_alpha", "target_modules", "target_parameters", "rank_pattern", "alpha_pattern"):
         sides = of_ours[key], of_peft[key]
         assert sides[0] == sides[1] or sorted(sides[0]) == sorted(sides[1])  # sets in any order
-    before = [parameter.clone() for parameter in adapter_parameters(ours)[1]]
-    for parameter in adapter_parameters(ours)[1]:
+    before = [parameter.clone() for parameter in adapter_parameters(our_model)[1]]
+    for parameter in adapter_parameters(our_model)[1]:
         nn.init.zeros_(parameter)
-    saving.load_adapter(ours, tmp_path / "peft")
-    assert all(map(torch.equal, adapter_parameters(ours)[1], before))
+    saving.load_adapter(our_model, tmp_path / "peft")
+    assert all(map(torch.equal, adapter_parameters(our_model)[1], before))
 
 
 BASE = Architecture.from_config(CONFIG.to_dict() | {"model_type": "gpt_oss"})
 
 
-def faults(folder):
+def find_faults(folder):
     """Return what is wrong with an adapter of a model of CONFIG; its base has no other files."""
     adapter = adapter_files.read(folder)
     return adapter, [fault.what for fault in adapter_base.check_against(adapter, Model(folder, CONFIG.to_dict(), {}))]
 
 
-def test_an_adapter_of_experts_fits_its_base(ours, targets, single_rank, tmp_path):
-    saving.save_adapter(ours, tmp_path)
-    adapter, found = faults(tmp_path)
-    evaluated, synced = (unflatten(*pair) for pair in (flatten(adapter, BASE), gather(ours)))
+def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tmp_path):
+    saving.save_adapter(our_model, tmp_path)
+    adapter, found = find_faults(tmp_path)
+    evaluated, synced = (unflatten(*pair) for pair in (flatten(adapter, BASE), gather(our_model)))
     assert evaluated.keys() == synced.keys()
     assert all(torch.equal(evaluated[name], tensor) for name, tensor in synced.items())
     assert found == [] and adapter.projections == targets
     assert adapter.find_expert_rank(BASE) == 2 and adapter.scale == 1.5
-    assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(ours)[1])
+    assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(our_model)[1])
 
 
 @pytest.mark.parametrize(
@@ -137,20 +137,20 @@ def test_an_adapter_of_experts_fits_its_base(ours, targets, single_rank, tmp_pat
         ({"rank_pattern": {"o_proj": 2}}, "has rank_pattern {'o_proj': 2}, but only experts may differ"),
     ],
 )
-def test_a_config_that_readers_understand_differently_is_refused(ours, single_rank, tmp_path, changes, what):
-    saving.save_adapter(ours, tmp_path)
+def test_a_config_that_readers_understand_differently_is_refused(our_model, single_rank, tmp_path, changes, what):
+    saving.save_adapter(our_model, tmp_path)
     (tmp_path / digests.NAME).unlink()
     config = json.loads((tmp_path / adapter_files.CONFIG).read_text())
     (tmp_path / adapter_files.CONFIG).write_text(json.dumps(config | changes))
-    assert any(what in fault for fault in faults(tmp_path)[1])
+    assert any(what in fault for fault in find_faults(tmp_path)[1])
 
 
-def test_a_file_of_peft_with_transformers_4_is_refused(stock, tmp_path):
+def test_a_file_of_peft_with_transformers_4_is_refused(stock_model, tmp_path):
     """Its down_proj would have the right shapes in gpt-oss, where both sides are 2880 wide."""
-    for layer in stock.model.layers:
+    for layer in stock_model.model.layers:
         layer.mlp.experts.is_transposed = False
     config = LoraConfig(
         r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=[f"mlp.{p}" for p in expert_form.PARAMETERS]
     )
-    get_peft_model(stock, config).save_pretrained(tmp_path, save_embedding_layers=False)
-    assert any("exchanges A and B" in fault for fault in faults(tmp_path)[1])
+    get_peft_model(stock_model, config).save_pretrained(tmp_path, save_embedding_layers=False)
+    assert any("exchanges A and B" in fault for fault in find_faults(tmp_path)[1])

@@ -48,7 +48,7 @@ class Layer:
         for parameter in self.experts.adapters.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
 
-    def sent(self) -> dict[str, torch.Tensor]:
+    def list_sent(self) -> dict[str, torch.Tensor]:
         """Return the adapter's tensors by their names in a layer of an engine."""
         names = expert_form.MODULES
         return {
@@ -62,7 +62,7 @@ class Layer:
         *_, weights, choices = self.router(x)
         return self.experts(x[None], router_indices=choices, routing_weights=weights)[0]
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.router.weight, self.router.bias).detach()
 
 
@@ -78,12 +78,12 @@ def x() -> torch.Tensor:
 
 def load(experts: WorkersExperts, layer: Layer) -> side_path.Applied:
     applied = side_path.Applied()
-    side_path.fill_experts(experts, {name: pair for name, pair in numbered(layer)}, applied)
+    side_path.fill_experts(experts, {name: pair for name, pair in number_tensors(layer)}, applied)
     return applied
 
 
-def numbered(layer: Layer):
-    return ((name, (number, tensor)) for number, (name, tensor) in enumerate(layer.sent().items()))
+def number_tensors(layer: Layer):
+    return ((name, (number, tensor)) for number, (name, tensor) in enumerate(layer.list_sent().items()))
 
 
 class Triton(METHOD):
@@ -148,9 +148,9 @@ def make_workers(trained: Experts, workers: int, packed: bool) -> list[WorkersEx
 def test_workers_compute_what_the_trainer_does_and_confirm_the_adapter(layer, x, workers, packed):
     engines = make_workers(layer.experts, workers, packed)
     with torch.inference_mode():
-        base = sum(each(x, layer.logits(x)).double() for each in engines)
+        base = sum(each(x, layer.compute_logits(x)).double() for each in engines)
         receipts = [load(each, layer) for each in engines]
-        got = sum(each(x, layer.logits(x)).double() for each in engines)
+        got = sum(each(x, layer.compute_logits(x)).double() for each in engines)
     expected = layer(x)
     assert relative(base, expected) > 0.3, "the adapter is too small to be tested"
     for lora in layer.experts.adapters.values():
@@ -159,7 +159,7 @@ def test_workers_compute_what_the_trainer_does_and_confirm_the_adapter(layer, x,
         # Workers with packed weights add the bias before they round; two workers round their halves.
         assert relative(values, wanted) < 0.008 if packed or workers > 1 else torch.equal(values, wanted.double())
 
-    sent = layer.sent()
+    sent = layer.list_sent()
     names = [f"base_model.model.model.layers.0.mlp.{name}.weight" for name in sent]
     specs = adapter.layout(names, [tensor.shape for tensor in sent.values()])
     expected = adapter.Receipt.of(torch.cat([tensor.flatten() for tensor in sent.values()]), specs)
@@ -180,7 +180,7 @@ def test_the_checksum_of_padded_buffers_is_that_of_the_tensors(rank):
 
 def test_a_recorded_pass_follows_the_adapter(layer, x):
     [engine] = make_workers(layer.experts, 1, packed=False)
-    logits = layer.logits(x)
+    logits = layer.compute_logits(x)
     with torch.no_grad(), RecordedPass() as recorded:
         result = engine(x, logits)
     for _ in range(2):

@@ -65,7 +65,7 @@ class Runner:
         """Run a pass: for each request, its first position, its tokens and its blocks."""
         tokens = [token for _, these, _ in fed.values() for token in these]
         for number, layer in enumerate(self._layers):
-            layer.mlp.experts.chosen[: len(tokens)] = choices(tokens)[:, number]
+            layer.mlp.experts.chosen[: len(tokens)] = make_choices(tokens)[:, number]
         blocks = np.zeros((len(fed), BLOCKS), np.int32)
         slots = []
         for row, (start, these, mine) in enumerate(fed.values()):
@@ -85,77 +85,77 @@ class Runner:
         recorder.note(self, {name: len(these) for name, (_, these, _) in fed.items()})
 
 
-def choices(tokens):
+def make_choices(tokens):
     of_token = torch.tensor(tokens)[:, None, None] * 10 + torch.arange(LAYERS)[None, :, None]
     return (of_token % 256).to(torch.uint8).expand(-1, -1, CHOSEN)
 
 
-def taken(recorder, rollout):
+def take_routing(recorder, rollout):
     calls = recorder.take(rollout)
     tokens = [np.frombuffer(tokens, np.int32).tolist() for tokens, _ in calls]
     for these, (_, bytes_) in zip(tokens, calls, strict=True):
         got = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8).view(-1, LAYERS, CHOSEN)
-        assert torch.equal(got, choices(these)), "a token has another token's choice"
+        assert torch.equal(got, make_choices(these)), "a token has another token's choice"
     return tokens
 
 
-def named(rollout):
+def make_extra_args(rollout):
     return {"routing_of": rollout}
 
 
 def test_prompts_in_chunks_and_sampled_tokens_of_several_requests():
-    runner = Runner(a=named("A"), b=named("B"), c=None)
+    runner = Runner(a=make_extra_args("A"), b=make_extra_args("B"), c=None)
     recorder = Recorder(runner)
     runner.step(recorder, a=(0, [1, 2, 3], [5, 6]), c=(0, [9, 9], [7]))
     runner.step(recorder, c=(2, [9], [7]), a=(3, [4, 5], [5, 6]), b=(0, [6, 7], [8]))
     runner.step(recorder, a=(5, [8], [5, 6]), b=(2, [1], [8]))
-    assert taken(recorder, "A") == [[1, 2, 3, 4, 5, 8]]
-    assert taken(recorder, "B") == [[6, 7, 1]]
-    assert taken(recorder, "A") == []
+    assert take_routing(recorder, "A") == [[1, 2, 3, 4, 5, 8]]
+    assert take_routing(recorder, "B") == [[6, 7, 1]]
+    assert take_routing(recorder, "A") == []
 
 
 def test_a_prompt_in_the_prefix_cache_has_the_choices_that_made_the_cache():
-    runner = Runner(a=None, b=named("B"))
+    runner = Runner(a=None, b=make_extra_args("B"))
     recorder = Recorder(runner)
     runner.step(recorder, a=(0, [1, 2, 3, 4, 5], [5, 6]))
     runner.step(recorder, b=(4, [7, 8], [5, 9]))
-    assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
+    assert take_routing(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_prompt_that_another_request_computes_in_the_same_pass(first):
     """vLLM's scheduler offers a block to the next request as soon as it is planned."""
-    runner = Runner(a=named("A"), b=named("B"))
+    runner = Runner(a=make_extra_args("A"), b=make_extra_args("B"))
     recorder = Recorder(runner)
     fed = {"a": (0, [1, 2, 3, 4, 5], [5, 6]), "b": (4, [7, 8], [5, 9])}
     runner.step(recorder, **dict(sorted(fed.items(), reverse=first == "b")))
-    assert taken(recorder, "A") == [[1, 2, 3, 4, 5]]
-    assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
+    assert take_routing(recorder, "A") == [[1, 2, 3, 4, 5]]
+    assert take_routing(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
 
 
 def test_a_preempted_request_keeps_the_choices_that_it_sampled_from():
-    runner = Runner(a=named("A"))
+    runner = Runner(a=make_extra_args("A"))
     recorder = Recorder(runner)
     runner.step(recorder, a=(0, [1, 2, 3], [5]))
     runner.step(recorder, a=(0, [1, 2, 3, 4], [6, 7]))
     runner.step(recorder, a=(4, [5], [6, 7]))
-    assert taken(recorder, "A") == [[1, 2, 3, 4, 5]]
+    assert take_routing(recorder, "A") == [[1, 2, 3, 4, 5]]
 
 
 def test_calls_of_a_rollout_come_in_order_and_can_be_forgotten():
-    runner = Runner(a=named("A"), b=named("A"))
+    runner = Runner(a=make_extra_args("A"), b=make_extra_args("A"))
     recorder = Recorder(runner)
     runner.step(recorder, a=(0, [1, 2], [5]))
     runner.step(recorder, b=(0, [3], [6]))
     runner.step(recorder, a=(2, [4], [5]))
-    assert taken(recorder, "A") == [[1, 2, 4], [3]]
+    assert take_routing(recorder, "A") == [[1, 2, 4], [3]]
     runner.step(recorder, a=(0, [1], [5]))
     recorder.clear()
-    assert taken(recorder, "A") == []
+    assert take_routing(recorder, "A") == []
 
 
 def test_named_requests_are_asked_for_until_they_are_taken():
-    runner = Runner(a=named("A"), b=None)
+    runner = Runner(a=make_extra_args("A"), b=None)
     recorder = Recorder(runner)
 
     def is_asked(*requests, begun=()):
@@ -172,7 +172,7 @@ def test_named_requests_are_asked_for_until_they_are_taken():
 
 def test_a_sync_forgets_what_is_in_the_cache():
     """Passes that nobody asks for are not noted, so a slot's choice could be of an earlier token."""
-    runner = Runner(a=named("A"), b=named("B"))
+    runner = Runner(a=make_extra_args("A"), b=make_extra_args("B"))
     recorder = Recorder(runner)
     runner.step(recorder, a=(0, [1, 2, 3, 4], [5]))
     recorder.clear()
@@ -198,7 +198,7 @@ def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
     assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})
 
 
-def engine_config(records=ALL, **changes):
+def make_engine_config(records=ALL, **changes):
     parallel = {
         "data_parallel_size": 1, "enable_expert_parallel": False, "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
@@ -212,7 +212,7 @@ def engine_config(records=ALL, **changes):
     )
 
 
-def experts(backend=None, count=16):
+def make_experts(backend=None, count=16):
     method = SimpleNamespace() if backend is None else SimpleNamespace(mxfp4_backend=SimpleNamespace(name=backend))
     layer = torch.nn.Module()
     layer.quant_method, layer.moe_config = method, SimpleNamespace(num_experts=count, experts_per_token=2)
@@ -235,21 +235,21 @@ def experts(backend=None, count=16):
 )
 def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
     with pytest.raises(Exception, match=f"ROUTING_REPLAY=1 does not work with .*{name}"):
-        router_capture.prepare(experts(), engine_config(**changes))
-    layer = experts()
-    router_capture.prepare(layer, engine_config(NAMED, **changes))
+        router_capture.prepare(make_experts(), make_engine_config(**changes))
+    layer = make_experts()
+    router_capture.prepare(layer, make_engine_config(NAMED, **changes))
     assert not hasattr(layer, "chosen"), "the parity gate does without"
 
 
 def test_kernels_and_models_that_are_not_known_are_refused_by_name():
     with pytest.raises(Exception, match="SM100_FI_MXFP4_BF16"):
-        router_capture.prepare(experts("SM100_FI_MXFP4_BF16"), engine_config())
+        router_capture.prepare(make_experts("SM100_FI_MXFP4_BF16"), make_engine_config())
     with pytest.raises(Exception, match="256 experts"):
-        router_capture.prepare(experts(count=256), engine_config())
+        router_capture.prepare(make_experts(count=256), make_engine_config())
     for known in (None, *router_capture.KNOWN_MXFP4):
-        layer = experts(known)
-        router_capture.prepare(layer, engine_config())
+        layer = make_experts(known)
+        router_capture.prepare(layer, make_engine_config())
         assert layer.chosen.shape == (8, 2) and layer.is_bound
-        layer = experts(known)
-        router_capture.prepare(layer, engine_config(NAMED))
+        layer = make_experts(known)
+        router_capture.prepare(layer, make_engine_config(NAMED))
         assert layer.chosen.shape == (8, 2) and not layer.is_bound

@@ -23,29 +23,29 @@ from .workers_attention import (
     ADDITIONAL,
     SIZES,
     WorkersAttention,
-    exact,
-    random_adapter,
-    random_inputs,
-    random_weights,
+    compute_exact,
+    draw_adapter,
+    draw_inputs,
+    draw_weights,
 )
 
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    return random_weights()
+    return draw_weights()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights, workers):
-    values, (x, y) = random_adapter(weights), random_inputs(11)
+    values, (x, y) = draw_adapter(weights), draw_inputs(11)
     attentions = [WorkersAttention(weights, rank, workers) for rank in range(workers)]
     receipts = [attention.load(values) for attention in attentions]
     cut = [each.qkv_proj(x).split([size // workers for size in SIZES.values()], -1) for each in attentions]
     for name, parts in zip(SIZES, zip(*cut, strict=True), strict=True):
-        assert relative(torch.cat(parts, -1), exact(weights, values, name, x)) < 0.003
+        assert relative(torch.cat(parts, -1), compute_exact(weights, values, name, x)) < 0.003
     added = sum(each.o_proj(part).double() for each, part in zip(attentions, y.chunk(workers, -1), strict=True))
-    assert relative(added, exact(weights, values, "o", y)) < 0.003
+    assert relative(added, compute_exact(weights, values, "o", y)) < 0.003
     names = [f"layers.0.self_attn.{name}.weight" for name in values]
     specs = adapter.layout(names, [each.shape for each in values.values()])
     expected = adapter.Receipt.of(torch.cat([each.flatten() for each in values.values()]), specs)
@@ -55,11 +55,11 @@ def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights,
 
 
 def test_an_adapter_of_zeros_changes_nothing_and_one_of_q_and_v_leaves_k(weights):
-    x, _ = random_inputs(11)
+    x, _ = draw_inputs(11)
     attention = WorkersAttention(weights)
     base = attention.qkv_proj(x)
     assert torch.equal(base, torch.nn.functional.linear(x, attention.qkv_proj.weight))
-    values = random_adapter(weights)
+    values = draw_adapter(weights)
     attention.load(values)
     attention.load({name: each for name, each in values.items() if name[0] in "qv"})
     changed = (attention.qkv_proj(x) != base).split(list(SIZES.values()), -1)
@@ -67,7 +67,7 @@ def test_an_adapter_of_zeros_changes_nothing_and_one_of_q_and_v_leaves_k(weights
 
 
 def test_a_layer_takes_two_products_beside_that_of_its_frozen_weight(weights):
-    attention, inputs = WorkersAttention(weights), random_inputs(3)
+    attention, inputs = WorkersAttention(weights), draw_inputs(3)
     with RecordedPass() as recorded:
         attention(*inputs)
     assert recorded.launches == ["mm", "mm", "addmm_"] * 2
@@ -75,19 +75,19 @@ def test_a_layer_takes_two_products_beside_that_of_its_frozen_weight(weights):
 
 def test_a_recorded_pass_follows_the_adapter(weights):
     """As a CUDA graph must: a sync writes to the addresses that it has recorded."""
-    attention, inputs = WorkersAttention(weights), random_inputs(3)
-    addresses = attention.addresses()
+    attention, inputs = WorkersAttention(weights), draw_inputs(3)
+    addresses = attention.list_addresses()
     with RecordedPass() as recorded:
         results = attention(*inputs)
     for _ in range(2):
         before = [result.clone() for result in results]
-        attention.load(random_adapter(weights))
-        for given, new in zip(inputs, random_inputs(3), strict=True):
+        attention.load(draw_adapter(weights))
+        for given, new in zip(inputs, draw_inputs(3), strict=True):
             given.copy_(new)
         recorded.replay()
         for result, old, now in zip(results, before, attention(*inputs), strict=True):
             assert torch.equal(result, now) and not torch.equal(result, old)
-    assert attention.addresses() == addresses
+    assert attention.list_addresses() == addresses
 
 
 def test_a_compiled_layer_is_one_graph_that_follows_the_adapter(weights, monkeypatch):
@@ -96,9 +96,9 @@ def test_a_compiled_layer_is_one_graph_that_follows_the_adapter(weights, monkeyp
     with torch._dynamo.config.patch(disable=False), torch.inference_mode():
         compiled = torch.compile(attention.qkv_proj, fullgraph=True, backend=backend)
         for tokens in (3, 5, 7):
-            x, _ = random_inputs(tokens)
+            x, _ = draw_inputs(tokens)
             torch._dynamo.mark_dynamic(x, 0)
-            attention.load(random_adapter(weights))
+            attention.load(draw_adapter(weights))
             assert torch.equal(compiled(x), attention.qkv_proj(x))
     assert backend.frame_count == 1, "a sync compiles the layer again"
 
@@ -106,15 +106,15 @@ def test_a_compiled_layer_is_one_graph_that_follows_the_adapter(weights, monkeyp
 def test_compiled_models_in_vllms_cache_have_this_side_path(weights, monkeypatch):
     """A model that was compiled without one, or with another version's, would ignore the adapter."""
 
-    def key(digest: str | None) -> str:
+    def compute_key(digest: str | None) -> str:
         config = VllmConfig(device_config=DeviceConfig("cpu"), additional_config=dict(ADDITIONAL))
         if digest:
             monkeypatch.setattr(side_path, "code_digest", lambda: digest)
             WorkersAttention(weights, config=config)
         return config.compute_hash()
 
-    assert len({key(None), key("this version"), key("another")}) == 3
-    assert key("this version") == key("this version")
+    assert len({compute_key(None), compute_key("this version"), compute_key("another")}) == 3
+    assert compute_key("this version") == compute_key("this version")
 
 
 def test_versions_of_the_side_path_are_told_apart(monkeypatch, tmp_path):
@@ -150,10 +150,10 @@ def test_sleep_leaves_a_base_that_the_actor_maps(monkeypatch):
     monkeypatch.setattr(CpuPlatform, "is_cpu", lambda _: False)
     model = SimpleNamespace(enable_sleep_mode=True, enable_cumem_allocator=True)
 
-    def pool(additional: dict[str, str], tag: str) -> object:
+    def get_pool(additional: dict[str, str], tag: str) -> object:
         config = SimpleNamespace(model_config=model, additional_config=additional)
         return Worker._maybe_get_memory_pool_context(SimpleNamespace(vllm_config=config), tag)
 
-    assert isinstance(pool({adapter.SHARED: "model"}, "weights"), nullcontext)
-    assert pool({adapter.SHARED: "model"}, "kv_cache") == "kv_cache"
-    assert pool({}, "weights") == "weights"
+    assert isinstance(get_pool({adapter.SHARED: "model"}, "weights"), nullcontext)
+    assert get_pool({adapter.SHARED: "model"}, "kv_cache") == "kv_cache"
+    assert get_pool({}, "weights") == "weights"

@@ -29,20 +29,20 @@ def test_flat_form_round_trips(shapes):
 def test_the_checksums_of_slices_add_up(rows, columns, data):
     generator = torch.Generator().manual_seed(rows * columns)
     matrix = torch.randn(rows, columns, dtype=torch.bfloat16, generator=generator)
-    whole = checksum_of(matrix)
+    whole = compute_checksum(matrix)
     row = data.draw(st.integers(0, rows))
-    assert checksum_of(matrix[:row]) + checksum_of(matrix[row:], row) == whole
+    assert compute_checksum(matrix[:row]) + compute_checksum(matrix[row:], row) == whole
     if columns % 8 == 0:  # heads have a multiple of 4 columns
         halves = matrix.split(columns // 2, dim=1)
-        assert sum(checksum_of(half.contiguous()) for half in halves) == whole
+        assert sum(compute_checksum(half.contiguous()) for half in halves) == whole
 
 
-def checksum_of(matrix: torch.Tensor, first_row: int = 0, number: int = 0) -> torch.Tensor:
+def compute_checksum(matrix: torch.Tensor, first_row: int = 0, number: int = 0) -> torch.Tensor:
     """The checksum of rows of the adapter's tensor `number`."""
     return adapter.checksum([adapter.row_sums(matrix)], ((number, first_row, len(matrix)),))
 
 
-def sums_of(matrices: list[torch.Tensor]) -> tuple[int, int]:
+def compute_sums(matrices: list[torch.Tensor]) -> tuple[int, int]:
     """The split and the whole sum of an adapter that has these in q_proj."""
     names = [f"layers.{number // 2}.self_attn.q_proj.lora_{'AB'[number % 2]}" for number in range(len(matrices))]
     specs = adapter.layout(names, [matrix.shape for matrix in matrices])
@@ -54,48 +54,52 @@ def sums_of(matrices: list[torch.Tensor]) -> tuple[int, int]:
 def test_changed_and_swapped_values_are_found():
     torch.manual_seed(0)
     matrices = [torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(4)]
-    right = sums_of(matrices)
-    assert sums_of([matrix.clone() for matrix in matrices]) == right
+    right = compute_sums(matrices)
+    assert compute_sums([matrix.clone() for matrix in matrices]) == right
     for tensor, row, column in ((0, 0, 0), (1, 7, 15), (3, 2, 5)):
         changed = [matrix.clone() for matrix in matrices]
         changed[tensor][row, column] *= -1
-        assert sums_of(changed) != right
+        assert compute_sums(changed) != right
     flipped = [matrix.flip(0) if number == 1 else matrix for number, matrix in enumerate(matrices)]
-    assert sums_of(flipped) != right
+    assert compute_sums(flipped) != right
     a, b, c, d = matrices
-    assert sums_of([c, b, a, d]) != right and sums_of([a, d, c, b]) != right  # layers took each other's place
+    assert compute_sums([c, b, a, d]) != right and compute_sums([a, d, c, b]) != right  # layers took each other's place
 
 
 def test_unsharded_tensors_count_for_each_worker():
     a, b = torch.randn(2, 8, 16).to(torch.bfloat16)
-    split, whole = sums_of([a, b])
-    assert (whole, split) == (int(checksum_of(a)), int(checksum_of(b, number=1)))
-    workers = [checksum_of(a) + checksum_of(b[rows], rows.start, number=1) for rows in (slice(0, 4), slice(4, 8))]
+    split, whole = compute_sums([a, b])
+    assert (whole, split) == (int(compute_checksum(a)), int(compute_checksum(b, number=1)))
+    workers = [
+        compute_checksum(a) + compute_checksum(b[rows], rows.start, number=1) for rows in (slice(0, 4), slice(4, 8))
+    ]
     assert adapter.Receipt(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
 
 
 EXPECTED = adapter.Receipt(tensors=32, split=-3, whole=10)  # 7 from one worker, 17 from two
 
 
-def receipt(**changes):
+def make_receipt(**changes):
     return {"rank": 0, "workers": 1, "checksum": 7, "tensors": 32} | changes
 
 
 def test_right_receipts_pass():
-    check_receipts([[receipt(checksum=8, workers=2), receipt(rank=1, checksum=9, workers=2)], [receipt()]], EXPECTED)
+    check_receipts(
+        [[make_receipt(checksum=8, workers=2), make_receipt(rank=1, checksum=9, workers=2)], [make_receipt()]], EXPECTED
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
 def test_a_wrong_receipt_stops_the_run(wrong):
-    workers = [receipt(checksum=8, workers=2), receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
+    workers = [make_receipt(checksum=8, workers=2), make_receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
     with pytest.raises(SyncError, match="engine 1 applied"):
-        check_receipts([[receipt()], workers], EXPECTED)
+        check_receipts([[make_receipt()], workers], EXPECTED)
 
 
-@pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
+@pytest.mark.parametrize("workers", [[], [make_receipt(workers=2)], [make_receipt(workers=2), make_receipt(workers=2)]])
 def test_a_missing_receipt_stops_the_run(workers):
     with pytest.raises(SyncError, match="worker of engine 1 has confirmed"):
-        check_receipts([[receipt()], workers], EXPECTED)
+        check_receipts([[make_receipt()], workers], EXPECTED)
 
 
 class Engine:
@@ -108,7 +112,7 @@ class Engine:
         assert method == "load_adapter"
         path, specs = args
         assert specs == ["specs"]
-        return [receipt(checksum=zlib.crc32(Path(path).read_bytes()[:100]))]
+        return [make_receipt(checksum=zlib.crc32(Path(path).read_bytes()[:100]))]
 
     async def reset_prefix_cache(self):
         return self.cache_reset
@@ -135,9 +139,9 @@ def test_shared_memory_is_visible_to_others_and_ends_with_its_owner():
 
 
 def test_every_sample_of_a_prompt_has_its_own_seed():
-    async def seeds(params):  # as in the engine, whose event loop is running
+    async def list_seeds(params):  # as in the engine, whose event loop is running
         return [make_sample_params(params, number).seed for number in range(3)]
 
     params = SamplingParams(seed=5, max_tokens=3)
-    assert asyncio.run(seeds(params)) == [5, 6, 7] and params.seed == 5
-    assert asyncio.run(seeds(SamplingParams(seed=None))) == [None] * 3
+    assert asyncio.run(list_seeds(params)) == [5, 6, 7] and params.seed == 5
+    assert asyncio.run(list_seeds(SamplingParams(seed=None))) == [None] * 3

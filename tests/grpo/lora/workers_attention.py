@@ -41,7 +41,7 @@ class WorkersAttention:
         """The output of q, k and v for `x`, and that of o for `y`."""
         return self.qkv_proj(x), self.o_proj(y)
 
-    def addresses(self) -> list[int]:
+    def list_addresses(self) -> list[int]:
         return [buffer.data_ptr() for layer in (self.qkv_proj, self.o_proj) for buffer in layer.buffers()]
 
     def load(self, values: dict[str, torch.Tensor]) -> side_path.Applied:
@@ -53,29 +53,29 @@ class WorkersAttention:
         return applied
 
 
-def random(*shape: int) -> torch.Tensor:
+def draw_tensor(*shape: int) -> torch.Tensor:
     return (torch.randn(shape) * 0.1).bfloat16()
 
 
-def random_inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs of both layers."""
-    return random(tokens, HIDDEN), random(tokens, SIZES["q"])
+    return draw_tensor(tokens, HIDDEN), draw_tensor(tokens, SIZES["q"])
 
 
-def random_weights() -> dict[str, torch.Tensor]:
-    return {name: random(size, HIDDEN) for name, size in SIZES.items()} | {"o": random(HIDDEN, SIZES["q"])}
+def draw_weights() -> dict[str, torch.Tensor]:
+    return {name: draw_tensor(size, HIDDEN) for name, size in SIZES.items()} | {"o": draw_tensor(HIDDEN, SIZES["q"])}
 
 
-def random_adapter(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def draw_adapter(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A and B of each projection, whole."""
     values = {}
     for name, weight in weights.items():
-        values[f"{name}_proj.lora_A"] = random(RANK, weight.shape[1])
-        values[f"{name}_proj.lora_B"] = random(len(weight), RANK)
+        values[f"{name}_proj.lora_A"] = draw_tensor(RANK, weight.shape[1])
+        values[f"{name}_proj.lora_B"] = draw_tensor(len(weight), RANK)
     return values
 
 
-def exact(weights: dict[str, torch.Tensor], values: dict[str, torch.Tensor], name: str, x: torch.Tensor):
+def compute_exact(weights: dict[str, torch.Tensor], values: dict[str, torch.Tensor], name: str, x: torch.Tensor):
     """What a projection with this adapter is defined to return, in float64."""
     a, b = (values[f"{name}_proj.lora_{half}"].double() for half in "AB")
     return x.double() @ (weights[name].double() + SCALE * b @ a).T

@@ -15,7 +15,7 @@ from grpo.metrics.sample_metrics import correlation, experience_metrics
 GROUP = 4
 
 
-def rollout(seed: int, count: int = 16) -> list[dict]:
+def draw_samples(seed: int, count: int = 16) -> list[dict]:
     """Samples as drawn: tokens, prompt length, reward, advantage and the logs of the reward function."""
     draw = np.random.default_rng(seed)
     samples = []
@@ -41,7 +41,7 @@ def rollout(seed: int, count: int = 16) -> list[dict]:
     return samples
 
 
-def as_experiences(samples: list[dict], order: list[int], size: int) -> list[SimpleNamespace]:
+def make_experiences(samples: list[dict], order: list[int], size: int) -> list[SimpleNamespace]:
     """OpenRLHF's batches of so many samples in that order: padded on the right."""
     experiences = []
     for rows in (order[start : start + size] for start in range(0, len(order), size)):
@@ -70,10 +70,10 @@ def as_experiences(samples: list[dict], order: list[int], size: int) -> list[Sim
 
 @given(st.integers(0, 10_000), st.integers(1, 16), st.randoms(use_true_random=False))
 def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, random):
-    samples = rollout(seed)
+    samples = draw_samples(seed)
     order = list(range(len(samples)))
     random.shuffle(order)
-    metrics = experience_metrics(as_experiences(samples, order, size), GROUP)
+    metrics = experience_metrics(make_experiences(samples, order, size), GROUP)
 
     names = samples[0].keys() - {"prompt", "response"}
     column = {name: np.array([sample[name] for sample in samples]) for name in names}
@@ -114,29 +114,29 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
 
 
 def test_every_name_is_in_the_schema():
-    metrics = experience_metrics(as_experiences(rollout(1), list(range(16)), 16), GROUP)
+    metrics = experience_metrics(make_experiences(draw_samples(1), list(range(16)), 16), GROUP)
     assert metrics.keys() <= BY_NAME.keys()
 
 
 def test_undefined_metrics_are_left_out():
-    samples = [sample | {"correct": 0.0, "judge_calls": 0.0, "reward": 0.25} for sample in rollout(2)]
-    metrics = experience_metrics(as_experiences(samples, list(range(16)), 4), GROUP)
+    samples = [sample | {"correct": 0.0, "judge_calls": 0.0, "reward": 0.25} for sample in draw_samples(2)]
+    metrics = experience_metrics(make_experiences(samples, list(range(16)), 4), GROUP)
     assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
     assert metrics["zero_spread_groups"] == 1
 
 
 def test_a_spread_that_is_rounding_or_of_a_sample_without_a_reward_is_none():
-    samples = rollout(4, count=3 * GROUP)
+    samples = draw_samples(4, count=3 * GROUP)
     for sample, reward in zip(samples, [0.6, 0.6000001, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6], strict=True):
         sample["reward"] = reward
-    (batch,) = as_experiences(samples, list(range(len(samples))), len(samples))
+    (batch,) = make_experiences(samples, list(range(len(samples))), len(samples))
     batch.info["reward_missing"] = torch.zeros(len(samples))
     batch.info["reward_missing"][5] = 1
     assert experience_metrics([batch], GROUP)["zero_spread_groups"] == pytest.approx(2 / 3)
 
 
 def test_another_reward_function_needs_no_judge():
-    experiences = as_experiences(rollout(3), list(range(16)), 4)
+    experiences = make_experiences(draw_samples(3), list(range(16)), 4)
     for experience in experiences:
         experience.info = {}
     assert "reward_correct_correlation" not in experience_metrics(experiences, GROUP)
@@ -149,10 +149,10 @@ def test_correlation_without_spread_is_left_out():
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
 def test_rolling_correlation_covers_all_samples_of_the_steps(seed, steps):
-    parts = [rollout(seed + step) for step in range(steps)]
+    parts = [draw_samples(seed + step) for step in range(steps)]
     rows = []
     for part in parts:
-        metrics = experience_metrics(as_experiences(part, list(range(16)), 16), GROUP)
+        metrics = experience_metrics(make_experiences(part, list(range(16)), 16), GROUP)
         means = {name: np.mean([sample[name] for sample in part]) for name in ("reward", "correct")}
         rows.append(metrics | means)
     reward, right = (np.array([s[name] for part in parts for s in part]) for name in ("reward", "correct"))
@@ -164,15 +164,15 @@ def test_thinking_and_answer_are_separated_by_tokens():
     """The last final header ends the thinking, of which it is part; without one, all is thinking."""
     header = [7, 8, 9]
     tokenizer = SimpleNamespace(encode=lambda *_, **__: header, added_tokens_decoder={7: "<|channel|>"})
-    samples = rollout(4, 4)
+    samples = draw_samples(4, 4)
     for sample, response in zip(
         samples, ([1, 2, *header, 3], [1, *header, 2, *header, 3, 4, 5], [1, 2], header), strict=True
     ):
         sample["response"] = response
-    metrics = experience_metrics(as_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
+    metrics = experience_metrics(make_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
     assert metrics["thinking_length"] == np.mean([5, 8, 2, 3])
     assert metrics["answer_length"] == np.mean([1, 3, 0])
-    logged = as_experiences(samples, [0, 1, 2, 3], 2)
+    logged = make_experiences(samples, [0, 1, 2, 3], 2)
     for experience in logged:
         experience.info["thinking_length"] = torch.ones(2)
     assert not experience_metrics(logged, GROUP, tokenizer).keys() & {"thinking_length", "answer_length"}
@@ -180,8 +180,8 @@ def test_thinking_and_answer_are_separated_by_tokens():
 
 def test_untrained_samples_are_excluded_from_sample_means():
     """Without a reward, they lost their mask. If they counted, a failing judge would look like short responses."""
-    samples = rollout(seed=3)
-    batches = as_experiences(samples, order=list(range(len(samples))), size=4)
+    samples = draw_samples(seed=3)
+    batches = make_experiences(samples, order=list(range(len(samples))), size=4)
     expected = experience_metrics(batches[1:], group_size=GROUP)
     for name in ("action_mask", "advantages"):
         getattr(batches[0], name).zero_()
@@ -201,7 +201,7 @@ def test_untrained_samples_are_excluded_from_sample_means():
 )
 def test_the_reward_of_cut_thoughts_and_of_the_others(cut, missing, expected):
     """The logged one: with length penalties, advantages come from others."""
-    (batch,) = as_experiences(rollout(5, GROUP), list(range(GROUP)), GROUP)
+    (batch,) = make_experiences(draw_samples(5, GROUP), list(range(GROUP)), GROUP)
     batch.info |= {"reward": torch.tensor([1.0, 0.0, 0.5, 0.5]), "reward_missing": torch.tensor(missing).float()}
     if cut is not None:
         batch.info["thinking_truncated"] = torch.tensor(cut).float()

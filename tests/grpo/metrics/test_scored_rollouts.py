@@ -13,26 +13,26 @@ from grpo.run.progress import parity_lines
 LENGTH, ROLLOUTS = 60, 32
 
 
-def rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list[Rollout]:
+def make_rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list[Rollout]:
     """Rollouts of two engines on two ranks, with rounding and a fault of engine 1."""
     generator = torch.Generator().manual_seed(3)
 
-    def normal() -> torch.Tensor:
+    def draw_normal() -> torch.Tensor:
         return torch.randn(LENGTH, generator=generator)
 
     made = []
     for number in range(ROLLOUTS):
-        base = -normal().exp()
-        scored = base + effect * normal()
-        sampled = scored + noise * normal()
+        base = -draw_normal().exp()
+        scored = base + effect * draw_normal()
+        sampled = scored + noise * draw_normal()
         if number % 2 and fault == "adapter":
-            sampled = base + noise * normal()
+            sampled = base + noise * draw_normal()
         if number % 2 and fault == "temperature":
             sampled = sampled / 0.9
         if number % 2 and fault == "drift":
-            sampled = sampled + 0.2 * torch.linspace(0, 1, LENGTH).square() * normal()
+            sampled = sampled + 0.2 * torch.linspace(0, 1, LENGTH).square() * draw_normal()
         if number % 2 and fault == "sinks":
-            sampled = sampled + 0.1 * normal()
+            sampled = sampled + 0.1 * draw_normal()
         made.append(Rollout(number % 2, number // 16, number, torch.arange(10, 10 + LENGTH), sampled, scored, base))
     return made
 
@@ -47,21 +47,21 @@ def rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list
     ],
 )
 def test_a_fault_is_found_in_its_engine(fault, words):
-    whats = [problem.what for problem in compare(rollouts(fault)).problems(limit=0.05)]
+    whats = [problem.what for problem in compare(make_rollouts(fault)).problems(limit=0.05)]
     assert any(what.startswith("engine 1: ") and words in what for what in whats)
     assert not any(what.startswith("engine 0") for what in whats)
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.001, 0.1])
 def test_rounding_is_no_fault(effect):
-    comparison = compare(rollouts(effect=effect))
+    comparison = compare(make_rollouts(effect=effect))
     assert list(comparison.problems(limit=0.05)) == []
     assert comparison.has_adapter == (effect > 0)
 
 
 def test_a_few_tokens_with_other_experts_are_no_fault():
     """Seen in a healthy run: the engine is certain of one token of a group, the trainer's experts find it unlikely."""
-    healthy = rollouts()
+    healthy = make_rollouts()
     for rollout in healthy[:6]:
         rollout.sampled[7], rollout.scored[7], rollout.base[7] = -0.02, -5.0, -5.0
     comparison = compare(healthy)
@@ -69,7 +69,7 @@ def test_a_few_tokens_with_other_experts_are_no_fault():
     assert comparison.rows[0].mean.value < 0.01
 
 
-def alike(prompts: int, length: int, each: int = 8) -> list[Rollout]:
+def make_equal_rollouts(prompts: int, length: int, each: int = 8) -> list[Rollout]:
     """Rollouts that differ by about 0.2 nat, `each` of a prompt, all of them the same."""
     generator, made = torch.Generator().manual_seed(1), []
     for prompt in range(prompts):
@@ -80,7 +80,12 @@ def alike(prompts: int, length: int, each: int = 8) -> list[Rollout]:
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "is_judged"), [(alike(2, 100), False), (alike(8, 100), True), (alike(1, 8 * STRETCH, each=1), True)]
+    ("rollouts", "is_judged"),
+    [
+        (make_equal_rollouts(2, 100), False),
+        (make_equal_rollouts(8, 100), True),
+        (make_equal_rollouts(1, 8 * STRETCH, each=1), True),
+    ],
 )
 def test_rollouts_of_a_prompt_say_much_the_same(rollouts, is_judged):
     """So a few prompts are not judged, however many rollouts they have; but one of many tokens is."""
@@ -110,9 +115,9 @@ def test_chance_is_as_rare_for_a_few_parts(parts, beyond):
 
 
 def test_numbers_are_those_of_their_definition():
-    comparison = compare(rollouts("drift"))
+    comparison = compare(make_rollouts("drift"))
     row = next(row for row in comparison.rows if row.name == "engine 1")
-    mine = [rollout for rollout in rollouts("drift") if rollout.engine == 1]
+    mine = [rollout for rollout in make_rollouts("drift") if rollout.engine == 1]
     sampled, scored = (torch.stack([getattr(one, side) for one in mine]).double() for side in ("sampled", "scored"))
     assert row.tokens == sampled.numel()
     difference = (sampled - scored).clamp(-0.5, 0.5)
@@ -130,7 +135,7 @@ def test_numbers_are_those_of_their_definition():
 
 
 def test_a_comparison_survives_a_json_file():
-    comparison = compare(rollouts(effect=0.0))
+    comparison = compare(make_rollouts(effect=0.0))
     row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
     assert Comparison.from_dict(row).table() == comparison.table()
     row |= {"step": 3, "since": 3, "limit": 0.07, "problems": [], "routing": "", "waits": ""}

@@ -26,7 +26,7 @@ VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
 CLIP = (0.2, 0.3)
 
 
-def arguments(on_policy: bool) -> SimpleNamespace:
+def make_arguments(on_policy: bool) -> SimpleNamespace:
     return SimpleNamespace(
         rollout_batch_size=COUNT // GROUP, n_samples_per_prompt=GROUP, max_epochs=1, init_kl_coef=0,
         train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP, use_kl_loss=False,
@@ -35,7 +35,7 @@ def arguments(on_policy: bool) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def drawn(seed: int) -> list[dict]:
+def draw_samples(seed: int) -> list[dict]:
     """Samples with the logits that the policy has at each sampled token."""
     draw = np.random.default_rng(seed)
     samples = []
@@ -55,18 +55,18 @@ def drawn(seed: int) -> list[dict]:
     return samples
 
 
-def as_experience(index: int, sample: dict) -> Batch:
+def make_experience(index: int, sample: dict) -> Batch:
     """One sample as the trainer has it after the advantages are known."""
     prompt, size = sample["prompt"], len(sample["log_probs"])
 
-    def at_actions(values: np.ndarray) -> torch.Tensor:
+    def place_at_actions(values: np.ndarray) -> torch.Tensor:
         return torch.cat([torch.zeros(prompt - 1), torch.tensor(values).float()])[None]
 
-    mask, correct = at_actions(np.ones(size)), torch.tensor([sample["correct"]])
+    mask, correct = place_at_actions(np.ones(size)), torch.tensor([sample["correct"]])
     made = Batch(
-        torch.tensor(sample["tokens"])[None], torch.ones(1, prompt + size), mask, at_actions(sample["engine"]), ["p"],
-        ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
-        action_log_probs=at_actions(sample["old"]),
+        torch.tensor(sample["tokens"])[None], torch.ones(1, prompt + size), mask, place_at_actions(sample["engine"]),
+        ["p"], ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
+        action_log_probs=place_at_actions(sample["old"]),
     )  # fmt: skip
     made.advantages = made.returns = mask * sample["advantage"]
     return made
@@ -105,7 +105,7 @@ def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples:
 
 def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: bool) -> tuple[dict, list]:
     """Return the status and the samples of a step that is cut and spread at random."""
-    single = [as_experience(index, sample) for index, sample in enumerate(samples)]
+    single = [make_experience(index, sample) for index, sample in enumerate(samples)]
     order = list(range(COUNT))
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
@@ -121,16 +121,16 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
             optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
         share = [copy(experience) for experience in experiences[rank::ranks]]
-        step_metrics.merge(status, train_rank(engine, arguments(on_policy), share, samples, size))
+        step_metrics.merge(status, train_rank(engine, make_arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
-    step_metrics.add_step_metrics(status, experiences, single, arguments(on_policy), tokenizer)
+    step_metrics.add_step_metrics(status, experiences, single, make_arguments(on_policy), tokenizer)
     return status, single
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 3), st.booleans())
 def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks, on_policy):
-    samples = drawn(seed)
+    samples = draw_samples(seed)
     status, described = run_step(samples, seed, size, ranks, on_policy)
 
     log_probs = np.concatenate([sample["log_probs"] for sample in samples]).astype(float)
@@ -176,8 +176,8 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
 
 
 def test_micro_batch_spike_is_shown_with_its_samples():
-    samples = drawn(0)
-    single = [as_experience(index, sample) for index, sample in enumerate(samples)]
+    samples = draw_samples(0)
+    single = [make_experience(index, sample) for index, sample in enumerate(samples)]
     step_metrics.number_samples(single)
     for one in single:
         one.rollout_log_probs = None
@@ -186,26 +186,26 @@ def test_micro_batch_spike_is_shown_with_its_samples():
         for index, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
     ]  # most groups teach nothing, which is common
     status = {"micro_batches": notes, "grad_norms": []}
-    step_metrics.add_step_metrics(status, single, single, arguments(True), None)
+    step_metrics.add_step_metrics(status, single, single, make_arguments(True), None)
     assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
     assert [index for index, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
 
 
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
-    single = [as_experience(index, sample) for index, sample in enumerate(drawn(1))]
+    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(1))]
     step_metrics.number_samples(single)
     status: dict = {}
-    step_metrics.add_step_metrics(status, single, single, arguments(False), None)
+    step_metrics.add_step_metrics(status, single, single, make_arguments(False), None)
     assert "advantage_mean" in status and "entropy" not in status
 
 
 def test_of_several_passes_a_sample_keeps_its_largest_loss():
-    single = [as_experience(index, sample) for index, sample in enumerate(drawn(0))]
+    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(0))]
     for one in single:
         one.rollout_log_probs = None
     notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 6) for loss in (1.0, -20.0, 2.0)]
-    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, arguments(True), None)
+    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, make_arguments(True), None)
     assert single[3].details["micro_batch_loss"] == -20
 
 
@@ -217,19 +217,19 @@ def test_ranks_are_merged():
 
 
 def test_failing_metric_is_counted_and_others_stay(caplog):
-    single = [as_experience(index, sample) for index, sample in enumerate(drawn(2))]
+    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(2))]
     for one in single:
         one.info["response_length"] = "not a number"
     status: dict = {"grad_norms": [1.0]}
     with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
-        step_metrics.add_step_metrics(status, single, single, arguments(False), None)
+        step_metrics.add_step_metrics(status, single, single, make_arguments(False), None)
     assert status["metric_errors"] >= 1 and "advantage_mean" in status and status["grad_norm"] == 1
     assert "missing" in caplog.text
 
 
 def test_unrecordable_micro_batch_does_not_end_the_run():
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
-    metrics = token_recorder.ActorMetrics(arguments(True), engine)
+    metrics = token_recorder.ActorMetrics(make_arguments(True), engine)
     metrics.note(None, None, None, None)
     noted = metrics.pop()
     assert noted["metric_errors"] == 1 and noted["micro_batches"] == []
@@ -237,7 +237,7 @@ def test_unrecordable_micro_batch_does_not_end_the_run():
 
 def test_clip_ratio_of_gspo_counts_samples():
     """GSPO clips one ratio per sample, not one per token."""
-    args = arguments(False)
+    args = make_arguments(False)
     args.policy_loss_type, args.eps_clip_low_high = "gspo", (0.1, 0.1)
     loss = PolicyLoss(args)
     loss.scale, loss.rollouts = 1.0, torch.arange(2)
@@ -251,47 +251,47 @@ def test_clip_ratio_of_gspo_counts_samples():
     assert (computed["clip_ratio_low"], computed["clip_ratio_high"], computed["ppo_clip_ratio"]) == (0, 0.5, 0.5)
 
 
-def finished(samples: list[dict], **info: list[float]) -> dict[str, float]:
+def finish_step(samples: list[dict], **info: list[float]) -> dict[str, float]:
     """The status of a step with these samples, which nothing has trained."""
-    experiences = [as_experience(index, sample) for index, sample in enumerate(samples)]
+    experiences = [make_experience(index, sample) for index, sample in enumerate(samples)]
     for index, experience in enumerate(experiences):
         experience.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
     status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
-    step_metrics.add_step_metrics(status, experiences, experiences, arguments(on_policy=True), None)
+    step_metrics.add_step_metrics(status, experiences, experiences, make_arguments(on_policy=True), None)
     return status
 
 
 def test_a_divergence_from_the_reference_is_a_mean_over_tokens():
-    samples = drawn(0)
+    samples = draw_samples(0)
     values = list(np.random.default_rng(1).random(COUNT))
     lengths = [len(sample["log_probs"]) for sample in samples]
-    computed = finished(samples, kl=values, logprobs_diff=values)
+    computed = finish_step(samples, kl=values, logprobs_diff=values)
     assert computed["kl"] == pytest.approx(np.average(values, weights=lengths)) == computed["logprobs_diff"]
     assert computed["kl"] != pytest.approx(np.mean(values))
 
 
 def test_masked_rollouts_are_a_number_and_not_a_share():
     marks = [float(index % 3 == 0) for index in range(COUNT)]
-    assert finished(drawn(0), masked_rollouts=marks)["masked_rollouts"] == sum(marks) > 1
-    assert "masked_rollouts" not in finished(drawn(0))
+    assert finish_step(draw_samples(0), masked_rollouts=marks)["masked_rollouts"] == sum(marks) > 1
+    assert "masked_rollouts" not in finish_step(draw_samples(0))
 
 
 def test_a_step_without_any_reward_has_no_mean_reward():
-    samples = drawn(0)
+    samples = draw_samples(0)
     nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT
-    computed = finished(samples, reward=nothing, reward_missing=all_of_it)
+    computed = finish_step(samples, reward=nothing, reward_missing=all_of_it)
     assert (
         not {"reward", "return", "reward_std", "zero_spread_groups"} & computed.keys()
         and computed["reward_missing"] == 1
     )
-    assert finished(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
+    assert finish_step(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
 
 
 def test_filled_in_rewards_are_excluded_from_the_spread():
-    samples = drawn(0)
+    samples = draw_samples(0)
     real = [float(index % 2) for index in range(GROUP)] + [0.5] * (COUNT - GROUP)
     missing = [0.0] * GROUP + [1.0] * (COUNT - GROUP)
     for index, sample in enumerate(samples):
-        sample["correct"] = real[index]  # the reward, see `as_experience`
-    computed = finished(samples, reward=real, reward_missing=missing)
+        sample["correct"] = real[index]  # the reward, see `make_experience`
+    computed = finish_step(samples, reward=real, reward_missing=missing)
     assert computed["reward_std"] == pytest.approx(0.5) and computed["zero_spread_groups"] == 0

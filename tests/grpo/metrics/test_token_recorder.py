@@ -5,7 +5,7 @@ from torch import nn
 from grpo.metrics import token_recorder
 
 
-def engine_of(norms: list[float]) -> SimpleNamespace:
+def make_engine(norms: list[float]) -> SimpleNamespace:
     """DeepSpeed's engine as it reports these gradient norms, one an optimizer step."""
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
     engine.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
@@ -14,7 +14,7 @@ def engine_of(norms: list[float]) -> SimpleNamespace:
 
 
 def test_gradient_norms_are_noted_once_a_step():
-    engine = engine_of([2.0, 4.0])
+    engine = make_engine([2.0, 4.0])
     metrics = token_recorder.ActorMetrics(None, engine)
     for steps in (0, 1, 1, 2):  # two micro-batches belong to each step
         engine.global_steps = steps
@@ -26,7 +26,7 @@ def test_gradient_norms_are_noted_once_a_step():
 
 def test_the_learning_rate_is_the_mean_of_those_applied():
     """DeepSpeed's step ends with that of the schedule. The first optimizer step has two micro-batches."""
-    engine = engine_of([1.0] * 3)
+    engine = make_engine([1.0] * 3)
     metrics = token_recorder.ActorMetrics(None, engine)
     schedule, passes = iter([1e-3, 4e-3, 9e-3]), [False, True, True]
     for rates, step in (([0.0, 0.0, 1e-3], passes), ([4e-3], [True])):
@@ -42,7 +42,7 @@ def test_the_learning_rate_is_the_mean_of_those_applied():
 
 
 def test_the_engines_memory_is_that_of_the_last_sync():
-    metrics = token_recorder.ActorMetrics(None, engine_of([]))
+    metrics = token_recorder.ActorMetrics(None, make_engine([]))
     assert "engine_memory" not in metrics.pop(), "before the first sync, and on the other ranks"
     metrics.note_engines(None)
     assert "engine_memory" not in metrics.pop()

@@ -141,14 +141,14 @@ def test_the_120b_is_checked_in_seconds_from_headers_alone(tmp_path: Path) -> No
             file.truncate(8 + len(text) + offset)
         weight_map |= dict.fromkeys(header, shard)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    before = bytes_read()
+    before = count_bytes_read()
     model = model_files.read(tmp_path)
     assert architecture.check(model) == []
-    assert bytes_read() - before < 10e6, "headers alone are read, not weights"
+    assert count_bytes_read() - before < 10e6, "headers alone are read, not weights"
     assert model.file_bytes > 60e9 and model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)
 
 
-def bytes_read() -> int:
+def count_bytes_read() -> int:
     """How much this process has read from files so far."""
     counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())  # proc(5)
     return int(counters["rchar"])

@@ -50,7 +50,7 @@ def model():
     return model
 
 
-def log_probs(model, name, ids, padding):
+def compute_log_probs(model, name, ids, padding):
     model.set_attn_implementation(name)
     positions = (padding.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_a_whole_model_equals_eager_with_padding_on_both_sides(model):
     padding = torch.ones_like(ids)
     padding[1, :9], padding[2, -7:] = 0, 0
     real = padding.bool().unsqueeze(-1)
-    ours, eager = (log_probs(model, name, ids, padding) for name in (attention.NAME, "eager"))
+    ours, eager = (compute_log_probs(model, name, ids, padding) for name in (attention.NAME, "eager"))
     torch.testing.assert_close(ours * real, eager * real)
 
 
@@ -70,13 +70,13 @@ def test_the_test_notices_lost_sinks_and_lost_padding(model):
     ids = torch.randint(1, 50, (1, 40), generator=torch.Generator().manual_seed(0))
     padding = torch.ones_like(ids)
     padding[0, :9] = 0
-    right = log_probs(model, attention.NAME, ids, padding)[0, 9:]
-    assert (right - log_probs(model, attention.NAME, ids, torch.ones_like(ids))[0, 9:]).abs().max() > 0.01
+    right = compute_log_probs(model, attention.NAME, ids, padding)[0, 9:]
+    assert (right - compute_log_probs(model, attention.NAME, ids, torch.ones_like(ids))[0, 9:]).abs().max() > 0.01
     sinks = [layer.self_attn.sinks for layer in model.model.layers]
     before = [values.data.clone() for values in sinks]
     for values in sinks:
         values.data.fill_(-1e9)
-    assert (right - log_probs(model, attention.NAME, ids, padding)[0, 9:]).abs().max() > 0.01
+    assert (right - compute_log_probs(model, attention.NAME, ids, padding)[0, 9:]).abs().max() > 0.01
     for values, data in zip(sinks, before, strict=True):
         values.data = data
 
@@ -87,21 +87,21 @@ def test_passes_with_a_cache_are_refused(queries):
         attention.make_mask(1, 4, **queries)
 
 
-def config(**changes):
+def make_config(**changes):
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 40}
     return GptOssConfig(num_hidden_layers=2, **sizes | changes)
 
 
 def test_the_check_at_start_accepts_this_attention():
     with torch.no_grad():  # a model may be loaded without gradients
-        attention_check.check(config(), torch.device("cpu"))
+        attention_check.check(make_config(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("fault", ["sinks", "window", "padding", "gradient"])
 def test_the_check_at_start_finds_what_is_lost(monkeypatch, fault):
     right = attention.attend
 
-    def wrong(module, query, key, value, mask, scaling, sinks):
+    def attend_wrongly(module, query, key, value, mask, scaling, sinks):
         if fault == "sinks":
             sinks = torch.full_like(sinks, -1e9) + 0 * sinks
         if fault == "window":
@@ -112,6 +112,6 @@ def test_the_check_at_start_finds_what_is_lost(monkeypatch, fault):
             key = key.detach() + 0 * key
         return right(module, query, key, value, mask, scaling, sinks)
 
-    monkeypatch.setattr(attention, "attend", wrong)
+    monkeypatch.setattr(attention, "attend", attend_wrongly)
     with pytest.raises(UserError, match="attention with sinks is wrong on cpu for"):
-        attention_check.check(config(), torch.device("cpu"))
+        attention_check.check(make_config(), torch.device("cpu"))

@@ -11,13 +11,13 @@ from grpo.model import cpu_matmul
 
 
 @pytest.fixture
-def replaced():
+def replaced_kernels():
     library = cpu_matmul.replace_kernels()
     yield
     library._destroy()
 
 
-def operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+def make_operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     if name == "_grouped_mm":
         x, weight = torch.randn(17, 64, generator=generator), torch.randn(3, 64, 32, generator=generator)
@@ -27,7 +27,7 @@ def operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(*batch, *shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def exact_product(name: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+def compute_exact_product(name: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     """Return the product in float64, which grouped products do not have."""
     if name != "_grouped_mm":
         return getattr(torch, name)(*(value.double() for value in inputs))
@@ -37,9 +37,9 @@ def exact_product(name: str, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", cpu_matmul.PRODUCTS)
-def test_a_product_is_rounded_once(replaced, name):
-    inputs = operands(name, torch.bfloat16)
-    exact = exact_product(name, inputs)
+def test_a_product_is_rounded_once(replaced_kernels, name):
+    inputs = make_operands(name, torch.bfloat16)
+    exact = compute_exact_product(name, inputs)
     product = getattr(torch, name)(*inputs)
     assert product.dtype == torch.bfloat16
     # Half a unit in the last of 8 bits, and what adding up in float32 loses.
@@ -51,7 +51,7 @@ def test_a_product_is_rounded_once(replaced, name):
 def test_other_dtypes_are_left_alone(name, dtype):
     if name == "_grouped_mm":
         dtype = {torch.float64: torch.float16}.get(dtype, dtype)  # the dtypes that it takes
-    inputs = operands(name, dtype)
+    inputs = make_operands(name, dtype)
     expected = getattr(torch, name)(*inputs)
     library = cpu_matmul.replace_kernels()
     product = getattr(torch, name)(*inputs)
@@ -59,25 +59,25 @@ def test_other_dtypes_are_left_alone(name, dtype):
     assert torch.equal(product, expected)
 
 
-def test_factors_and_layouts(replaced):
-    bias, a, b = operands("addmm", torch.bfloat16)
+def test_factors_and_layouts(replaced_kernels):
+    bias, a, b = make_operands("addmm", torch.bfloat16)
     exact = 0.5 * bias.double() + 2 * (a.double() @ b.double())
     product = torch.addmm(bias, a, b.t().contiguous().t(), beta=0.5, alpha=2)
     assert (product.double() - exact).abs().max() <= exact.abs().max() * 2**-8
     assert torch.nn.functional.linear(a, b.t(), bias[0]).shape == (17, 33)
 
 
-def test_a_product_that_is_added_in_place(replaced):
-    total, a, b = operands("addmm", torch.bfloat16)
+def test_a_product_that_is_added_in_place(replaced_kernels):
+    total, a, b = make_operands("addmm", torch.bfloat16)
     expected = torch.addmm(total, a, b, alpha=2)
     assert total.addmm_(a, b, alpha=2) is total and torch.equal(total, expected)
-    wide = [value.float() for value in operands("addmm", torch.bfloat16)]
+    wide = [value.float() for value in make_operands("addmm", torch.bfloat16)]
     expected = torch.addmm(*wide, alpha=2)
     assert wide[0].addmm_(*wide[1:], alpha=2) is wide[0] and torch.equal(wide[0], expected)
 
 
-def test_gradients_are_those_of_float32_rounded(replaced):
-    x, weight = (value.requires_grad_() for value in operands("mm", torch.bfloat16))
+def test_gradients_are_those_of_float32_rounded(replaced_kernels):
+    x, weight = (value.requires_grad_() for value in make_operands("mm", torch.bfloat16))
     (x @ weight).sum().backward()
     exact = [value.detach().double().requires_grad_() for value in (x, weight)]
     (exact[0] @ exact[1]).sum().backward()
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_float32_rounded(replaced):
 
 
 def test_destroying_restores_the_old_kernels():
-    inputs = operands("mm", torch.bfloat16)
+    inputs = make_operands("mm", torch.bfloat16)
     before = torch.mm(*inputs)
     cpu_matmul.replace_kernels()._destroy()
     assert torch.equal(torch.mm(*inputs), before)

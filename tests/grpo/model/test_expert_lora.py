@@ -8,7 +8,7 @@ from torch import nn
 from grpo.model import expert_lora
 
 
-def reference(x, ends, weight, a, b, scale):
+def compute_reference(x, ends, weight, a, b, scale):
     """Return each expert's product of its rows, one expert after the other."""
     starts = [0, *ends[:-1].tolist()]
     parts = [
@@ -33,7 +33,7 @@ def test_against_float64_per_expert(rank, dtype, tolerance):
     got = (values := lora(product, x, ends)), *torch.autograd.grad(values, [x, a, b], upstream)
 
     wide = [tensor.detach().double().requires_grad_() for tensor in (x, a, b)]
-    expected = reference(wide[0], ends, weight.double(), *wide[1:], 1.5)
+    expected = compute_reference(wide[0], ends, weight.double(), *wide[1:], 1.5)
     expected = expected, *torch.autograd.grad(expected, wide, upstream.double())
     for mine, wanted in zip(got, expected, strict=True):
         assert mine.shape == wanted.shape and (mine - wanted).norm() < tolerance * wanted.norm()
@@ -45,13 +45,13 @@ def test_experts_without_rows_get_no_gradient_where_pytorch_leaves_one(monkeypat
     """As on some GPUs: a stand-in for PyTorch's product that does not write what belongs to empty groups."""
     product = torch._grouped_mm
 
-    def leaves_empty_groups(a, b, offs):
+    def leave_empty_groups(a, b, offs):
         result = product(a, b, offs=offs)
         if b.dim() == 2:
             result[offs.diff(prepend=offs.new_zeros(1)) == 0] = torch.nan
         return result
 
-    monkeypatch.setattr(torch, "_grouped_mm", leaves_empty_groups)
+    monkeypatch.setattr(torch, "_grouped_mm", leave_empty_groups)
     layer = expert_lora.GroupedLinear(3, 8, 16, torch.empty(0))
     layer(torch.randn(4, 8), torch.tensor([0, 4, 4], dtype=torch.int32)).sum().backward()
     assert layer.weight.grad[1].any() and not layer.weight.grad[[0, 2]].any()

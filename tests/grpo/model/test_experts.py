@@ -14,7 +14,7 @@ from grpo.model.routing import WEIGHS_CHOSEN
 SHAPES = [(8, 4, 96, 64), (4, 4, 64, 96), (16, 2, 32, 32), (5, 1, 64, 32)]
 
 
-def layer(shape, dtype=torch.bfloat16):
+def make_layer(shape, dtype=torch.bfloat16):
     """Return a router, transformers' experts, and ours with the same weights in bf16 and packed."""
     count, chosen, hidden, inner = shape
     config = GptOssConfig(
@@ -35,7 +35,7 @@ def layer(shape, dtype=torch.bfloat16):
     return router, stock, plain, packed
 
 
-def results(router, module, states, upstream, more=()):
+def compute_results(router, module, states, upstream, more=()):
     """Return the output, and the gradients of states, router, and more parameters."""
     states = states.clone().requires_grad_()
     given = states.flatten(0, 1) if WEIGHS_CHOSEN else states
@@ -47,34 +47,34 @@ def results(router, module, states, upstream, more=()):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [1, 3, 77])
 def test_bit_equal_to_the_loop(shape, tokens):
-    router, stock, *ours = layer(shape)
+    router, stock, *ours = make_layer(shape)
     states, upstream = torch.randn(2, 1, tokens, shape[2]).bfloat16().unbind()
-    expected = results(router, stock, states, upstream)
+    expected = compute_results(router, stock, states, upstream)
     for module in ours:
-        for values, wanted in zip(results(router, module, states, upstream), expected, strict=True):
+        for values, wanted in zip(compute_results(router, module, states, upstream), expected, strict=True):
             assert torch.equal(values, wanted)
 
 
 def test_bit_equal_in_parts(monkeypatch):
-    router, stock, _, packed = layer(SHAPES[0])
+    router, stock, _, packed = make_layer(SHAPES[0])
     monkeypatch.setattr(experts, "UNPACKED_BYTES", 1000)
     states, upstream = torch.randn(2, 1, 50, 96).bfloat16().unbind()
     for values, wanted in zip(
-        results(router, packed, states, upstream), results(router, stock, states, upstream), strict=True
+        compute_results(router, packed, states, upstream), compute_results(router, stock, states, upstream), strict=True
     ):
         assert torch.equal(values, wanted)
 
 
 def test_gradients_against_float64():
-    router, stock, _, packed = layer(SHAPES[0], torch.float32)
+    router, stock, _, packed = make_layer(SHAPES[0], torch.float32)
     states, upstream = torch.randn(2, 1, 50, 96).unbind()
-    got = results(router, packed, states, upstream)
-    expected = results(router.double(), stock.double(), states.double(), upstream.double())
+    got = compute_results(router, packed, states, upstream)
+    expected = compute_results(router.double(), stock.double(), states.double(), upstream.double())
     for values, wanted in zip(got, expected, strict=True):
         assert (values - wanted).norm() < 1e-5 * wanted.norm()
 
 
-def with_adapters(module, rank=3):
+def add_adapters(module, rank=3):
     """Give a layer an adapter of drawn values, which do not depend on the layer; return its weights."""
     torch.manual_seed(2)
     for name, shape in module.shapes.items():
@@ -85,12 +85,12 @@ def with_adapters(module, rank=3):
 
 
 def test_packed_and_bf16_layers_are_bit_equal_with_adapters():
-    router, _, plain, packed = layer(SHAPES[0])
+    router, _, plain, packed = make_layer(SHAPES[0])
     states, upstream = torch.randn(2, 1, 50, 96).bfloat16().unbind()
     got = []
     for module in (plain, packed):
-        adapter = with_adapters(module)
-        output, *gradients = results(router, module, states, upstream, adapter)
+        adapter = add_adapters(module)
+        output, *gradients = compute_results(router, module, states, upstream, adapter)
         assert all(gradient.any() for gradient in gradients)
         got.append([output, *gradients])
     assert all(map(torch.equal, *got))
@@ -99,10 +99,10 @@ def test_packed_and_bf16_layers_are_bit_equal_with_adapters():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_adapters_are_those_of_merged_weights_in_float64(shape):
     """transformers' loop, with weights W + scale * A^T B^T of each expert."""
-    router, stock, _, packed = layer(shape, torch.float32)
-    adapter = with_adapters(packed)
+    router, stock, _, packed = make_layer(shape, torch.float32)
+    adapter = add_adapters(packed)
     states, upstream = torch.randn(2, 1, 7, shape[2]).unbind()  # too few tokens for all experts
-    got = results(router, packed, states, upstream, adapter)
+    got = compute_results(router, packed, states, upstream, adapter)
 
     wide = [parameter.detach().double().requires_grad_() for parameter in adapter]
     stock.double()
@@ -111,15 +111,15 @@ def test_adapters_are_those_of_merged_weights_in_float64(shape):
         weight = getattr(stock, name).detach()
         delattr(stock, name)
         setattr(stock, name, weight + 1.5 * (b @ a).transpose(1, 2))
-    expected = results(router.double(), stock, states.double(), upstream.double(), wide)
+    expected = compute_results(router.double(), stock, states.double(), upstream.double(), wide)
     for values, wanted in zip(got, expected, strict=True):
         assert (values - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 def test_a_layer_with_adapters_waits_for_no_value():
     """Such operations wait: that copy a number to the host, or whose result has a size that depends on values."""
-    router, *_, packed = layer(SHAPES[0])
-    adapter, called = with_adapters(packed), set()
+    router, *_, packed = make_layer(SHAPES[0])
+    adapter, called = add_adapters(packed), set()
 
     class Names(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -130,14 +130,14 @@ def test_a_layer_with_adapters_waits_for_no_value():
             return func(*args, **(kwargs or {}))
 
     with Names():
-        results(router, packed, torch.randn(1, 5, 96).bfloat16(), torch.ones(1, 5, 96).bfloat16(), adapter)
+        compute_results(router, packed, torch.randn(1, 5, 96).bfloat16(), torch.ones(1, 5, 96).bfloat16(), adapter)
     assert torch.ops.aten._grouped_mm.default in called
     waiting = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     assert [func for func in called if waiting & set(func.tags)] == []
 
 
 def test_weights_are_packed_and_frozen():
-    *_, packed = layer(SHAPES[0])
+    *_, packed = make_layer(SHAPES[0])
     sizes = {name: parameter.numel() * parameter.itemsize for name, parameter in packed.named_parameters()}
     in_bf16 = 2 * 8 * (96 * 128 + 64 * 96)
     assert sum(size for name, size in sizes.items() if "_bias" not in name) == in_bf16 * 17 / 64
@@ -146,7 +146,7 @@ def test_weights_are_packed_and_frozen():
 
 def test_a_pass_keeps_no_unpacked_weight():
     """The backward pass unpacks again: of the weights, the graph holds the packed parameters themselves."""
-    router, *_, packed = layer(SHAPES[0])
+    router, *_, packed = make_layer(SHAPES[0])
     states, kept = torch.randn(1, 3, 96).bfloat16().requires_grad_(), []
     given = states.flatten(0, 1) if WEIGHS_CHOSEN else states
     *_, weights, choices = router(given)

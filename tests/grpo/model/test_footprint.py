@@ -79,14 +79,14 @@ def test_memory_grows_with_tokens_and_not_with_their_split_into_rows():
 
 
 def test_what_costs_more():
-    def total(**changes):
+    def compute_total(**changes):
         return sum(replace(SHARDED, **changes).parts(1, 16_384).values())
 
-    assert total() < total(adam_offload=False) < total(checkpointing=False)
-    assert total() < total(sharded=False) < total(packed=False, sharded=False)
+    assert compute_total() < compute_total(adam_offload=False) < compute_total(checkpointing=False)
+    assert compute_total() < compute_total(sharded=False) < compute_total(packed=False, sharded=False)
 
 
-def asked_by_vllm(tokens: int, workers: int, chunk: int) -> int:
+def ask_vllm(tokens: int, workers: int, chunk: int) -> int:
     """The bytes that vLLM wants for one sequence of the 120b, 18 layers of each kind."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=tokens),
@@ -103,7 +103,7 @@ def asked_by_vllm(tokens: int, workers: int, chunk: int) -> int:
 @pytest.mark.parametrize("tokens", [100, 1000, 4096, 5001, 131_072])
 @pytest.mark.parametrize("chunk", [1, IN_FLIGHT])
 def test_a_cached_sequence_takes_what_vllm_says(tokens, workers, chunk):
-    assert Cache(LARGE, workers).bytes(tokens, chunk) == asked_by_vllm(tokens, workers, chunk)
+    assert Cache(LARGE, workers).bytes(tokens, chunk) == ask_vllm(tokens, workers, chunk)
 
 
 def test_the_longest_sequence_is_the_longest_with_which_vllm_starts():
@@ -111,8 +111,8 @@ def test_the_longest_sequence_is_the_longest_with_which_vllm_starts():
     cache = Cache(LARGE, 1)
     for room in (10**6, 5 * 10**7, 150 * 10**6, 10**9, 8 * 10**9):
         longest = cache.longest(room)
-        assert longest == 0 or asked_by_vllm(longest, 1, IN_FLIGHT) <= room
-        assert asked_by_vllm(longest + 1, 1, IN_FLIGHT) > room
+        assert longest == 0 or ask_vllm(longest, 1, IN_FLIGHT) <= room
+        assert ask_vllm(longest + 1, 1, IN_FLIGHT) > room
 
 
 def test_adapters_of_experts_keep_the_inputs_of_each_row():

@@ -91,46 +91,46 @@ def test_rope_is_restored_to_fp32_after_a_cast(checkpoint):
 
 
 @pytest.fixture
-def damaged(checkpoint, tmp_path):
+def damaged_checkpoint(checkpoint, tmp_path):
     return shutil.copytree(checkpoint, tmp_path / "damaged")
 
 
-def test_missing_shard_is_named(damaged):
-    next(damaged.glob("*-00001-of-*.safetensors")).unlink()
+def test_missing_shard_is_named(damaged_checkpoint):
+    next(damaged_checkpoint.glob("*-00001-of-*.safetensors")).unlink()
     with pytest.raises(loading.CheckpointError, match="model-00001-of-"):
-        loading.load_gpt_oss(damaged)
+        loading.load_gpt_oss(damaged_checkpoint)
 
 
-def test_truncated_shard_is_named(damaged):
-    shard = next(damaged.glob("*-00001-of-*.safetensors"))
+def test_truncated_shard_is_named(damaged_checkpoint):
+    shard = next(damaged_checkpoint.glob("*-00001-of-*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(loading.CheckpointError, match=r"model-00001-of-.* its header says"):
-        loading.load_gpt_oss(damaged)
+        loading.load_gpt_oss(damaged_checkpoint)
 
 
-def test_missing_tensor_is_named(damaged):
-    index = damaged / "model.safetensors.index.json"
+def test_missing_tensor_is_named(damaged_checkpoint):
+    index = damaged_checkpoint / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     del content["weight_map"]["model.norm.weight"]
     index.write_text(json.dumps(content))
     with pytest.raises(loading.CheckpointError, match=r"does not name 1 of .* model\.norm\.weight"):
-        loading.load_gpt_oss(damaged)
+        loading.load_gpt_oss(damaged_checkpoint)
 
 
-def test_config_of_another_size_is_refused(damaged):
-    config = json.loads((damaged / "config.json").read_text())
+def test_config_of_another_size_is_refused(damaged_checkpoint):
+    config = json.loads((damaged_checkpoint / "config.json").read_text())
     config["hidden_size"] = 96
-    (damaged / "config.json").write_text(json.dumps(config))
+    (damaged_checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(loading.CheckpointError, match="different models"):
-        loading.load_gpt_oss(damaged)
+        loading.load_gpt_oss(damaged_checkpoint)
 
 
 @pytest.mark.parametrize(("key", "value"), [("vocab_size", 128), ("num_local_experts", 16)])
-def test_tensors_with_too_few_rows_are_refused(damaged, key, value):
-    config = json.loads((damaged / "config.json").read_text())
-    (damaged / "config.json").write_text(json.dumps(config | {key: value}))
+def test_tensors_with_too_few_rows_are_refused(damaged_checkpoint, key, value):
+    config = json.loads((damaged_checkpoint / "config.json").read_text())
+    (damaged_checkpoint / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(loading.CheckpointError, match="different models"):
-        loading.load_gpt_oss(damaged)
+        loading.load_gpt_oss(damaged_checkpoint)
 
 
 def test_another_architecture_is_refused(tmp_path):

@@ -18,12 +18,14 @@ def write(file: Path, header: object, data: int = 16) -> Path:
     return file
 
 
-def tensor(*offsets: int, shape: tuple[int, ...] = (4,)) -> dict:
+def make_tensor_header(*offsets: int, shape: tuple[int, ...] = (4,)) -> dict:
     return {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
 
 
 def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
-    tensors, end = model_files.read_header(write(tmp_path / "a", {"b": tensor(8, 16), "a": tensor(0, 8)}))
+    tensors, end = model_files.read_header(
+        write(tmp_path / "a", {"b": make_tensor_header(8, 16), "a": make_tensor_header(0, 8)})
+    )
     assert tensors.keys() == {"a", "b"} and end == (tmp_path / "a").stat().st_size
 
 
@@ -31,11 +33,11 @@ def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
     "header",
     [
         NESTED,
-        {"a": tensor(0, 8), "b": tensor(4, 12)},
-        {"a": tensor(0, 8), "b": tensor(0, 8)},
-        {"a": tensor(-8, 0)},
-        {"a": tensor(8, 16)},
-        {"a": tensor(0, 8, shape=(-2, -2))},
+        {"a": make_tensor_header(0, 8), "b": make_tensor_header(4, 12)},
+        {"a": make_tensor_header(0, 8), "b": make_tensor_header(0, 8)},
+        {"a": make_tensor_header(-8, 0)},
+        {"a": make_tensor_header(8, 16)},
+        {"a": make_tensor_header(0, 8, shape=(-2, -2))},
     ],
 )
 def test_a_header_that_the_format_forbids_is_refused(tmp_path: Path, header: object) -> None:

@@ -22,7 +22,7 @@ def model(either_checkpoint):
 
 
 @pytest.fixture(scope="module")
-def whole(either_checkpoint):
+def whole_tensors(either_checkpoint):
     return {
         name: parameter.data
         for packed in (True, False)
@@ -32,16 +32,16 @@ def whole(either_checkpoint):
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_range_equals_the_slice_of_the_whole_tensor(model, whole, data):
-    name = data.draw(st.sampled_from(sorted(whole)))
-    flat = whole[name].view(-1)
+def test_range_equals_the_slice_of_the_whole_tensor(model, whole_tensors, data):
+    name = data.draw(st.sampled_from(sorted(whole_tensors)))
+    flat = whole_tensors[name].view(-1)
     start = data.draw(st.integers(0, len(flat)))
     out = torch.empty(data.draw(st.integers(0, len(flat) - start)), dtype=flat.dtype)
-    CheckpointReader(model).fill(name, whole[name].shape, start, out)
+    CheckpointReader(model).fill(name, whole_tensors[name].shape, start, out)
     assert torch.equal(out, flat[start : start + len(out)])
 
 
-def test_all_ranks_together_read_the_files_once(model, whole):
+def test_all_ranks_together_read_the_files_once(model, whole_tensors):
     shapes = architecture.Architecture.from_config(model.config).parameters()
     stored = sum(tensor.stop - tensor.start for tensor in model.tensors.values())
     for ranks in (1, 2, 4):  # 8 experts
@@ -56,8 +56,8 @@ def test_all_ranks_together_read_the_files_once(model, whole):
         assert reader.bytes_read == stored
 
 
-def test_expert_is_split_at_the_end_of_a_rank(model, whole):
-    shape = whole[EXPERTS].shape
+def test_expert_is_split_at_the_end_of_a_rank(model, whole_tensors):
+    shape = whole_tensors[EXPERTS].shape
     expert = shape[1:].numel()
     reader = CheckpointReader(model)
     reader.fill(EXPERTS, shape, expert // 2, torch.empty(expert, dtype=torch.bfloat16))
@@ -66,18 +66,18 @@ def test_expert_is_split_at_the_end_of_a_rank(model, whole):
 
 
 @pytest.mark.parametrize("name", [EXPERTS, "lm_head.weight"])
-def test_file_truncated_while_reading_is_named(model, whole, tmp_path, name):
+def test_file_truncated_while_reading_is_named(model, whole_tensors, tmp_path, name):
     folder = shutil.copytree(model.folder, tmp_path / "cut")
     reader = CheckpointReader(model_files.read_whole(folder))
     for shard in folder.glob("*.safetensors"):
         shard.write_bytes(shard.read_bytes()[:200])
     with pytest.raises(CheckpointError, match=r"model-.* cannot be read \(it ends before byte [0-9,]+\): down"):
-        reader.fill(name, whole[name].shape, 0, torch.empty_like(whole[name]).view(-1))
+        reader.fill(name, whole_tensors[name].shape, 0, torch.empty_like(whole_tensors[name]).view(-1))
 
 
-def test_files_are_closed(model, whole):
+def test_files_are_closed(model, whole_tensors):
     reader = CheckpointReader(model)
-    reader.fill("lm_head.weight", whole["lm_head.weight"].shape, 0, torch.empty(5, dtype=torch.bfloat16))
+    reader.fill("lm_head.weight", whole_tensors["lm_head.weight"].shape, 0, torch.empty(5, dtype=torch.bfloat16))
     assert is_open(model.folder)
     del reader
     assert not is_open(model.folder)

@@ -18,7 +18,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 LAST = 254  # 255 is NaN (OCP MX 1.0); versions of transformers make something else of it, and no checkpoint has it
 
 
-def bits(tensor):
+def view_bits(tensor):
     """Tell 0 from -0, and let NaN equal NaN: which of its bit patterns comes out depends on the SIMD path."""
     tensor = torch.where(tensor.isnan(), torch.nan, tensor).contiguous()
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
@@ -53,7 +53,7 @@ def path(request, monkeypatch):
     return request.param
 
 
-def every_byte_and_scale():
+def make_every_byte_and_scale():
     """2 experts of 128 rows and 32 groups: each pair of byte and scale occurs."""
     pairs = torch.arange(256 * 256)
     scales = (pairs >> 8).clamp(max=LAST).view(256, 16, 16)[..., 0].to(torch.uint8)
@@ -63,13 +63,13 @@ def every_byte_and_scale():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantize_has_the_bits_of_transformers_for_every_byte_and_scale(dtype, path):
-    blocks, scales = every_byte_and_scale()
+    blocks, scales = make_every_byte_and_scale()
     seen = (scales.long().unsqueeze(-1) * 256 + blocks.long()).unique()
     assert len(seen) == 256 * (LAST + 1)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)
     result = mxfp4.dequantize(blocks, scales, dtype)
     assert result.shape == (2, 16 * 32, 128) and result.dtype == dtype and result.is_contiguous()
-    assert torch.equal(bits(result), bits(expected))
+    assert torch.equal(view_bits(result), view_bits(expected))
 
 
 def test_the_kernel_has_the_bits_of_transformers_for_each_scale_alone():
@@ -78,18 +78,18 @@ def test_the_kernel_has_the_bits_of_transformers_for_each_scale_alone():
     for scale in range(LAST + 1):
         scales = torch.full((1, 128, 1), scale, dtype=torch.uint8)
         expected = convert_moe_packed_tensors(codes, scales)
-        assert torch.equal(bits(mxfp4.dequantize(codes, scales)), bits(expected)), f"scale {scale}"
+        assert torch.equal(view_bits(mxfp4.dequantize(codes, scales)), view_bits(expected)), f"scale {scale}"
 
 
 def test_every_byte_covers_the_special_results(path):
-    result = mxfp4.dequantize(*every_byte_and_scale())
+    result = mxfp4.dequantize(*make_every_byte_and_scale())
     smallest_normal = torch.finfo(torch.bfloat16).tiny
     assert result.isinf().any()
     assert ((result != 0) & (result.abs() < smallest_normal)).any()
     assert (torch.signbit(result) & (result == 0)).any()
 
 
-def random_packed(experts, out_features, groups, seed=0, low=0, high=LAST + 1):
+def draw_packed(experts, out_features, groups, seed=0, low=0, high=LAST + 1):
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(256, (experts, out_features, groups, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(low, high, (experts, out_features, groups), dtype=torch.uint8, generator=generator)
@@ -106,42 +106,42 @@ def random_packed(experts, out_features, groups, seed=0, low=0, high=LAST + 1):
     scale_range=st.sampled_from([(0, LAST + 1), (2, 253), (110, 126)]),
 )
 def test_dequantize_agrees_with_transformers_for_any_shape(kernel, experts, out_features, groups, seed, scale_range):
-    blocks, scales = random_packed(experts, out_features, groups, seed, *scale_range)
+    blocks, scales = draw_packed(experts, out_features, groups, seed, *scale_range)
     expected = convert_moe_packed_tensors(blocks, scales)
     with pytest.MonkeyPatch.context() as patch:
         if not kernel:
             patch.setattr(mxfp4, "uses_kernel", lambda dtype, device: False)
-        assert torch.equal(bits(mxfp4.dequantize(blocks, scales)), bits(expected))
+        assert torch.equal(view_bits(mxfp4.dequantize(blocks, scales)), view_bits(expected))
         # A single expert, views that are not contiguous, and one that begins at an odd byte.
-        assert torch.equal(bits(mxfp4.dequantize(blocks[0], scales[0])), bits(expected[0]))
-        assert torch.equal(bits(mxfp4.dequantize(blocks[:, ::2], scales[:, ::2])), bits(expected[..., ::2]))
+        assert torch.equal(view_bits(mxfp4.dequantize(blocks[0], scales[0])), view_bits(expected[0]))
+        assert torch.equal(view_bits(mxfp4.dequantize(blocks[:, ::2], scales[:, ::2])), view_bits(expected[..., ::2]))
         odd = torch.cat([torch.zeros(1, dtype=torch.uint8), blocks.flatten()])[1:].view(blocks.shape)
-        assert torch.equal(bits(mxfp4.dequantize(odd, scales)), bits(expected))
+        assert torch.equal(view_bits(mxfp4.dequantize(odd, scales)), view_bits(expected))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_any_number_of_threads_writes_the_same(threads, path, monkeypatch):
     monkeypatch.setattr(mxfp4, "_CHUNK", 10_000)  # PyTorch's part: 3, 3 and 1 of the groups
-    blocks, scales = random_packed(3, 400, 7)
+    blocks, scales = draw_packed(3, 400, 7)
     expected = convert_moe_packed_tensors(blocks, scales)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         for _ in range(5):
-            assert torch.equal(bits(mxfp4.dequantize(blocks, scales)), bits(expected))
+            assert torch.equal(view_bits(mxfp4.dequantize(blocks, scales)), view_bits(expected))
     finally:
         torch.set_num_threads(before)
 
 
 def test_only_out_is_written(path):
     """This includes lines that are not aligned for the kernel's widest stores."""
-    blocks, scales = random_packed(2, 128, 3, low=2, high=250)
+    blocks, scales = draw_packed(2, 128, 3, low=2, high=250)
     expected = convert_moe_packed_tensors(blocks, scales)
     for offset in range(0, 33, 3):
         around = torch.full((expected.numel() + 64,), 7.0, dtype=torch.bfloat16)
         out = around[offset : offset + expected.numel()].view(expected.shape)
         assert mxfp4.dequantize(blocks, scales, out=out) is out
-        assert torch.equal(bits(out), bits(expected))
+        assert torch.equal(view_bits(out), view_bits(expected))
         assert (around[:offset] == 7).all() and (around[offset + expected.numel() :] == 7).all()
 
 
@@ -156,16 +156,16 @@ def test_only_out_is_written(path):
 )
 def test_dequantize_refuses_an_out_that_does_not_fit(out):
     with pytest.raises(ValueError, match="out must be contiguous"):
-        mxfp4.dequantize(*random_packed(2, 128, 3), out=out)
+        mxfp4.dequantize(*draw_packed(2, 128, 3), out=out)
 
 
 M_MMAP_THRESHOLD = -3  # mallopt(3)
 
 
-def memory_peak(run):
+def measure_memory_peak(run):
     """Bytes by which `run` raises this process's resident memory at its highest."""
 
-    def kilobytes(field):
+    def read_kilobytes(field):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
@@ -174,9 +174,9 @@ def memory_peak(run):
     run()
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident size
-    before = kilobytes("VmRSS")
+    before = read_kilobytes("VmRSS")
     run()
-    return 1024 * (kilobytes("VmHWM") - before)
+    return 1024 * (read_kilobytes("VmHWM") - before)
 
 
 def check_memory(path, every):
@@ -185,11 +185,11 @@ def check_memory(path, every):
         mxfp4.uses_kernel = lambda dtype, device: False
     # PyTorch's threads wait for each other after every operation, seconds where other work holds a core.
     torch.set_num_threads(1 if path == "torch" else 2)
-    blocks, scales = (tensor[:, ::every] for tensor in random_packed(8, 1024 * every, 32, low=110, high=126))
+    blocks, scales = (tensor[:, ::every] for tensor in draw_packed(8, 1024 * every, 32, low=110, high=126))
     result = torch.zeros(8, 32 * 32, 1024, dtype=torch.bfloat16)
     mxfp4.dequantize(blocks[:1], scales[:1], out=result[:1])  # allocates one-time buffers
-    assert memory_peak(lambda: torch.zeros_like(result)) > 0.9 * result.nbytes
-    assert memory_peak(lambda: mxfp4.dequantize(blocks, scales, out=result)) < result[0].nbytes
+    assert measure_memory_peak(lambda: torch.zeros_like(result)) > 0.9 * result.nbytes
+    assert measure_memory_peak(lambda: mxfp4.dequantize(blocks, scales, out=result)) < result[0].nbytes
 
 
 @pytest.mark.parametrize("path", ["kernel", "torch"])
@@ -236,7 +236,7 @@ def test_dequantize_refuses_what_is_not_mxfp4(blocks, scales):
         mxfp4.dequantize(blocks, scales)
 
 
-def random_weight(seed, spread):
+def draw_weight(seed, spread):
     """`[2, 64, 3]` whose groups differ in size by up to 2**spread."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(2, 64, 3, generator=generator)
@@ -247,15 +247,15 @@ def random_weight(seed, spread):
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), spread=st.sampled_from([0, 3, 60, 120]))
 def test_quantizing_again_changes_nothing(seed, spread):
-    once = mxfp4.dequantize(*mxfp4.quantize(random_weight(seed, spread)))
+    once = mxfp4.dequantize(*mxfp4.quantize(draw_weight(seed, spread)))
     twice = mxfp4.dequantize(*mxfp4.quantize(once))
-    assert torch.equal(bits(once), bits(twice))
+    assert torch.equal(view_bits(once), view_bits(twice))
 
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_tiny_change_changes_nothing_with_the_scales_before_it(seed):
-    blocks, scales = mxfp4.quantize(random_weight(seed, 3))
+    blocks, scales = mxfp4.quantize(draw_weight(seed, 3))
     before = mxfp4.dequantize(blocks, scales)
     _, smallest = mxfp4.quantize(before)
     assert torch.equal(mxfp4.dequantize(*mxfp4.quantize(before.float() * 0.999, smallest)), before)
@@ -265,7 +265,7 @@ def test_a_tiny_change_changes_nothing_with_the_scales_before_it(seed):
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), spread=st.sampled_from([0, 3, 60]))
 def test_quantize_picks_the_nearest_value_of_the_grid(seed, spread):
-    weight = random_weight(seed, spread)
+    weight = draw_weight(seed, spread)
     blocks, scales = mxfp4.quantize(weight)
     assert blocks.shape == (2, 3, 2, 16) and scales.shape == (2, 3, 2)
     assert blocks.is_contiguous() and scales.is_contiguous()

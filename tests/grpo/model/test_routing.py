@@ -10,40 +10,40 @@ from tests.grpo.routed_model import (
     LENGTH,
     ROWS,
     TOKENS,
-    of_all_experts,
-    others,
-    own_choices,
-    small_model,
+    compute_own_choices,
+    draw_choices,
+    make_small_model,
+    spread_weights,
 )
 
 
-def gradients(model, logits):
+def compute_gradients(model, logits):
     return torch.autograd.grad(logits.float().square().mean(), [p for p in model.parameters() if p.requires_grad])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_replaying_the_own_choice_changes_no_bit(dtype):
-    model = small_model(dtype)
-    plain, choices = own_choices(model)
+    model = make_small_model(dtype)
+    plain, choices = compute_own_choices(model)
     in_another_order = [choice.flip(-1) for choice in choices]
     for routings in (choices, in_another_order):
         with routing.replay_choices(model, routings, LENGTH, "cpu"):
             replayed = model(TOKENS).logits
         assert torch.equal(replayed, plain)
-        for ours, stock in zip(gradients(model, replayed), gradients(model, plain), strict=True):
+        for ours, stock in zip(compute_gradients(model, replayed), compute_gradients(model, plain), strict=True):
             assert torch.equal(ours, stock)
-        plain, _ = own_choices(model)
+        plain, _ = compute_own_choices(model)
 
 
 def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
     """Against a softmax over the chosen logits in float64, and with a gradient for the router."""
-    router = small_model().double().model.layers[0].mlp.router
+    router = make_small_model().double().model.layers[0].mlp.router
     states = torch.randn(1, LENGTH, 32, dtype=torch.double, requires_grad=True)
-    recorded = others()[0][:, :1]
+    recorded = draw_choices()[0][:, :1]
     holder = torch.nn.ModuleList([router])
     with routing.replay_choices(holder, [recorded], LENGTH, "cpu"):
         *_, weights, indices = router(states[0])
-    weights = of_all_experts(weights, indices)
+    weights = spread_weights(weights, indices)
     experts = recorded[:, 0].long() - 1
     assert torch.equal(indices.sort().values, experts.sort().values)
     logits = states[0] @ router.weight.T + router.bias
@@ -58,8 +58,8 @@ def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
 
 
 def test_it_counts_choices_that_the_router_would_have_made_differently():
-    model = small_model()
-    _, choices = own_choices(model)
+    model = make_small_model()
+    _, choices = compute_own_choices(model)
     choices[1][3:] = 0  # unknown
     kept = choices[0][2, -1].clone()  # of the last layer, so no later choice depends on it
     for instead, differing in ((kept.flip(0), 0), (kept % EXPERTS + 1, 1)):
@@ -70,8 +70,8 @@ def test_it_counts_choices_that_the_router_would_have_made_differently():
 
 
 def test_unknown_positions_and_padding_choose_for_themselves():
-    model = small_model()
-    plain, choices = own_choices(model)
+    model = make_small_model()
+    plain, choices = compute_own_choices(model)
     partly = [choice[: LENGTH - 2].clone() for choice in choices]  # shorter than the row
     partly[0][3] = 0
     with routing.replay_choices(model, partly, LENGTH, "cpu"):
@@ -79,24 +79,24 @@ def test_unknown_positions_and_padding_choose_for_themselves():
 
 
 def test_other_choices_and_choices_shifted_by_a_token_change_the_result():
-    model = small_model()
-    plain, choices = own_choices(model)
+    model = make_small_model()
+    plain, choices = compute_own_choices(model)
     shifted = [choice.roll(1, dims=0) for choice in choices]
-    for routings in (others(), shifted):
+    for routings in (draw_choices(), shifted):
         with routing.replay_choices(model, routings, LENGTH, "cpu"):
             assert (model(TOKENS).logits - plain).abs().max() > 1e-3
     assert torch.equal(model(TOKENS).logits, plain), "the choice outlives its context"
 
 
 def test_recomputed_layers_take_the_same_choice():
-    model = small_model()
+    model = make_small_model()
     model.requires_grad_(False)
     model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
-    with routing.replay_choices(model, others(), LENGTH, "cpu"):
-        expected = gradients(model, model(TOKENS).logits)
+    with routing.replay_choices(model, draw_choices(), LENGTH, "cpu"):
+        expected = compute_gradients(model, model(TOKENS).logits)
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
-        recomputed = gradients_of_leaf(model)
+        recomputed = compute_leaf_gradients(model)
     assert torch.equal(recomputed, expected[0])
 
 
@@ -107,13 +107,13 @@ def test_packed_and_bf16_experts_replay_alike(either_checkpoint):
     scores = torch.rand(ROWS, LENGTH, config.num_hidden_layers, config.num_local_experts)
     recorded = list(routing.encode(scores.topk(config.num_experts_per_tok).indices))
     use_stock_experts(stock)
-    expected = pass_of(stock, recorded)
+    expected = run_pass(stock, recorded)
     for packed in (True, False):
         model = loading.load_gpt_oss(either_checkpoint, "eager", packed=packed).train()
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
         plain = model(TOKENS).logits
-        logits, gradient = pass_of(model, recorded)
+        logits, gradient = run_pass(model, recorded)
         assert torch.equal(logits, expected[0]) and torch.equal(gradient, expected[1])
         assert (plain - logits).abs().max() > 1e-3
 
@@ -125,7 +125,7 @@ def use_stock_experts(model):
         layer.mlp.experts = experts
 
 
-def pass_of(model, recorded):
+def run_pass(model, recorded):
     """The logits with a recorded routing, and the gradient of the first layer's queries."""
     model.requires_grad_(False)
     model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
@@ -135,7 +135,7 @@ def pass_of(model, recorded):
     return logits, model.model.layers[0].self_attn.q_proj.weight.grad
 
 
-def gradients_of_leaf(model):
+def compute_leaf_gradients(model):
     model(TOKENS).logits.float().square().mean().backward()  # reentrant checkpoints know no autograd.grad
     return model.model.layers[0].self_attn.q_proj.weight.grad
 
@@ -149,7 +149,7 @@ def gradients_of_leaf(model):
     ],
 )
 def test_routings_of_another_shape_are_refused(shape, message):
-    model = small_model()
+    model = make_small_model()
     routings = [torch.ones(shape, dtype=torch.uint8)] * ROWS
     with pytest.raises(ValueError, match=message), routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass
@@ -157,13 +157,13 @@ def test_routings_of_another_shape_are_refused(shape, message):
 
 def test_experts_that_the_actor_lacks_are_refused():
     routings = [torch.full((LENGTH, LAYERS, CHOSEN), EXPERTS + 1, dtype=torch.uint8)] * ROWS
-    model = small_model()
+    model = make_small_model()
     refused = pytest.raises(ValueError, match="expert 8, but the actor has 8")
     with refused, routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass
 
 
 def test_without_routings_nothing_is_touched():
-    model = small_model()
+    model = make_small_model()
     with routing.replay_choices(model, None, LENGTH, "cpu"):
         assert all("forward" not in vars(layer.mlp.router) for layer in model.model.layers)

@@ -5,11 +5,11 @@ import pytest
 from grpo.model import zero
 
 
-def config() -> dict:
+def make_config() -> dict:
     return {"zero_optimization": {"offload_param": {"device": "none"}}}
 
 
-def arguments(**changes) -> Namespace:
+def make_arguments(**changes) -> Namespace:
     values = {"offload": False, "actor_shard": "zero3", "stage3_param_persistence_threshold": None}
     return Namespace(**values | changes)
 
@@ -30,16 +30,16 @@ def test_offloaded_parameters_are_pinned_with_a_gpu(monkeypatch, backend, is_gpu
     # Stands in for a GPU's accelerator; the code calls only this method.
     accelerator = Namespace(communication_backend_name=lambda: backend)
     monkeypatch.setattr(zero, "get_accelerator", lambda: accelerator)
-    tuned = zero.tune(config(), arguments(offload=True))["zero_optimization"]
+    tuned = zero.tune(make_config(), make_arguments(offload=True))["zero_optimization"]
     assert tuned["offload_param"] == {"device": "cpu", "pin_memory": is_gpu}
     assert tuned["stage3_allgather_sequential"]
 
 
 def test_parameters_that_stay_on_the_gpu_are_not_pinned():
-    assert zero.tune(config(), arguments())["zero_optimization"]["offload_param"] == {"device": "none"}
+    assert zero.tune(make_config(), make_arguments())["zero_optimization"]["offload_param"] == {"device": "none"}
 
 
 @pytest.mark.parametrize(("shard", "expected"), [("zero3", 0), ("none", zero.WHOLE)])
 def test_threshold_is_passed_on_unless_each_rank_keeps_the_adapter_whole(shard, expected):
-    args = arguments(actor_shard=shard, stage3_param_persistence_threshold=0)
-    assert zero.tune(config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == expected
+    args = make_arguments(actor_shard=shard, stage3_param_persistence_threshold=0)
+    assert zero.tune(make_config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == expected

@@ -18,19 +18,19 @@ STOPS = [TOKENIZER.token_to_id(token) for token in STOP_TOKENS]
 CONTEXT = 64
 
 
-def ids(text: str) -> list[int]:
+def encode_text(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-HARMONY = delimiter("harmony", ids)
-PROMPT = ids("<|start|>user<|message|>2+2<|end|><|start|>assistant")
+HARMONY = delimiter("harmony", encode_text)
+PROMPT = encode_text("<|start|>user<|message|>2+2<|end|><|start|>assistant")
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 WHOLE = ANALYSIS + "777" + FINAL + "88<|return|>"
-WORDS = [*ids(ANALYSIS), *HARMONY.tokens, *ids("<|channel|>commentary"), *ids("7 so"), *STOPS]
+WORDS = [*encode_text(ANALYSIS), *HARMONY.tokens, *encode_text("<|channel|>commentary"), *encode_text("7 so"), *STOPS]
 STREAM = st.lists(st.sampled_from(WORDS), min_size=1, max_size=24) | st.tuples(
     st.integers(0, 12), st.integers(0, 12), st.sampled_from(["", "<|return|>", "<|call|>"])
-).map(lambda sizes: ids(ANALYSIS + "7" * sizes[0] + FINAL + "8" * sizes[1] + sizes[2]))
+).map(lambda sizes: encode_text(ANALYSIS + "7" * sizes[0] + FINAL + "8" * sizes[1] + sizes[2]))
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Engine:
         self.calls.append((tokens, params))
         return self._stream(tokens, params, self.streams[len(self.calls) - 1])
 
-    def whole(self, call: int, most: int) -> tuple[list[int], str]:
+    def make_whole_output(self, call: int, most: int) -> tuple[list[int], str]:
         """The output of a call with that many tokens."""
         stream = self.streams[call]
         tokens = (stream + [stream[-1] if stream[-1] not in STOPS else 5] * most)[:most]
@@ -68,13 +68,13 @@ class Engine:
         return (tokens, "length") if end is None else (tokens[: end + 1], "stop")
 
     async def _stream(self, prompt, params, stream):
-        tokens, reason = self.whole(len(self.calls) - 1, params.max_tokens)
+        tokens, reason = self.make_whole_output(len(self.calls) - 1, params.max_tokens)
         scores = None
         if params.prompt_logprobs is not None:
             assert params.skip_reading_prefix_cache is False, "the cache is not used"
             # Cached tokens are not computed; their values are garbage.
             scores = [None] + [
-                {token: log_prob(token)} if index > self.cached else {-7: Logprob(math.inf)}
+                {token: make_log_prob(token)} if index > self.cached else {-7: Logprob(math.inf)}
                 for index, token in enumerate(prompt[1:], 1)
             ]
         sent, over = 0, False
@@ -89,7 +89,9 @@ class Engine:
                     outputs=[
                         CompletionOutput(
                             index=0, text="", token_ids=some, cumulative_logprob=None,
-                            logprobs=None if params.logprobs is None else [{token: log_prob(token)} for token in some],
+                            logprobs=None if params.logprobs is None else [
+                                {token: make_log_prob(token)} for token in some
+                            ],
                             finish_reason=reason if over else None,
                         )
                     ],
@@ -100,5 +102,5 @@ class Engine:
             self.aborted += not over
 
 
-def log_prob(token: int) -> Logprob:
+def make_log_prob(token: int) -> Logprob:
     return Logprob(-token / 1000)

@@ -45,7 +45,7 @@ class Engine:
         return asyncio.create_task(call)
 
 
-async def until(condition) -> None:
+async def wait_until(condition) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
@@ -56,10 +56,10 @@ def test_a_prompt_is_sampled_once_all_its_answers_are_and_each_is_judged_at_its_
         engine = Engine(2)
         responses = engine.answer(SamplingParams(seed=SEED, max_tokens=3))
         engine.ends[1].set()
-        await until(lambda: engine.begun == 1)  # the other answer is still being sampled
+        await wait_until(lambda: engine.begun == 1)  # the other answer is still being sampled
         assert await engine.actor.sampled() == []
         engine.ends[0].set()
-        await until(lambda: engine.begun == 2)
+        await wait_until(lambda: engine.begun == 2)
         assert await engine.actor.sampled() == [SEED] and not responses.done()
         engine.reward.set()
         assert [response["reward"] for response in await responses] == [1.0, 1.0]
@@ -75,7 +75,7 @@ def test_the_workers_are_not_asked_for_a_prompt_that_is_sampled():
         engine = Engine(1)
         responses = engine.answer(routing.mark_recorded(SamplingParams(seed=SEED, max_tokens=3)))
         engine.ends[0].set()
-        await until(lambda: answering.list_sampled() == [SEED])
+        await wait_until(lambda: answering.list_sampled() == [SEED])
         assert engine.taken == [False]
         engine.reward.set()
         assert [response["routing"].shape for response in await responses] == [(2, 1, 1)]

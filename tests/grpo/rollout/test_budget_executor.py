@@ -24,8 +24,8 @@ from tests.grpo.rollout.replayed_engine import (
     PROMPT,
     WHOLE,
     Engine,
-    ids,
-    log_prob,
+    encode_text,
+    make_log_prob,
 )
 
 SIZE = len(HARMONY.tokens)
@@ -60,28 +60,28 @@ class Actor:
     llm: Engine
 
     async def generate(self, prompt, params):
-        tokens, reason = self.llm.whole(0, params.max_tokens)
-        part = CompletionOutput(0, "", tokens, None, [{token: log_prob(token)} for token in tokens], reason)
+        tokens, reason = self.llm.make_whole_output(0, params.max_tokens)
+        part = CompletionOutput(0, "", tokens, None, [{token: make_log_prob(token)} for token in tokens], reason)
         return RequestOutput("", None, prompt, None, [part], True)
 
 
-def executor(reward: str, thinking: int, answer: int = 20) -> AgentExecutor:
+def make_executor(reward: str, thinking: int, answer: int = 20) -> AgentExecutor:
     return AgentExecutor(environment(thinking, answer, "harmony", reward))
 
 
-def executed(one, tokenizer, streams, prompt=PROMPT, **params):
+def execute_prompt(one, tokenizer, streams, prompt=PROMPT, **params):
     asked = SamplingParams(**{"max_tokens": 32, "min_tokens": 1, "seed": 7, "logprobs": 0, **params})
-    engine = Actor(Engine([ids(stream) for stream in streams]))
+    engine = Actor(Engine([encode_text(stream) for stream in streams]))
     text = tokenizer.decode(prompt)
     return asyncio.run(one.execute(text, "7", asked, CONTEXT, tokenizer, engine)), engine.llm
 
 
 @pytest.mark.parametrize("response", [WHOLE, ANALYSIS + "777<|return|>", "8<|call|>"])
-@pytest.mark.parametrize("prompt", [PROMPT, ids("7" * 60) + PROMPT])
+@pytest.mark.parametrize("prompt", [PROMPT, encode_text("7" * 60) + PROMPT])
 def test_a_budget_that_is_not_hit_is_the_single_turn_executor(tokenizer, reward, response, prompt):
-    ours, theirs = executor(reward, 14, 12), SingleTurnAgentExecutor(reward)
-    output, _ = executed(ours, tokenizer, [response], prompt)
-    expected, _ = executed(theirs, tokenizer, [response], prompt)
+    ours, theirs = make_executor(reward, 14, 12), SingleTurnAgentExecutor(reward)
+    output, _ = execute_prompt(ours, tokenizer, [response], prompt)
+    expected, _ = execute_prompt(theirs, tokenizer, [response], prompt)
     logs, account = output.pop("extra_logs"), output.pop("engine")
     assert account["tokens"] == output["observation_tokens"] and account["ranges"] == output["action_ranges"]
     assert logs.items() >= expected.pop("extra_logs").items()
@@ -90,12 +90,12 @@ def test_a_budget_that_is_not_hit_is_the_single_turn_executor(tokenizer, reward,
 
 
 def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
-    ours = executor(reward, 4)
-    output, engine = executed(ours, tokenizer, [WHOLE, "9<|return|>"])
+    ours = make_executor(reward, 4)
+    output, engine = execute_prompt(ours, tokenizer, [WHOLE, "9<|return|>"])
     response = ANALYSIS + "7" + FINAL + "9<|return|>"
     [(queries, _, labels)] = ours.reward_func.__globals__["calls"]
     assert queries == [tokenizer.decode(PROMPT) + response] and labels == ["7"] and len(engine.calls) == 2
-    assert output["observation_tokens"] == PROMPT + ids(response)
+    assert output["observation_tokens"] == PROMPT + encode_text(response)
     first, second = output["action_ranges"]
     assert first == (len(PROMPT), len(PROMPT) + 4) and second == (len(PROMPT) + 4 + SIZE, len(PROMPT) + 6 + SIZE)
     assert output["reward"] == 0.5 and output["truncated"] is False
@@ -110,7 +110,7 @@ def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
 
 def test_logs_have_the_same_keys_and_log_probs_only_on_request(tokenizer, reward):
     streams = [(WHOLE,), (ANALYSIS + "7<|return|>",), (ANALYSIS + "7", "8")]
-    outputs = [executed(executor(reward, 20, 4), tokenizer, some, logprobs=None)[0] for some in streams]
+    outputs = [execute_prompt(make_executor(reward, 20, 4), tokenizer, some, logprobs=None)[0] for some in streams]
     assert len({tuple(output["extra_logs"]) for output in outputs}) == 1
     assert [output["rollout_log_probs"] for output in outputs] == [None] * 3
 

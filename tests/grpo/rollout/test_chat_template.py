@@ -27,26 +27,28 @@ def model(tmp_path_factory):
     return folder
 
 
-def given(effort=None, others=None, date=None) -> SimpleNamespace:
+def make_arguments(effort=None, others=None, date=None) -> SimpleNamespace:
     return SimpleNamespace(reasoning_effort=effort, template_variables=others, template_date=date)
 
 
-def rendered(model, *variables) -> str:
-    args = Arguments(input_key="prompt", label_key="label", apply_chat_template=True, **vars(given(*variables)))
+def render_prompt(model, *variables) -> str:
+    args = Arguments(
+        input_key="prompt", label_key="label", apply_chat_template=True, **vars(make_arguments(*variables))
+    )
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     return PromptDataset([QUESTION], AutoTokenizer.from_pretrained(model), strategy).prompts[0]
 
 
 @pytest.mark.parametrize("effort", [None, *chat_template.EFFORTS])
 def test_training_and_evaluation_prompts_have_the_effort(model, effort):
-    assert f"Reasoning: {effort or 'low'}\n" in rendered(model, effort)
+    assert f"Reasoning: {effort or 'low'}\n" in render_prompt(model, effort)
 
 
-def in_environment(model, monkeypatch, *variables) -> str:
+def render_in_environment(model, monkeypatch, *variables) -> str:
     """What an environment's first turn has, in an engine that the driver has handed the variables on to."""
     environ: dict[str, str] = {}
     monkeypatch.setattr(chat_template.os, "environ", environ)
-    chat_template.pass_to_engines(given(*variables))
+    chat_template.pass_to_engines(make_arguments(*variables))
     template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
     parts = template.render([{"role": "user", "content": QUESTION["prompt"]}], [])
     return template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
@@ -54,11 +56,11 @@ def in_environment(model, monkeypatch, *variables) -> str:
 
 @pytest.mark.parametrize("effort", [None, "high"])
 def test_environment_gets_the_effort_from_the_variable(model, effort, monkeypatch):
-    assert f"Reasoning: {effort or 'low'}" in in_environment(model, monkeypatch, effort)
+    assert f"Reasoning: {effort or 'low'}" in render_in_environment(model, monkeypatch, effort)
 
 
 @pytest.fixture(scope="module")
-def dated(tmp_path_factory):
+def dated_model(tmp_path_factory):
     """The same with gpt-oss's line of the date."""
     folder = tmp_path_factory.mktemp("dated")
     write_tokenizer(folder)
@@ -78,19 +80,23 @@ class Clock(datetime.datetime):
         return cls.today
 
 
-def test_a_runs_prompts_keep_its_date_after_midnight(dated, monkeypatch):
+def test_a_runs_prompts_keep_its_date_after_midnight(dated_model, monkeypatch):
     monkeypatch.setattr(chat_template_utils, "datetime", Clock)
 
-    def prompts(date: str | None) -> list[str]:
-        chat = Chat(dated, chat_template.variables(None, None, date))
+    def render_prompts(date: str | None) -> list[str]:
+        chat = Chat(dated_model, chat_template.variables(None, None, date))
         evaluated = chat.tokenizer.decode(chat.prompt(EvalProblem("p", QUESTION["prompt"], "5", "sums")))
-        return [rendered(dated, None, None, date), in_environment(dated, monkeypatch, None, None, date), evaluated]
+        return [
+            render_prompt(dated_model, None, None, date),
+            render_in_environment(dated_model, monkeypatch, None, None, date),
+            evaluated,
+        ]
 
-    before = prompts("2029-12-31")
-    assert all("Current date: 2029-12-31<" in prompt for prompt in before) and prompts(None) == before
+    before = render_prompts("2029-12-31")
+    assert all("Current date: 2029-12-31<" in prompt for prompt in before) and render_prompts(None) == before
     monkeypatch.setattr(Clock, "today", Clock.today + datetime.timedelta(minutes=2))
-    assert prompts("2029-12-31") == before
-    assert all("Current date: 2030-01-01<" in prompt for prompt in prompts(None)), "the template sees the clock"
+    assert render_prompts("2029-12-31") == before
+    assert all("Current date: 2030-01-01<" in prompt for prompt in render_prompts(None)), "the template sees the clock"
 
 
 def test_template_that_ignores_a_variable_is_noticed(model, tmp_path):
@@ -103,7 +109,7 @@ OTHERS = '{"model_identity": "You are a {mathematician}."}'
 
 
 @pytest.fixture(scope="module")
-def identifying(tmp_path_factory):
+def identifying_model(tmp_path_factory):
     """The same with gpt-oss's own variable for who the model is."""
     folder = tmp_path_factory.mktemp("identifying")
     write_tokenizer(folder)
@@ -112,14 +118,14 @@ def identifying(tmp_path_factory):
     return folder
 
 
-def test_other_variables_reach_training_environments_and_evaluations(identifying, monkeypatch):
+def test_other_variables_reach_training_environments_and_evaluations(identifying_model, monkeypatch):
     wanted = "You are a {mathematician}."
-    assert rendered(identifying, None).startswith("You are ChatGPT.")
-    assert rendered(identifying, "high", OTHERS).startswith(wanted)
+    assert render_prompt(identifying_model, None).startswith("You are ChatGPT.")
+    assert render_prompt(identifying_model, "high", OTHERS).startswith(wanted)
 
-    assert in_environment(identifying, monkeypatch, None, OTHERS).startswith(wanted)
+    assert render_in_environment(identifying_model, monkeypatch, None, OTHERS).startswith(wanted)
 
-    chat = Chat(identifying, chat_template.variables(None, OTHERS))
+    chat = Chat(identifying_model, chat_template.variables(None, OTHERS))
     problem = EvalProblem("p", "2 + 3?", "5", "sums")
     assert chat.tokenizer.decode(chat.prompt(problem)).startswith(wanted)
 

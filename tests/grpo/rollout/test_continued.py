@@ -65,28 +65,28 @@ class Engine:
         self.cut |= self.running & set(names)
 
 
-def around(engine: Any) -> ContinuedLLM:
+def make_llm(engine: Any) -> ContinuedLLM:
     return ContinuedLLM(engine)
 
 
-def asked(kind=RequestOutputKind.FINAL_ONLY, **changes) -> SamplingParams:
+def make_params(kind=RequestOutputKind.FINAL_ONLY, **changes) -> SamplingParams:
     params = SamplingParams(max_tokens=LONGEST, min_tokens=4, seed=SEED, logprobs=0, output_kind=kind, **changes)
     return continued.make_sample_params(continued.make_continuable(params))
 
 
-async def heard(llm, params) -> list[RequestOutput]:
+async def collect_outputs(llm, params) -> list[RequestOutput]:
     return [output async for output in llm.generate({"prompt_token_ids": PROMPT}, params, request_id="mine")]
 
 
-def sampled_in(outputs) -> tuple[list[int], list[float]]:
+def list_sampled(outputs) -> tuple[list[int], list[float]]:
     tokens = [token for output in outputs for token in output.outputs[0].token_ids]
     choices = [choice for output in outputs for choice in output.outputs[0].logprobs]
     return tokens, [choice[token].logprob for token, choice in zip(tokens, choices, strict=True)]
 
 
-async def cut_at(engine, llm, moments, params) -> list[RequestOutput]:
+async def cut_outputs(engine, llm, moments, params) -> list[RequestOutput]:
     """Sample, and cut after each of these numbers of moments."""
-    task = asyncio.create_task(heard(llm, params))
+    task = asyncio.create_task(collect_outputs(llm, params))
     for policy, moment in enumerate(moments, 1):
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -102,9 +102,9 @@ async def cut_at(engine, llm, moments, params) -> list[RequestOutput]:
 )
 def test_a_rollout_that_is_cut_has_every_token_once(moments, kind):
     engine = Engine()
-    llm = around(engine)
-    outputs = asyncio.run(cut_at(engine, llm, moments, asked(kind)))
-    tokens, log_probs = sampled_in(outputs)
+    llm = make_llm(engine)
+    outputs = asyncio.run(cut_outputs(engine, llm, moments, make_params(kind)))
+    tokens, log_probs = list_sampled(outputs)
     assert len(tokens) == LONGEST and log_probs == [-token / 100 for token in tokens]
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert outputs[-1].outputs[0].finish_reason == "length" and outputs[0].prompt_token_ids == PROMPT
@@ -119,25 +119,25 @@ def test_a_rollout_that_is_cut_has_every_token_once(moments, kind):
 
 def test_requests_without_a_name_are_vllms_own():
     engine = Engine()
-    llm = around(engine)
+    llm = make_llm(engine)
     plain = SamplingParams(max_tokens=3, seed=SEED, logprobs=0)
 
-    async def while_cut():
+    async def generate_while_cut():
         await llm.cut()
-        return await heard(llm, plain)
+        return await collect_outputs(llm, plain)
 
-    assert asyncio.run(while_cut())[-1].finished
+    assert asyncio.run(generate_while_cut())[-1].finished
     assert engine.requests == [(PROMPT, plain)] and llm.policies(NAME, PROMPT).tolist() == [-1] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_engine_continues_from_a_checkpoint(kind):
     """With what the engine said of the prompt, which it says once."""
-    params = asked(kind, prompt_logprobs=0)
+    params = make_params(kind, prompt_logprobs=0)
 
     async def run():
-        first, second = around(Engine()), around(Engine())
-        task = asyncio.create_task(heard(first, params))
+        first, second = make_llm(Engine()), make_llm(Engine())
+        task = asyncio.create_task(collect_outputs(first, params))
         for _ in range(6):
             await asyncio.sleep(0)
         await first.cut()
@@ -146,19 +146,19 @@ def test_another_engine_continues_from_a_checkpoint(kind):
         assert all(not isinstance(value, list) for value in saved[NAME][0].values()), "tensors are saved faster"
         for llm, known in ((first, {}), (second, saved)):
             llm.go_on(3, [NAME], known)
-        outputs = [await task, await heard(second, params)]
-        policies = [llm.policies(NAME, PROMPT + sampled_in(outputs[0])[0]).tolist() for llm in (first, second)]
+        outputs = [await task, await collect_outputs(second, params)]
+        policies = [llm.policies(NAME, PROMPT + list_sampled(outputs[0])[0]).tolist() for llm in (first, second)]
         return outputs, policies, second.calls([NAME])
 
     (whole, again), policies, ended = asyncio.run(run())
-    assert sampled_in(again) == sampled_in(whole) and policies[0] == policies[1]
+    assert list_sampled(again) == list_sampled(whole) and policies[0] == policies[1]
     assert whole[0].prompt_logprobs == again[0].prompt_logprobs == [None, {8: Logprob(-0.8)}, None]
     assert ended[NAME][0]["reason"] == "length" and ended[NAME][0]["tokens"].dtype == torch.int64
 
 
 def test_what_is_over_is_forgotten():
-    llm = around(Engine())
-    asyncio.run(heard(llm, asked()))
+    llm = make_llm(Engine())
+    asyncio.run(collect_outputs(llm, make_params()))
     assert llm.calls([NAME])
     llm.go_on(1, [], {})
     assert not llm.calls([NAME])
@@ -166,7 +166,7 @@ def test_what_is_over_is_forgotten():
 
 def test_a_later_call_knows_better_whose_a_token_is():
     """A budget ends a call, forces tokens, and calls again; by chance it forces what the first call had sampled."""
-    llm = around(Engine())
+    llm = make_llm(Engine())
     values = {"seed": SEED, "log_probs": [0.0] * 3, "prompt_log_probs": [], "cached": 0, "reason": None}
     first = {"prompt": [7], "tokens": [1, 2, 3], "policies": [0, 0, 0]}
     second = {"prompt": [7, 1, 2], "tokens": [3, 4, 5], "policies": [1, 1, 1]}

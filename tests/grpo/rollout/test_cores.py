@@ -27,7 +27,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
 
 
 @pytest.fixture
-def child() -> Iterator:
+def start_child() -> Iterator:
     """Start a process as vLLM starts a core; like some cores, it has no title."""
     processes: list[multiprocessing.process.BaseProcess] = []
 
@@ -42,8 +42,8 @@ def child() -> Iterator:
         process.join()
 
 
-def test_an_engine_notes_its_cores_which_are_ended_once(store, child, monkeypatch) -> None:
-    core, other = child("EngineCore_DP0"), child("Something")
+def test_an_engine_notes_its_cores_which_are_ended_once(store, start_child, monkeypatch) -> None:
+    core, other = start_child("EngineCore_DP0"), start_child("Something")
     # Here the core's parent ends it, and multiprocessing, not psutil, must ask for its exit code.
     monkeypatch.setattr(cores.psutil, "wait_procs", lambda orphans, timeout: [core.join(timeout) for _ in orphans])
     cores.remember("actor", cores.find_own_cores())
@@ -54,8 +54,8 @@ def test_an_engine_notes_its_cores_which_are_ended_once(store, child, monkeypatc
     assert cores.end("actor") == []
 
 
-def test_an_engine_whose_core_is_unknown_does_not_start(child) -> None:
-    child("Something")
+def test_an_engine_whose_core_is_unknown_does_not_start(start_child) -> None:
+    start_child("Something")
     with pytest.raises(RuntimeError, match="no core"):
         cores.find_own_cores()
 

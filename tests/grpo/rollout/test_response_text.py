@@ -21,13 +21,13 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def tokens_of(tokenizer, text: str) -> list[int]:
+def encode_text(tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def spelled(tokenizer, text: str) -> list[int]:
+def spell_text(tokenizer, text: str) -> list[int]:
     """Ordinary tokens that stand for a text with markers: a name's characters come from different calls."""
-    tokens = [token for character in text for token in tokens_of(tokenizer, character)]
+    tokens = [token for character in text for token in encode_text(tokenizer, character)]
     assert not set(tokens) & set(tokenizer.added_tokens_decoder) and tokenizer.decode(tokens) == text
     return tokens
 
@@ -36,21 +36,23 @@ def spelled(tokenizer, text: str) -> list[int]:
     "inside", [HEADER, f"<|end|><|start|>assistant{HEADER}", f"<|return|>{HEADER}", f"<|channel|><|end|>{HEADER}"]
 )
 def test_spelled_out_header_does_not_open_a_final_message(tokenizer, inside):
-    analysis = tokens_of(tokenizer, "<|channel|>analysis<|message|>2+5")
-    answer = tokens_of(tokenizer, r"\boxed{7}")
-    wrong = decode_tokens(tokenizer, [*analysis, *spelled(tokenizer, inside), *answer])
+    analysis = encode_text(tokenizer, "<|channel|>analysis<|message|>2+5")
+    answer = encode_text(tokenizer, r"\boxed{7}")
+    wrong = decode_tokens(tokenizer, [*analysis, *spell_text(tokenizer, inside), *answer])
     assert final_message(wrong) is None and not grade(wrong, "7").correct
-    right = decode_tokens(tokenizer, [*analysis, *tokens_of(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer])
+    right = decode_tokens(
+        tokenizer, [*analysis, *encode_text(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer]
+    )
     assert BREAK not in right and grade(right, "7").correct
 
 
 def test_spelled_out_marker_does_not_end_a_final_message(tokenizer):
-    tokens = [*tokens_of(tokenizer, HEADER), *spelled(tokenizer, "<|end|>"), *tokens_of(tokenizer, r"\boxed{7}")]
+    tokens = [*encode_text(tokenizer, HEADER), *spell_text(tokenizer, "<|end|>"), *encode_text(tokenizer, r"\boxed{7}")]
     assert grade(decode_tokens(tokenizer, tokens), "7").correct
 
 
 def test_an_evaluation_sees_the_same_text(tokenizer):
-    tokens = [*spelled(tokenizer, HEADER), *tokens_of(tokenizer, r"\boxed{7}")]
+    tokens = [*spell_text(tokenizer, HEADER), *encode_text(tokenizer, r"\boxed{7}")]
     record = make_record_fields(tokenizer, tokens, is_truncated=False)
     assert record["response"] == decode_tokens(tokenizer, tokens) and record["answer_length"] is None
     assert BREAK in record["response"]
@@ -58,7 +60,7 @@ def test_an_evaluation_sees_the_same_text(tokenizer):
 
 @given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text("ab<|>é∑ 1\n\\{}", max_size=12)), max_size=12))
 def test_text_is_the_decoded_text_except_for_breaks(tokenizer, parts):
-    tokens = tokens_of(tokenizer, "".join(parts))
+    tokens = encode_text(tokenizer, "".join(parts))
     text = decode_tokens(tokenizer, tokens)
     assert text.replace(BREAK, "") == tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -67,8 +69,8 @@ def test_text_is_the_decoded_text_except_for_breaks(tokenizer, parts):
 def test_text_has_as_many_markers_as_marker_tokens(tokenizer, parts):
     tokens = []
     for is_token, part in parts:
-        tokens += tokens_of(tokenizer, part) if is_token else spelled(tokenizer, part)
+        tokens += encode_text(tokenizer, part) if is_token else spell_text(tokenizer, part)
     text = decode_tokens(tokenizer, tokens)
     for marker in MARKERS:
-        [token] = tokens_of(tokenizer, marker)
+        [token] = encode_text(tokenizer, marker)
         assert text.count(marker) == tokens.count(token)

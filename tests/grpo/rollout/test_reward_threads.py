@@ -32,7 +32,7 @@ def test_all_samples_of_an_engine_wait_for_rewards_concurrently():
 
     together = threading.Barrier(PROMPTS * SAMPLES, timeout=30)
 
-    def reward(queries, prompts, labels):
+    def give_reward(queries, prompts, labels):
         together.wait()
         return {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
 
@@ -41,27 +41,27 @@ def test_all_samples_of_an_engine_wait_for_rewards_concurrently():
 
     actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
     actor.executor = SingleTurnAgentExecutor()
-    actor.executor.reward_endpoints, actor.executor.reward_func = ["reward.py"], reward
+    actor.executor.reward_endpoints, actor.executor.reward_func = ["reward.py"], give_reward
     actor.generate = generate
     params = SamplingParams(seed=0, max_tokens=3)
 
-    async def rollout():
+    async def roll_out():
         prompts = (actor.generate_responses(f"p{n}", "l", params, 10, Tokenizer(), SAMPLES) for n in range(PROMPTS))
         return await asyncio.gather(*prompts)
 
-    rewards = [sample["reward"] for prompt in asyncio.run(rollout()) for sample in prompt]
+    rewards = [sample["reward"] for prompt in asyncio.run(roll_out()) for sample in prompt]
     assert rewards == [1.0] * PROMPTS * SAMPLES
 
 
 def test_a_loop_gets_its_threads_once_and_no_more_than_it_needs():
     names = set()
 
-    async def one_after_the_other():
+    async def run_in_turn():
         for _ in range(20):
             reward_threads.provide()
             names.add(await asyncio.to_thread(lambda: threading.current_thread().name))
 
-    asyncio.run(one_after_the_other())
+    asyncio.run(run_in_turn())
     # A thread that has just answered may not be idle yet when the next sample comes.
     assert 1 <= len(names) <= 3 and all(name.startswith("reward") for name in names)
 

@@ -24,29 +24,29 @@ PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
 ANALYSIS = "<|channel|>analysis<|message|>"
 
 
-def ids(text: str, tokenizer: Tokenizer = HARMONY) -> list[int]:
+def encode_text(text: str, tokenizer: Tokenizer = HARMONY) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def text(tokens, tokenizer: Tokenizer = HARMONY) -> str:
+def decode_tokens(tokens, tokenizer: Tokenizer = HARMONY) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
-def made(name: str, tokenizer: Tokenizer = HARMONY):
-    return delimiter(name, lambda some: ids(some, tokenizer))
+def make_delimiter(name: str, tokenizer: Tokenizer = HARMONY):
+    return delimiter(name, lambda some: encode_text(some, tokenizer))
 
 
-def watched(name: str, prompt: str, response: str, tokenizer: Tokenizer = HARMONY):
-    watch = made(name, tokenizer).watch(ids(prompt, tokenizer))
-    for token in ids(response, tokenizer):
+def watch_response(name: str, prompt: str, response: str, tokenizer: Tokenizer = HARMONY):
+    watch = make_delimiter(name, tokenizer).watch(encode_text(prompt, tokenizer))
+    for token in encode_text(response, tokenizer):
         watch.feed(token)
     return watch
 
 
 def test_a_preset_is_the_tokens_that_its_text_has():
-    assert list(made("harmony").tokens) == ids(FORCED)
-    assert list(made("think", THINK).tokens) == ids("</think>", THINK)
-    assert list(made("\n</think>\n\n", THINK).tokens) == ids("\n</think>\n\n", THINK)
+    assert list(make_delimiter("harmony").tokens) == encode_text(FORCED)
+    assert list(make_delimiter("think", THINK).tokens) == encode_text("</think>", THINK)
+    assert list(make_delimiter("\n</think>\n\n", THINK).tokens) == encode_text("\n</think>\n\n", THINK)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_preset_is_the_tokens_that_its_text_has():
 )
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
     with pytest.raises(DelimiterError, match=what):
-        made(name)
+        make_delimiter(name)
 
 
 ENOUGH = f"Time is up.{FORCED}The answer"
@@ -85,20 +85,20 @@ ENOUGH = f"Time is up.{FORCED}The answer"
     ],
 )
 def test_a_text_is_inserted_and_the_models_own_end_is_recognized(response, rest):
-    assert list(made(ENOUGH).tokens) == ids(ENOUGH)
-    watch = watched(ENOUGH, PROMPT, response)
+    assert list(make_delimiter(ENOUGH).tokens) == encode_text(ENOUGH)
+    watch = watch_response(ENOUGH, PROMPT, response)
     assert watch.closed == (rest == "")
-    assert text(watch.rest()) == rest
-    assert watched(ENOUGH, PROMPT, response + rest).closed
+    assert decode_tokens(watch.rest()) == rest
+    assert watch_response(ENOUGH, PROMPT, response + rest).closed
 
 
 def test_the_own_end_of_a_model_with_think_tokens_is_recognized_without_the_inserted_text():
     enough = "Time is up.\n</think>\n\nThe answer"
-    assert watched(enough, "2 + 2<think>", "so\n</think>4", THINK).closed
-    open_ = watched(enough, "2 + 2<think>", "so", THINK)
-    assert not open_.closed and text(open_.rest(), THINK) == enough
+    assert watch_response(enough, "2 + 2<think>", "so\n</think>4", THINK).closed
+    open_ = watch_response(enough, "2 + 2<think>", "so", THINK)
+    assert not open_.closed and decode_tokens(open_.rest(), THINK) == enough
     old = "<think>so</think>4\n2 + 2"  # thinking of an earlier turn
-    assert not watched(enough, old, "so", THINK).closed
+    assert not watch_response(enough, old, "so", THINK).closed
 
 
 def test_harmony_requires_its_special_tokens():
@@ -135,10 +135,10 @@ def test_harmony_requires_its_special_tokens():
     ],
 )
 def test_open_harmony_thinking_lacks_its_end(prompt, response, rest):
-    watch = watched("harmony", prompt, response)
+    watch = watch_response("harmony", prompt, response)
     assert not watch.closed
-    assert text(watch.rest()) == rest
-    again = watched("harmony", prompt, response + rest)
+    assert decode_tokens(watch.rest()) == rest
+    again = watch_response("harmony", prompt, response + rest)
     assert again.closed and again.rest() == []
 
 
@@ -158,16 +158,16 @@ def test_open_harmony_thinking_lacks_its_end(prompt, response, rest):
     ],
 )
 def test_harmony_thinking_ends_when_the_assistant_addresses_others(prompt, response):
-    assert watched("harmony", prompt, response).closed
+    assert watch_response("harmony", prompt, response).closed
 
 
 def test_a_delimiter_spelled_in_text_does_not_count():
     # The characters, as ordinary tokens.
-    spelled = [token for part in re.findall(".", FORCED) for token in ids(part)]
-    watch = made("harmony").watch(ids(PROMPT + ANALYSIS))
+    spelled = [token for part in re.findall(".", FORCED) for token in encode_text(part)]
+    watch = make_delimiter("harmony").watch(encode_text(PROMPT + ANALYSIS))
     for token in spelled:
         watch.feed(token)
-    assert text(spelled) == FORCED and not watch.closed
+    assert decode_tokens(spelled) == FORCED and not watch.closed
 
 
 MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "assistant", "analysis", "final", "so"]
@@ -180,10 +180,10 @@ THINKING = ("<|start|>assistant" + ANALYSIS, ANALYSIS)
 def test_harmony_is_read_as_its_text_is(words):
     response = "".join(words)
     headers = [match[0] for match in HEADER.finditer(response)]
-    watch = watched("harmony", "2 + 2", response)
+    watch = watch_response("harmony", "2 + 2", response)
     assert watch.closed == any(header not in THINKING for header in headers)
-    again = watched("harmony", "2 + 2", response + text(watch.rest()))
-    assert again.closed and len(watch.rest()) <= len(ids(FORCED)) + 1
+    again = watch_response("harmony", "2 + 2", response + decode_tokens(watch.rest()))
+    assert again.closed and len(watch.rest()) <= len(encode_text(FORCED)) + 1
 
 
 @pytest.mark.parametrize("tokens", [*product((1, 2), repeat=3), (1, 1, 2, 1, 1, 1), (1,), (1, 2, 1, 2, 3)])
@@ -214,9 +214,9 @@ def test_a_sequence_of_tokens_is_found_at_any_position(tokens, response, prompt)
     ],
 )
 def test_a_prompt_may_have_begun_or_ended_the_thinking(name, prompt, rest):
-    watch = watched(name, prompt, "", THINK)
+    watch = watch_response(name, prompt, "", THINK)
     assert watch.closed == (rest is None)
-    assert text(watch.rest(), THINK) == (rest or "")
+    assert decode_tokens(watch.rest(), THINK) == (rest or "")
 
 
 @given(st.integers(0, 30), st.integers(2, 30), st.integers(0, 80), st.integers(1, 9))
@@ -241,6 +241,6 @@ def test_invalid_budgets_are_refused(thinking, answer):
 
 
 def test_a_delimiter_as_the_last_token_of_the_budget_is_in_time():
-    gate = Gate(made("think", THINK).watch([]), Budget(3, 2))
-    going = [gate.take_token(token) for token in ids("77</think>88", THINK)]
+    gate = Gate(make_delimiter("think", THINK).watch([]), Budget(3, 2))
+    going = [gate.take_token(token) for token in encode_text("77</think>88", THINK)]
     assert len(going) == 5 and all(going[:4]) and not going[4] and gate.thought == 3

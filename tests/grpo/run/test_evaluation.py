@@ -125,10 +125,10 @@ def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
 
 
 def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, monkeypatch, caplog):
-    def broken(response, gold, prompt):
+    def raise_fault(response, gold, prompt):
         raise AttributeError("a fault of the grader")
 
-    monkeypatch.setattr(records, "grade", broken)
+    monkeypatch.setattr(records, "grade", raise_fault)
     [record] = describe([sample("<a>", math.nan, FINAL + "\\boxed{8}", correct=math.nan)], tokenizer)
     assert record["answer"] is None and "a fault of the grader" in record["reason"]
     assert records.summarize([record])["ungraded"] == 1
@@ -241,15 +241,15 @@ def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenize
 
 
 def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
-    def choices(greedy_sample: int | None) -> list[int]:
+    def list_choices(greedy_sample: int | None) -> list[int]:
         stage = Stage(SimpleNamespace(seed=1), "eval 0", None, greedy_sample)
         params = stage.seed_params(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
         samples = [greedy.make_sample_params(params, number) for number in range(3)]
         assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}
         return [sample.top_k for sample in samples]
 
-    assert choices(2) == [50, 50, 1]
-    assert choices(None) == [50] * 3
+    assert list_choices(2) == [50, 50, 1]
+    assert list_choices(None) == [50] * 3
 
 
 def test_beside_a_greedy_answer_samples_are_drawn_with_their_seeds():
@@ -271,11 +271,11 @@ def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):
     described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
     result = records.summarize(described, [1])
     assert result["score"] == 0.5 and "exact_match" not in result and result["pass_at_k"] == {}
-    assert (result["ci_low"], result["ci_high"]) == pytest.approx(wilson_of_scores(), abs=1e-6)
+    assert (result["ci_low"], result["ci_high"]) == pytest.approx(compute_wilson_interval(), abs=1e-6)
     assert (result["n"], result["problems"], result["ungraded"]) == (2, 2, 0)
 
 
-def wilson_of_scores() -> tuple[float, float]:
+def compute_wilson_interval() -> tuple[float, float]:
     """By the formula in float64: the means m at which (0.5 - m)^2 = t^2 (m + 1) (3 - m) / size, between -1 and 3.
 
     The size is 2 problems times p (1 - p) over the variance of a score; t has one degree of freedom.

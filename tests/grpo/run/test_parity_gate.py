@@ -54,7 +54,7 @@ class Gate(ParityGate):
         self.check(self.log, step, batches, samples)
 
 
-def of_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_adapter=False):
+def make_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_adapter=False):
     """Micro-batches and samples of a step; engine "bb" is off by `shift`, and may lack the adapter."""
     gate.group.adapter = adapter
     generator, made, samples = torch.Generator().manual_seed(step), [], []
@@ -80,37 +80,37 @@ def of_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_ad
 
 
 @pytest.fixture(autouse=True)
-def without_ray(monkeypatch):
+def stub_ray(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda references: references)
 
 
 def test_it_compares_until_the_adapter_has_an_effect():
     gate = Gate()
     for step, adapter in enumerate((0.0, 0.0, 0.1, 0.1), start=1):
-        gate.compare(step, *of_step(gate, adapter=adapter))
+        gate.compare(step, *make_step(gate, adapter=adapter))
     assert [row["step"] for row in gate.written] == [1, 2, 3]
 
 
-def waits_of(gate, step, **options):
+def list_waits(gate, step, **options):
     """What a step of few rollouts writes: three prompts for each engine."""
     gate.written.clear()
-    gate.compare(step, *of_step(gate, step, batches=1, rows=6, **options))
+    gate.compare(step, *make_step(gate, step, batches=1, rows=6, **options))
     return [(row["since"], row["rows"][0]["tokens"] // (6 * (LENGTH - 1)), row["waits"]) for row in gate.written]
 
 
 def test_steps_of_few_rollouts_are_compared_together_until_each_engine_is_judged():
     gate = Gate(ranks=1)
     waits = "too few tokens to judge engine 0, engine 1: the next step is compared too"
-    assert waits_of(gate, 1) == [(1, 1, "")], "without an adapter, the gate stays closed anyway"
+    assert list_waits(gate, 1) == [(1, 1, "")], "without an adapter, the gate stays closed anyway"
     for step in range(2, 6):
-        assert waits_of(gate, step, adapter=0.1) == [(2, step - 1, waits)]
-    assert waits_of(gate, 6, adapter=0.1) == [(2, 5, "")] and waits_of(gate, 7, adapter=0.1) == []
+        assert list_waits(gate, step, adapter=0.1) == [(2, step - 1, waits)]
+    assert list_waits(gate, 6, adapter=0.1) == [(2, 5, "")] and list_waits(gate, 7, adapter=0.1) == []
 
 
 def test_an_engine_that_hardly_samples_does_not_keep_the_gate_closed(monkeypatch):
     monkeypatch.setattr(parity_gate, "MOST", 3)
     gate = Gate(ranks=1)
-    said = [waits for step in (1, 2, 3, 4) for _, _, waits in waits_of(gate, step, adapter=0.1)]
+    said = [waits for step in (1, 2, 3, 4) for _, _, waits in list_waits(gate, step, adapter=0.1)]
     assert said[1:] == [f"too few tokens to judge engine 0, engine 1: {then}" for then in (
         "the next step is compared too", "no other step is compared after 3"
     )]  # fmt: skip
@@ -120,7 +120,7 @@ def test_an_engine_of_few_tokens_that_lacks_the_adapter_is_found():
     """No step by itself shows it, so it cannot show either whether it is the routing."""
     gate, steps = Gate(ranks=1), []
     for step in (1, 2):
-        batches, samples = of_step(gate, step, batches=1, rows=6, adapter=0.03, lacks_adapter=True)
+        batches, samples = make_step(gate, step, batches=1, rows=6, adapter=0.03, lacks_adapter=True)
         for sample in samples:
             sample.engine_routing = torch.tensor(0.0)
         steps.append((step, batches, samples))
@@ -134,7 +134,7 @@ def test_an_engine_of_few_tokens_that_lacks_the_adapter_is_found():
 
 def test_a_difference_stops_the_run_and_is_written():
     gate = Gate()
-    batches, samples = of_step(gate, shift=0.2)
+    batches, samples = make_step(gate, shift=0.2)
     with pytest.raises(
         PolicyMismatch, match=r"engine 1: the mean difference is 0\.2000 ±0\.0000 nat.* was not recorded"
     ):
@@ -150,7 +150,7 @@ def test_a_difference_stops_the_run_and_is_written():
 def test_a_failure_says_whether_it_is_the_routing(replayed, said):
     """By a replay of what the engine recorded; the verdict is on the trainer's own choice."""
     gate = Gate()
-    batches, samples = of_step(gate, shift=0.2)
+    batches, samples = make_step(gate, shift=0.2)
     for number, sample in enumerate(samples):
         sample.engine_routing = torch.tensor(replayed * (number % 2))
     with pytest.raises(PolicyMismatch, match=said):
@@ -162,7 +162,7 @@ def test_a_failure_says_whether_it_is_the_routing(replayed, said):
 @pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}])
 def test_some_runs_are_not_compared(flags):
     gate = Gate(**flags)
-    batches, samples = of_step(gate, shift=0.2)
+    batches, samples = make_step(gate, shift=0.2)
     gate.compare(1, batches, samples)
     assert gate.written == gate.group.calls == []
 
@@ -170,7 +170,7 @@ def test_some_runs_are_not_compared(flags):
 @pytest.mark.parametrize(("ranks", "batches", "scored"), [(2, 4, 64), (2, 12, 64), (8, 8, 128), (1, 1, 16)])
 def test_every_rank_scores_as_many_micro_batches(ranks, batches, scored):
     gate = Gate(ranks)
-    gate.compare(1, *of_step(gate, batches=batches))
+    gate.compare(1, *make_step(gate, batches=batches))
     rows = {row["name"]: row["tokens"] for row in gate.written[0]["rows"]}
     assert rows["all"] == scored * (LENGTH - 1)
     assert {rows[f"rank {rank}"] for rank in range(ranks)} == {rows["all"] // ranks}
@@ -179,7 +179,7 @@ def test_every_rank_scores_as_many_micro_batches(ranks, batches, scored):
 
 def test_samples_of_unknown_engines_are_left_out():
     gate = Gate()
-    batches, samples = of_step(gate)
+    batches, samples = make_step(gate)
     for sample in samples:
         sample.sampled_by = None
     gate.compare(1, batches, samples)
@@ -189,7 +189,7 @@ def test_samples_of_unknown_engines_are_left_out():
 def test_rollouts_without_a_reward_are_left_out():
     """All of one rank, and some of the other: branches.give_advantages empties their masks."""
     gate = Gate()
-    batches, samples = of_step(gate, batches=4)
+    batches, samples = make_step(gate, batches=4)
     for batch in batches[2:]:
         batch.action_mask[:] = 0
     batches[0].action_mask[:3] = 0
@@ -205,8 +205,8 @@ def test_rollouts_without_a_reward_are_left_out():
 def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkeypatch):
     """The step's own samples are of the policy before: on them, engines and trainer differ."""
     trainer, gate, waited, scored = object.__new__(Trainer), Gate(), [], []
-    batches, samples = of_step(gate, adapter=0.1)
-    stale, old = of_step(gate, adapter=0.1, shift=0.2)
+    batches, samples = make_step(gate, adapter=0.1)
+    stale, old = make_step(gate, adapter=0.1, shift=0.2)
 
     def wait():
         waited.append(True)

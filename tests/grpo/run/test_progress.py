@@ -200,7 +200,7 @@ def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:
     assert find_adapter(final, checkpoints) == final
 
 
-def lines_of(tmp_path: Path) -> list[str]:
+def list_lines(tmp_path: Path) -> list[str]:
     progress = Progress(RunFiles(tmp_path, tmp_path), None)
     progress.poll()
     return progress.results(tmp_path, tmp_path / "final", tmp_path / "checkpoints")
@@ -216,9 +216,9 @@ def lines_of(tmp_path: Path) -> list[str]:
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, numbers: dict, ended: dict, said: str) -> None:
     for step in (1, 2):
         append(tmp_path / "metrics.jsonl", STEP | numbers | {"step": step})
-    assert lines_of(tmp_path)[0].startswith(said)
+    assert list_lines(tmp_path)[0].startswith(said)
     append(tmp_path / "metrics.jsonl", STEP | numbers | ended | {"step": 3})
-    assert not any(said in line for line in lines_of(tmp_path))
+    assert not any(said in line for line in list_lines(tmp_path))
 
 
 def test_greedy_answers_and_pass_at_k_are_beside_the_samples(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_greedy_answers_and_pass_at_k_are_beside_the_samples(tmp_path: Path) -> 
         append(tmp_path / "eval.jsonl", EVAL | row)
     first = Progress(RunFiles(tmp_path, tmp_path), None).poll()[0]
     assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), pass@8 0.625, greedy 0.700"
-    assert lines_of(tmp_path)[:4] == [
+    assert list_lines(tmp_path)[:4] == [
         "exact match  0.250 [0.200, 0.310] (n=256) at step 0",
         "          -> 0.250 [0.200, 0.310] (n=256) at step 40",
         "greedy       0.700 [0.600, 0.800] (n=256) at step 0",
@@ -244,13 +244,13 @@ def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> Non
     partly, none, whole = Progress(RunFiles(tmp_path, tmp_path), None).poll()
     assert partly.endswith("exact match 0.250 [0.200, 0.310] (graded 12 of 18)")
     assert none.endswith("not graded (graded 0 of 18)") and whole.endswith("(n=18)")
-    assert any("not comparable: not every problem was graded" in line for line in lines_of(tmp_path))
+    assert any("not comparable: not every problem was graded" in line for line in list_lines(tmp_path))
 
 
 def test_what_an_environment_counts_as_solved_is_not_called_exact_match(tmp_path: Path) -> None:
     for step in (0, 10):
         append(tmp_path / "eval.jsonl", EVAL | {"step": step, "in_environment": True})
-    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
+    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *list_lines(tmp_path)]
     assert shown[0] == "eval at step 0: solved 0.250 [0.200, 0.310] (n=256)"
     assert not any("exact match" in line for line in shown)
 
@@ -259,9 +259,9 @@ def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -
     score = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
     for step in (0, 10):
         append(tmp_path / "eval.jsonl", {"step": step, **score})
-    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
+    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *list_lines(tmp_path)]
     assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
     assert not any("exact match" in line or "not comparable" in line for line in shown)
     append(tmp_path / "eval.jsonl", {"step": 20, "exact_match": 0.5, "n": 18, "problems": 18})  # resumed with ours
-    ends = [line for line in lines_of(tmp_path) if "at step" in line]
+    ends = [line for line in list_lines(tmp_path) if "at step" in line]
     assert ends == ["exact match  0.500 (n=18) at step 20"]

@@ -88,7 +88,7 @@ def test_a_phase_that_raises_is_timed_too(tmp_path):
     assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
 
 
-def opened(folder, step):
+def open_log(folder, step):
     """The log of a trainer that starts from a checkpoint of a step, 0 for none."""
     data = folder / "train.jsonl"
     data.write_text('{"id": "first", "prompt": "p"}\n')
@@ -100,10 +100,10 @@ def opened(folder, step):
 
 
 def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
-    opened(tmp_path, 0).write_step(1, {"reward": 0.5})
+    open_log(tmp_path, 0).write_step(1, {"reward": 0.5})
     for _ in range(2):  # resumed, killed at once, and resumed again
-        opened(tmp_path, 2)
-    opened(tmp_path, 2).write_step(3, {"reward": 0.75})
+        open_log(tmp_path, 2)
+    open_log(tmp_path, 2).write_step(3, {"reward": 0.75})
     rows = read(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.5), (2, 0.25), (3, 0.75)]
     assert rows[1]["grad_norms"] == [0.5, 1.5]
@@ -113,13 +113,13 @@ def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_kill_after_an_evaluation_loses_no_exact_match(tmp_path, is_cut):
     """The line of the step was cut, or is whole and still without the result."""
-    opened(tmp_path, 0).write_step(2, {"reward": 0.25})
-    opened(tmp_path, 2).write_eval(2, {"exact_match": 0.75})
+    open_log(tmp_path, 0).write_step(2, {"reward": 0.25})
+    open_log(tmp_path, 2).write_eval(2, {"exact_match": 0.75})
     file = tmp_path / "metrics.jsonl"
     whole = file.read_text()
     assert read(file)[0]["exact_match"] == 0.75
     file.write_text("" if is_cut else whole.replace('"exact_match": 0.75', '"another": 1'))
-    opened(tmp_path, 2)
+    open_log(tmp_path, 2)
     [row] = read(file)
     assert (row["step"], row["reward"], row["exact_match"]) == (2, 0.25, 0.75)
 
@@ -182,5 +182,5 @@ def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypat
     monkeypatch.setattr(
         sample_records, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]]
     )
-    opened(tmp_path, 0).write_rollouts(1, [], None)
+    open_log(tmp_path, 0).write_rollouts(1, [], None)
     assert read(tmp_path / "samples" / "step_1.jsonl") == [{"id": "first", "datasource": "sums"}]

@@ -10,7 +10,7 @@ RIGHT = "\\boxed{7}"
 TEXTS = {1: RIGHT, 2: RIGHT.replace("{7}", "{8}"), 3: "so"}
 
 
-def sample(tokens: list[int], **logs: float) -> SimpleNamespace:
+def make_sample(tokens: list[int], **logs: float) -> SimpleNamespace:
     """A sample of a prompt of two tokens."""
     size = 2 + len(tokens)
     return SimpleNamespace(
@@ -26,7 +26,9 @@ TOKENIZER = SimpleNamespace(decode=lambda tokens, **_: TEXTS[tokens[0]], added_t
 
 
 def test_a_record_has_texts_answer_gold_counts_and_numbers():
-    one, two, three = describe_samples([sample([1, 1, 1], reward=0.5), sample([2]), sample([3, 3])], TOKENIZER)
+    one, two, three = describe_samples(
+        [make_sample([1, 1, 1], reward=0.5), make_sample([2]), make_sample([3, 3])], TOKENIZER
+    )
     assert one["prompt"] == "2+5" and one["response"] == RIGHT and one["gold"] == one["answer"] == "7"
     assert one["prompt_length"] == 2 and one["response_length"] == 3 and one["advantage"] == 0.5
     assert [record["sample"] for record in (one, two, three)] == [0, 1, 2]
@@ -35,28 +37,28 @@ def test_a_record_has_texts_answer_gold_counts_and_numbers():
 
 
 def test_a_rollout_in_an_environment_has_its_whole_conversation():
-    last, before = sample([1]), sample([3, 3])
+    last, before = make_sample([1]), make_sample([3, 3])
     last.branches = [before]
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)), added_tokens_decoder={})
     [record] = describe_samples([last], tokenizer)
     assert record["conversation"] == ["0 0 3 3", "0 0 1"]
-    assert "conversation" not in describe_samples([sample([1])], tokenizer)[0]
+    assert "conversation" not in describe_samples([make_sample([1])], tokenizer)[0]
 
 
 def test_filled_in_number_is_recorded_as_null():
-    made_up = sample([1], reward=0.25)
+    made_up = make_sample([1], reward=0.25)
     made_up.missing = {"reward"}
     [record] = describe_samples([made_up], TOKENIZER)
     assert record["reward"] is None
 
 
-def logs(**changes: list) -> list[dict]:
+def make_logs(**changes: list) -> list[dict]:
     return [dict(zip(changes, row, strict=True)) for row in zip(*changes.values(), strict=True)]
 
 
 def test_each_extreme_is_found_and_the_first_of_equals():
     reasons = extremes(
-        logs(
+        make_logs(
             correct=[0, 0, 1, 1, 0], reward=[0.1, 0.4, 0.6, 0.9, 0.4], response_length=[5, 5, 9, 9, 1],
             surprisal=[0.1, 0.2, 0.3, 0.4, 0.9], micro_batch_loss=[1.0, -8.0, 2.0, 7.0, 0.0],
         )
@@ -70,7 +72,7 @@ def test_each_extreme_is_found_and_the_first_of_equals():
 
 @pytest.mark.parametrize("missing", [None, "no such number"])
 def test_unknown_values_are_ignored(missing):
-    rows = logs(correct=[1, 0], reward=[None, None], response_length=[3, 4])
+    rows = make_logs(correct=[1, 0], reward=[None, None], response_length=[3, 4])
     if missing is not None:
         rows[1].pop("response_length")
     assert extremes(rows) == {0 if missing else 1: ["longest"]}
@@ -79,7 +81,9 @@ def test_unknown_values_are_ignored(missing):
 
 @pytest.mark.parametrize(("limit", "indices"), [(None, [0, 1, 2, 3]), (0, [3]), (2, [0, 1, 3])])
 def test_limit_keeps_the_extremes(limit, indices):
-    records = describe_samples([sample([1]), sample([1]), sample([1]), sample([1, 1])], TOKENIZER, limit)
+    records = describe_samples(
+        [make_sample([1]), make_sample([1]), make_sample([1]), make_sample([1, 1])], TOKENIZER, limit
+    )
     assert [record["sample"] for record in records] == indices
     assert records[-1]["extremes"] == ["longest"]
 
@@ -89,7 +93,7 @@ def test_a_label_of_another_form_is_its_own_gold():
 
 
 def test_a_record_has_the_id_of_its_problem() -> None:
-    problems = {sample([1]).prompts[0]: {"id": "sums-1", "datasource": "sums"}}
-    [record] = describe_samples([sample([1])], TOKENIZER, None, problems)
+    problems = {make_sample([1]).prompts[0]: {"id": "sums-1", "datasource": "sums"}}
+    [record] = describe_samples([make_sample([1])], TOKENIZER, None, problems)
     assert (record["id"], record["datasource"], record["sample"]) == ("sums-1", "sums", 0)
-    assert "id" not in describe_samples([sample([1])], TOKENIZER)[0]
+    assert "id" not in describe_samples([make_sample([1])], TOKENIZER)[0]

@@ -9,21 +9,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo.run import trackers
 
 
-def arguments(tmp_path, **changes):
+def make_arguments(tmp_path, **changes):
     off = {"use_tensorboard": None, "use_wandb": None, "use_trackio": False}
     names = {"wandb_org": None, "wandb_project": "p", "wandb_group": None, "wandb_run_name": "run-1"}
     names["run_dir"] = str(tmp_path / "run-1")
     return SimpleNamespace(**off | names | changes)
 
 
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+def read_scalars(folder) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder))
     events.Reload()
     return {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_tensorboard_has_every_number_and_a_resumed_run_no_step_twice(tmp_path):
-    args = arguments(tmp_path, use_tensorboard=str(tmp_path / "tensorboard"))
+    args = make_arguments(tmp_path, use_tensorboard=str(tmp_path / "tensorboard"))
     first = trackers.start(args, 0)
     for step in (1, 2, 3):
         first.log("train", step, {"reward": step / 10, "seconds": {"train": 2.0}, "grad_norms": [1.0]})
@@ -32,14 +32,14 @@ def test_tensorboard_has_every_number_and_a_resumed_run_no_step_twice(tmp_path):
     again.log("train", 3, {"reward": 0.9})
     again.log("eval", 3, {"exact_match": 0.5})
     again.close()
-    assert scalars(tmp_path / "tensorboard") == {
+    assert read_scalars(tmp_path / "tensorboard") == {
         "train/reward": [(1, 0.1), (2, 0.2), (3, 0.9)],
         "train/seconds/train": [(1, 2.0), (2, 2.0)],
         "eval/exact_match": [(3, 0.5)],
     }
 
 
-def stand_in(monkeypatch, name: str) -> list:
+def install_stand_in(monkeypatch, name: str) -> list:
     """A stand-in for a tracker's package that records its calls."""
     told: list = []
     run = SimpleNamespace(
@@ -55,8 +55,8 @@ def stand_in(monkeypatch, name: str) -> list:
 
 @pytest.mark.parametrize(("flag", "name"), [("use_wandb", "wandb"), ("use_trackio", "trackio")])
 def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
-    told = stand_in(monkeypatch, name)
-    args = arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key", run_dir=str(tmp_path))
+    told = install_stand_in(monkeypatch, name)
+    args = make_arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key", run_dir=str(tmp_path))
     tracker = dict((known, tracker) for known, _, tracker in trackers.KNOWN)[flag]
     started = trackers.Trackers([tracker(args, 0)])
     started.log("train", 1, {"reward": 0.5})
@@ -71,9 +71,9 @@ def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
 @pytest.mark.parametrize(("kind", "name"), [("Wandb", "wandb"), ("Trackio", "trackio")])
 def test_a_page_is_of_one_run_and_gets_each_step_once(kind, name, tmp_path, monkeypatch):
     """A run is killed in step 4 and resumed from step 2; another one's folder has the same name."""
-    told = stand_in(monkeypatch, name)
+    told = install_stand_in(monkeypatch, name)
     for folder, steps in (("a", (1, 2, 3)), ("a", (3, 4)), ("b", (1,))):
-        args = arguments(tmp_path / folder)
+        args = make_arguments(tmp_path / folder)
         Path(args.run_dir).mkdir(parents=True, exist_ok=True)
         page = trackers.Trackers([getattr(trackers, kind)(args, steps[0] - 1)])
         for step in steps:
@@ -107,7 +107,7 @@ def test_a_tracker_that_fails_is_switched_off_and_the_others_go_on(caplog):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "trackio" else object())
-    args = arguments(tmp_path, use_trackio=True, use_tensorboard="somewhere")
+    args = make_arguments(tmp_path, use_trackio=True, use_tensorboard="somewhere")
     assert trackers.missing_packages(args) == [("use_trackio", "trackio")]
 
 

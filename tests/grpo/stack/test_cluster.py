@@ -44,7 +44,7 @@ def test_secrets_are_recognized_by_whole_words():
     assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
 
 
-def ephemeral(port: int) -> bool:
+def is_ephemeral(port: int) -> bool:
     """Return whether the kernel may assign this port to a process that asks for any port."""
     first, last = map(int, cluster.EPHEMERAL_PORTS.read_text().split())
     return first <= port <= last
@@ -53,9 +53,9 @@ def ephemeral(port: int) -> bool:
 def test_free_port_is_outside_the_ephemeral_range():
     with socket.socket() as anybody:
         anybody.bind(("", 0))
-        assert ephemeral(anybody.getsockname()[1])  # the control: ports assigned by the kernel are in that range
+        assert is_ephemeral(anybody.getsockname()[1])  # the control: ports assigned by the kernel are in that range
     ports = {cluster.free_port() for _ in range(50)}
-    assert not any(map(ephemeral, ports))
+    assert not any(map(is_ephemeral, ports))
     assert min(ports) >= 20000  # below are Ray's
     assert len(ports) > 40  # two runs that start together do not meet
 

@@ -33,10 +33,10 @@ def test_nvidia_smi_is_understood() -> None:
 
 
 @pytest.fixture
-def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], str | None]:
+def number_three_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], str | None]:
     """Return what CUDA_VISIBLE_DEVICES becomes on the GPU stack of a machine with three GPUs."""
 
-    def numbered(devices: str | None, order: str = "PCI_BUS_ID") -> str | None:
+    def number_devices(devices: str | None, order: str = "PCI_BUS_ID") -> str | None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if devices is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
@@ -48,17 +48,17 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], str | 
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "set and removed, so that it is restored")
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    return numbered
+    return number_devices
 
 
-def test_uuids_become_indices_in_the_users_order(three_gpus, monkeypatch) -> None:
-    assert three_gpus("GPU-c20d1188-4,GPU-5a1e") == "2,0"
-    assert three_gpus("GPU-5a9b, 2") == "1,2"
+def test_uuids_become_indices_in_the_users_order(number_three_gpus, monkeypatch) -> None:
+    assert number_three_gpus("GPU-c20d1188-4,GPU-5a1e") == "2,0"
+    assert number_three_gpus("GPU-5a9b, 2") == "1,2"
     for other in ("2,0", "", None):
-        assert three_gpus(other) == other
+        assert number_three_gpus(other) == other
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    assert three_gpus("1,0", "FASTEST_FIRST") == "1,0"  # the user's word
-    assert three_gpus("GPU-c2") == "2"  # its index is in nvidia-smi's order
+    assert number_three_gpus("1,0", "FASTEST_FIRST") == "1,0"  # the user's word
+    assert number_three_gpus("GPU-c2") == "2"  # its index is in nvidia-smi's order
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_uuids_become_indices_in_the_users_order(three_gpus, monkeypatch) -> Non
         ("GPU-c2,2", "2, a GPU that is already", "once"),
     ],
 )
-def test_names_that_are_no_whole_gpu_are_refused(three_gpus, devices: str, what: str, remedy: str) -> None:
+def test_names_that_are_no_whole_gpu_are_refused(number_three_gpus, devices: str, what: str, remedy: str) -> None:
     with pytest.raises(UserError) as refused:
-        three_gpus(devices)
+        number_three_gpus(devices)
     assert what in refused.value.problem.what and remedy in refused.value.problem.remedy
 
 
-def test_names_of_gpus_do_not_matter_on_the_cpu_stack_or_in_a_joined_cluster(three_gpus, monkeypatch) -> None:
+def test_names_of_gpus_do_not_matter_on_the_cpu_stack_or_in_a_joined_cluster(number_three_gpus, monkeypatch) -> None:
     for name, value in (("DS_ACCELERATOR", "cpu"), ("RAY_ADDRESS", "host:6379")):
         with monkeypatch.context() as other:
             other.setenv(name, value)

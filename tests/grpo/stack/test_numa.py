@@ -19,8 +19,8 @@ OUTPUT = """\
 
 
 @pytest.fixture
-def gpus(sysfs) -> list[Gpu]:
-    sysfs({"19": 0, "3b": 0, "9b": 1, "db": 1}, {0: "0-47,96-143", 1: "48-95,144-191"})
+def gpus(write_sysfs) -> list[Gpu]:
+    write_sysfs({"19": 0, "3b": 0, "9b": 1, "db": 1}, {0: "0-47,96-143", 1: "48-95,144-191"})
     return machine.parse_gpus(OUTPUT)
 
 
@@ -29,8 +29,8 @@ def test_every_gpu_has_its_node(gpus: list[Gpu]) -> None:
     assert numa.list_cores(1) == {*range(48, 96), *range(144, 192)}
 
 
-def test_a_machine_with_one_node_or_a_container_has_none(gpus: list[Gpu], sysfs) -> None:
-    sysfs({"19": -1}, {0: "0,1"})
+def test_a_machine_with_one_node_or_a_container_has_none(gpus: list[Gpu], write_sysfs) -> None:
+    write_sysfs({"19": -1}, {0: "0,1"})
     assert [numa.find_node(gpu) for gpu in gpus[:2]] == [None, 0], "Linux knows no node of the first"
     assert numa.find_node(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None
     assert numa.list_cores(0) == {0, 1}
@@ -69,14 +69,14 @@ def test_the_cores_of_a_container_are_respected(rank: dict[int, set[int]], monke
     assert "may use no core of its NUMA node 1" in numa.bind_to_gpu() and not rank
 
 
-def test_nothing_is_bound_where_there_is_nothing_to_know(rank, sysfs, monkeypatch) -> None:
-    sysfs({"9b": -1}, {0: "0-191"})
+def test_nothing_is_bound_where_there_is_nothing_to_know(rank, write_sysfs, monkeypatch) -> None:
+    write_sysfs({"9b": -1}, {0: "0-191"})
     assert "NUMA node is unknown" in numa.bind_to_gpu() and not rank
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert numa.bind_to_gpu() == "" and not rank
 
 
-def test_this_machines_threads_can_be_bound(rank, sysfs, monkeypatch) -> None:
+def test_this_machines_threads_can_be_bound(rank, write_sysfs, monkeypatch) -> None:
     monkeypatch.undo()
     cores = os.sched_getaffinity(0)
     script = (

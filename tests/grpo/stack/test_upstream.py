@@ -46,7 +46,7 @@ OBJECTS = [
 ]
 
 
-def source(path: str) -> ast.Module:
+def parse_source(path: str) -> ast.Module:
     """Return the syntax tree of a file of an installed package, which is not imported."""
     package, _, rest = path.partition("/")
     spec = importlib.util.find_spec(package)
@@ -54,7 +54,7 @@ def source(path: str) -> ast.Module:
     return ast.parse((Path(spec.submodule_search_locations[0]) / rest).read_text())
 
 
-def attributes(tree: ast.AST) -> set[str]:
+def list_attributes(tree: ast.AST) -> set[str]:
     """Return the names of all attributes that a syntax tree sets or declares, and of its methods."""
     names = set()
     for node in ast.walk(tree):
@@ -71,7 +71,7 @@ def attributes(tree: ast.AST) -> set[str]:
     return names
 
 
-def declared(protocol: type) -> set[str]:
+def list_declared(protocol: type) -> set[str]:
     """Return the attributes and methods that a protocol's own body declares."""
     methods = {name for name, value in vars(protocol).items() if callable(value) or isinstance(value, staticmethod)}
     return set(protocol.__annotations__) | {name for name in methods if not name.startswith("__")}
@@ -81,13 +81,13 @@ def declared(protocol: type) -> set[str]:
 def test_a_protocol_has_what_the_source_has_and_what_hooks_add(protocol, added, files):
     installed = set()
     for path, classes in files.items():
-        tree = source(path)
+        tree = parse_source(path)
         bodies = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in (classes or ())]
         assert classes is None or len(bodies) == len(classes), path
         for body in bodies or [tree]:
-            installed |= attributes(body)
-    assert declared(protocol) - added <= installed
-    assert added <= declared(protocol)
+            installed |= list_attributes(body)
+    assert list_declared(protocol) - added <= installed
+    assert added <= list_declared(protocol)
     assert not added & installed
 
 

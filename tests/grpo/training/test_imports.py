@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def imported(module: str, package: str) -> bool:
+def is_imported(module: str, package: str) -> bool:
     """Whether importing a module imports a package, in a new process."""
     code = f"import sys, {module}; print({package!r} in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -19,4 +19,4 @@ def imported(module: str, package: str) -> bool:
     ids=["a rank needs no vLLM", "an engine needs no DeepSpeed"],
 )
 def test_a_process_imports_only_the_library_that_it_calls(module, package):
-    assert not imported(module, package)
+    assert not is_imported(module, package)

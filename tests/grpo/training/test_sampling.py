@@ -55,7 +55,7 @@ class Answers(list):
 
 
 @pytest.fixture
-def made(monkeypatch):
+def make_sampler(monkeypatch):
     """Return a function that makes a sampler of an engine."""
     from grpo.rollout import replacement
 
@@ -72,41 +72,43 @@ def made(monkeypatch):
     return make
 
 
-def prompts(*names):
+def make_prompts(*names):
     return iter([(["source"], [name], ["label"]) for name in names])
 
 
-def filled(sampler, problems, groups, stage=None):
+def fill_groups(sampler, problems, groups, stage=None):
     return sampler._fill(stage or Step(sampler.args, 7, sampler.engine_calls), problems, groups, HOW)
 
 
-def test_a_prompt_samples_the_same_whatever_was_drawn_before_it(made):
+def test_a_prompt_samples_the_same_whatever_was_drawn_before_it(make_sampler):
     seeds = []
     for names in ("pq", "qp"):
-        sampler = made(engine := Engine(), dynamic_filtering=False)
-        filled(sampler, prompts(*names), 2)
+        sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
+        fill_groups(sampler, make_prompts(*names), 2)
         seeds.append({call["prompt"]: call["sampling_params"].seed for call in engine.asked})
     assert seeds[0] == seeds[1] and seeds[0]["p"] != seeds[0]["q"]
 
 
-def test_samples_come_back_in_the_order_of_their_prompts(made):
-    samples, *_ = filled(made(Engine(), dynamic_filtering=False, rollout_batch_size=3), prompts(*"abc"), 3)
+def test_samples_come_back_in_the_order_of_their_prompts(make_sampler):
+    samples, *_ = fill_groups(
+        make_sampler(Engine(), dynamic_filtering=False, rollout_batch_size=3), make_prompts(*"abc"), 3
+    )
     assert [sample.prompts[0] for sample in samples] == list("aabbcc")
 
 
-def test_the_engine_with_the_fewest_requests_gets_a_prompt(made):
-    sampler = made(Engine())
+def test_the_engine_with_the_fewest_requests_gets_a_prompt(make_sampler):
+    sampler = make_sampler(Engine())
     busy, idle = Engine(), Engine()
     busy.get_num_unfinished_requests = SimpleNamespace(remote=lambda: 3)
     sampler.engine_calls.engines = [busy, idle]
-    sampler._send(Stage(sampler.args, "eval 0", sampler.engine_calls), list(prompts(*"abc")), HOW)
+    sampler._send(Stage(sampler.args, "eval 0", sampler.engine_calls), list(make_prompts(*"abc")), HOW)
     assert [call["prompt"] for call in idle.asked] == ["a", "b"] and len(busy.asked) == 1
 
 
-def test_an_evaluation_draws_its_own_number_of_samples_in_its_own_way(made):
-    sampler = made(engine := Engine())
+def test_an_evaluation_draws_its_own_number_of_samples_in_its_own_way(make_sampler):
+    sampler = make_sampler(engine := Engine())
     sampler.args.eval_temperature, sampler.args.generate_max_len = 0.5, 77
-    sampler._held_out = list(prompts("p"))
+    sampler._held_out = list(make_prompts("p"))
     sampler.sample_held_out(Stage(sampler.args, "eval 0", sampler.engine_calls), 5)
     [call] = engine.asked
     params = call["sampling_params"]
@@ -115,32 +117,32 @@ def test_an_evaluation_draws_its_own_number_of_samples_in_its_own_way(made):
 
 
 @pytest.mark.parametrize("first", [math.nan, 1.0])
-def test_a_batch_without_scores_is_not_silently_filtered_out(made, first):
+def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first):
     """The next prompts would be drawn, to the last one, and nothing be trained."""
-    sampler = made(Engine(lambda prompt: [first if prompt == "p1" else math.nan] * 2))
-    problems = prompts(*(f"p{number}" for number in range(9)))
+    sampler = make_sampler(Engine(lambda prompt: [first if prompt == "p1" else math.nan] * 2))
+    problems = make_prompts(*(f"p{number}" for number in range(9)))
     with pytest.raises(UserError, match="reward function failed"):
-        filled(sampler, problems, 2)
+        fill_groups(sampler, problems, 2)
     assert len(list(problems)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
 
 
-def test_a_group_is_filtered_by_the_scores_that_it_has(made):
-    sampler = made(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
-    samples, _, is_exhausted = filled(sampler, prompts("p", "q"), 1)
+def test_a_group_is_filtered_by_the_scores_that_it_has(make_sampler):
+    sampler = make_sampler(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
+    samples, _, is_exhausted = fill_groups(sampler, make_prompts("p", "q"), 1)
     assert len(samples) == 3 and not is_exhausted
 
 
-def test_accepted_samples_survive_the_end_of_the_prompts(made):
+def test_accepted_samples_survive_the_end_of_the_prompts(make_sampler):
     """The group of p1 has no spread and is left out; no prompt is left to replace it."""
-    sampler = made(Engine({"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__))
+    sampler = make_sampler(Engine({"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__))
     step = Step(sampler.args, 7, sampler.engine_calls)
-    assert filled(sampler, prompts("p0", "p1"), 2, step) == ([], 2, True)
-    samples, consumed, is_exhausted = filled(sampler, prompts("p0"), 2, step)
+    assert fill_groups(sampler, make_prompts("p0", "p1"), 2, step) == ([], 2, True)
+    samples, consumed, is_exhausted = fill_groups(sampler, make_prompts("p0"), 2, step)
     assert (len(samples), consumed, is_exhausted) == (4, 1, False)  # two carried over, two new
 
 
-def test_the_first_step_seeds_the_order_of_the_prompts(made):
-    sampler, generator = made(Engine()), torch.Generator()
+def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
+    sampler, generator = make_sampler(Engine()), torch.Generator()
     sampler._train = SimpleNamespace(sampler=SimpleNamespace(generator=generator))
     sampler._lengths, sampler._gate = SimpleNamespace(limit=lambda step: step), SimpleNamespace(is_due=lambda: False)
     sampler.args.routing_replay = False

@@ -9,7 +9,7 @@ LOW, HIGH = 0.5, 2.0
 LOG_RATIOS = st.lists(st.floats(-300, 300), min_size=6, max_size=6)
 
 
-def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
+def compute_weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
     log_ratio = torch.tensor(log_ratios).view(2, 3)
     mask = torch.ones(2, 3, dtype=torch.bool) if mask is None else mask
     return log_ratio, *importance.weights(log_ratio, mask, torch.arange(2), kind, (LOW, HIGH))
@@ -17,7 +17,7 @@ def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None
 
 @given(LOG_RATIOS)
 def test_tis_truncates_only_from_above(log_ratios):
-    log_ratio, token_weights, metrics = weights("tis", log_ratios)
+    log_ratio, token_weights, metrics = compute_weights("tis", log_ratios)
     assert torch.equal(token_weights, log_ratio.exp().clamp(max=HIGH))
     assert torch.equal(metrics["importance_cut"], (log_ratio.exp() > HIGH).float())
     assert torch.equal(metrics["importance_weight"], token_weights)
@@ -25,7 +25,7 @@ def test_tis_truncates_only_from_above(log_ratios):
 
 @given(LOG_RATIOS)
 def test_icepop_keeps_ratios_between_the_thresholds(log_ratios):
-    log_ratio, token_weights, metrics = weights("icepop", log_ratios)
+    log_ratio, token_weights, metrics = compute_weights("icepop", log_ratios)
     ratio = log_ratio.exp()
     inside = (ratio >= LOW) & (ratio <= HIGH)
     assert torch.equal(token_weights[inside], ratio[inside]) and not token_weights[~inside].any()
@@ -35,7 +35,7 @@ def test_icepop_keeps_ratios_between_the_thresholds(log_ratios):
 
 @given(LOG_RATIOS)
 def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ratios):
-    log_ratio, token_weights, _ = weights("mis", log_ratios)
+    log_ratio, token_weights, _ = compute_weights("mis", log_ratios)
     for row, weight in zip(log_ratio, token_weights, strict=True):
         if LOW <= row.mean().exp() <= HIGH:
             assert torch.equal(weight, row.exp().clamp(max=HIGH))
@@ -56,7 +56,7 @@ def test_mis_keeps_or_drops_a_rollout_with_all_of_its_rows(log_ratios):
 def test_unsampled_tokens_have_no_influence(kind):
     mask = torch.tensor([[True, True, False], [False, False, False]])
     values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
-    _, token_weights, metrics = weights(kind, values, mask)
+    _, token_weights, metrics = compute_weights(kind, values, mask)
     assert not metrics["importance_cut"][mask].any()
     assert torch.allclose(token_weights[0, :2], torch.tensor([0.1, 0.2]).exp())
 
@@ -64,7 +64,7 @@ def test_unsampled_tokens_have_no_influence(kind):
 @pytest.mark.parametrize("kind", ["", "TIS"])
 def test_an_unknown_kind_is_refused_and_not_taken_for_another(kind):
     with pytest.raises(ValueError, match="unknown importance correction"):
-        weights(kind, [0.0] * 6)
+        compute_weights(kind, [0.0] * 6)
 
 
 def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():

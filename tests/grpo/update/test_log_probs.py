@@ -22,15 +22,15 @@ def inputs():
     return hidden, weight, targets, upstream
 
 
-def exact(hidden, weight, targets, temperature):
+def compute_exact(hidden, weight, targets, temperature):
     logits = hidden.double() @ weight.double().T
     scaled = (logits[:, TOKEN_IDS] / temperature).log_softmax(-1)
-    chosen = scaled.gather(-1, places(targets)).squeeze(-1)
+    chosen = scaled.gather(-1, find_places(targets)).squeeze(-1)
     unallocated = 1 - (logits / temperature).softmax(-1)[:, TOKEN_IDS].sum(-1)
     return chosen, -(scaled.exp() * scaled).sum(-1), unallocated
 
 
-def places(targets):
+def find_places(targets):
     """Where the targets stand among the tokens, ``[tokens, 1]``."""
     return torch.tensor([TOKEN_IDS.index(target) for target in targets.tolist()])[:, None]
 
@@ -40,7 +40,7 @@ def test_scores_and_gradient_against_float64(inputs, temperature):
     hidden, weight, targets, upstream = inputs
     ours, theirs = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
     scores = log_probs.token_scores(ours, weight, targets, KEPT, temperature)
-    expected = exact(theirs, weight, targets, temperature)
+    expected = compute_exact(theirs, weight, targets, temperature)
     for values, wanted in zip(scores, expected, strict=True):
         torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=2e-5)
     (gradient,) = torch.autograd.grad(scores[:2], ours, list(upstream))
@@ -54,7 +54,7 @@ def test_bf16_equals_full_logits(inputs):
     ours, theirs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     scores = log_probs.token_scores(ours, weight, targets, KEPT)
     full = torch.nn.functional.linear(theirs, weight)[:, TOKEN_IDS].float().log_softmax(-1)
-    full = full.gather(-1, places(targets)).squeeze(-1)
+    full = full.gather(-1, find_places(targets)).squeeze(-1)
     torch.testing.assert_close(scores.log_probs, full)
     (gradient,) = torch.autograd.grad(scores.log_probs, ours, upstream[0])
     (wanted,) = torch.autograd.grad(full, theirs, upstream[0])
@@ -66,13 +66,13 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
     largest = 0
     linear = torch.nn.functional.linear
 
-    def watched(*arguments):
+    def watch_linear(*arguments):
         nonlocal largest
         result = linear(*arguments)
         largest = max(largest, len(result))
         return result
 
-    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    monkeypatch.setattr(torch.nn.functional, "linear", watch_linear)
     states = hidden.clone().requires_grad_()
     log_probs.token_scores(states, weight, targets, KEPT).log_probs.sum().backward()
     assert largest == log_probs.SCORED_TOKENS < TOKENS

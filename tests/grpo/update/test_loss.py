@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from grpo.update.loss import PolicyLoss
-from tests.upstream import stock_loss
+from tests.upstream import make_stock_loss
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_LENGTH = 40
 LENGTHS = [1, 7, 12, 3, 0, 9, 30, 2]  # one sample has no sampled token
 
 
-def arguments(**changes) -> SimpleNamespace:
+def make_arguments(**changes) -> SimpleNamespace:
     values = {
         "loss_aggregation": "token_mean", "generate_max_len": MAX_LENGTH, "eps_clip_low_high": (0.2, 0.3),
         "dual_clip": None, "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "advantage_clip": None,
@@ -25,7 +25,7 @@ def arguments(**changes) -> SimpleNamespace:
     return SimpleNamespace(**values | changes)
 
 
-def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
+def make_whole_loss(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
     """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
     loss = PolicyLoss(args)
     loss.rollouts = torch.arange(len(mask))
@@ -33,7 +33,7 @@ def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
     return loss
 
 
-def batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[str, torch.Tensor]]:
+def make_batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[str, torch.Tensor]]:
     """Samples of fp64 values ``[L]``, each with a prompt's end and an environment's answer that no loss may read.
 
     Args:
@@ -53,7 +53,7 @@ def batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[s
     return samples
 
 
-def padded(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
+def pad_samples(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
     stacked = {
         name: torch.nn.utils.rnn.pad_sequence([sample[name] for sample in samples], batch_first=True)
         for name in samples[0]
@@ -63,7 +63,7 @@ def padded(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
     return SimpleNamespace(action_mask=stacked.pop("mask"), info=info, **stacked)
 
 
-def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:
+def compute_reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:
     """The objective by hand, rollout by rollout and token by token, negated."""
     rollouts: dict[int, list[dict[str, torch.Tensor]]] = {}
     for sample in samples:
@@ -124,7 +124,7 @@ class Group:
         return [results[rank] for rank in range(self.size)]
 
 
-def split_losses(args, plan: list[list[list[int]]], samples) -> torch.Tensor:
+def compute_split_loss(args, plan: list[list[list[int]]], samples) -> torch.Tensor:
     """The trainer's loss of a batch: the mean over each rank's micro-batches, averaged over the ranks.
 
     Args:
@@ -138,7 +138,7 @@ def split_losses(args, plan: list[list[list[int]]], samples) -> torch.Tensor:
             world_size=len(plan), micro_batches=len(micro_batches), sum=lambda values: group.sum(rank, values)
         )
         loss = PolicyLoss(args)
-        loader = [padded([samples[number] for number in micro_batch]) for micro_batch in micro_batches]
+        loader = [pad_samples([samples[number] for number in micro_batch]) for micro_batch in micro_batches]
         total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, ranks)
         assert len(batches) == len(loader)
         for part in batches:
@@ -160,15 +160,15 @@ SPLITS = {
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
 def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan):
-    assert_split_is_whole(arguments(loss_aggregation=aggregation), plan, batch())
+    assert_split_is_whole(make_arguments(loss_aggregation=aggregation), plan, make_batch())
 
 
 def assert_split_is_whole(args, plan, samples):
     """Loss and gradient of a batch that is split are those by hand."""
     leaves = [sample["log_probs"].requires_grad_() for sample in samples]
-    expected = reference(samples, args)
+    expected = compute_reference(samples, args)
     gradients = torch.autograd.grad(expected, leaves, allow_unused=True)
-    loss = split_losses(args, plan, samples)
+    loss = compute_split_loss(args, plan, samples)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for mine, theirs in zip(torch.autograd.grad(loss, leaves), gradients, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs, rtol=1e-12, atol=1e-15)
@@ -196,34 +196,34 @@ def test_a_rollout_counts_once_in_any_split_of_the_batch(form, seed):
     # Of one sample or several, some without a sampled token, and at least one rollout without any.
     rollouts = [[draw.choice([0, 1, 4, 9, 23]) for _ in range(draw.randint(1, 4))] for _ in range(8)]
     rollouts[draw.randrange(8)] = [0] * draw.randint(1, 3)
-    samples = batch(seed, rollouts)
+    samples = make_batch(seed, rollouts)
     ranks, accumulated = draw.choice([(1, 1), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)])
     order = draw.sample(range(8), 8)
     cuts = [order[start : start + 8 // (ranks * accumulated)] for start in range(0, 8, 8 // (ranks * accumulated))]
     # The samples of a rollout may be anywhere in its micro-batch.
     rows = [[row for row, sample in enumerate(samples) if int(sample["rollout"]) in cut] for cut in cuts]
     plan = [[draw.sample(part, len(part)) for part in rows[rank::ranks]] for rank in range(ranks)]
-    assert_split_is_whole(arguments(**FORMS[form]), plan, samples)
+    assert_split_is_whole(make_arguments(**FORMS[form]), plan, samples)
 
 
 TWO = SimpleNamespace(world_size=1, micro_batches=2, sum=lambda values: values)
 
 
 def test_each_optimizer_step_has_its_own_normalizer():
-    samples = batch()
-    loss = PolicyLoss(arguments())
-    loader = [padded([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]
+    samples = make_batch()
+    loss = PolicyLoss(make_arguments())
+    loader = [pad_samples([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]
     losses = []
     for part in loss.batches(loader, TWO):
         losses.append(loss(part.log_probs, part.old, part.advantages, part.action_mask))
     for step in (0, 1):
-        expected = reference(samples[4 * step : 4 * step + 4], arguments())
+        expected = compute_reference(samples[4 * step : 4 * step + 4], make_arguments())
         torch.testing.assert_close((losses[2 * step] + losses[2 * step + 1]) / 2, expected)
 
 
 def test_incomplete_batch_is_rejected():
-    loss = PolicyLoss(arguments())
-    batches = loss.batches([padded(batch())] * 3, TWO)
+    loss = PolicyLoss(make_arguments())
+    batches = loss.batches([pad_samples(make_batch())] * 3, TWO)
     with pytest.raises(RuntimeError, match=r"1 micro-batches are left .* a multiple of --train_batch_size"):
         list(batches)
     with pytest.raises(RuntimeError, match=r"iterate over PolicyLoss\.batches"):
@@ -232,7 +232,7 @@ def test_incomplete_batch_is_rejected():
 
 def test_a_batch_without_sampled_tokens_has_no_loss():
     mask, values = torch.zeros(2, 3), torch.randn(2, 3, requires_grad=True)
-    loss = whole(arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)
+    loss = make_whole_loss(make_arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)
     loss.backward()
     assert loss == 0 and not values.grad.any()
 
@@ -254,28 +254,30 @@ def test_a_batch_without_sampled_tokens_has_no_loss():
     ids=lambda changes: " ".join(map(str, changes.values())) or "plain",
 )
 def test_loss_equals_openrlhfs_in_its_correct_cases(changes):
-    part, args = padded([sample for sample in batch() if sample["mask"].any()]), arguments(**changes)
+    part, args = pad_samples([sample for sample in make_batch() if sample["mask"].any()]), make_arguments(**changes)
     # a spread at which some tokens are clipped, by either clip, truncated and dropped
     mask = part.action_mask
     current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
-    loss = whole(args, mask)
+    loss = make_whole_loss(args, mask)
     value = loss(current, old, part.advantages, mask, engine)
-    expected, clip_ratio, _, engine_kl, *_ = stock_loss(args)(current, old, part.advantages, mask, engine)
+    expected, clip_ratio, _, engine_kl, *_ = make_stock_loss(args)(current, old, part.advantages, mask, engine)
     torch.testing.assert_close(value, expected)
 
-    def mean(name: str) -> torch.Tensor:
+    def compute_mean(name: str) -> torch.Tensor:
         return loss.per_token[name][mask].mean()
 
-    torch.testing.assert_close(mean("clip_ratio_low") + mean("clip_ratio_high"), clip_ratio, check_dtype=False)
+    torch.testing.assert_close(
+        compute_mean("clip_ratio_low") + compute_mean("clip_ratio_high"), clip_ratio, check_dtype=False
+    )
     if args.enable_vllm_is_correction:
-        torch.testing.assert_close(mean("vllm_kl"), engine_kl, check_dtype=False)
+        torch.testing.assert_close(compute_mean("vllm_kl"), engine_kl, check_dtype=False)
     else:
         assert "vllm_kl" not in loss.per_token
 
 
 def test_the_correction_needs_the_engines_log_probs():
-    part = padded(batch())
-    corrected = whole(arguments(enable_vllm_is_correction=True), part.action_mask)
+    part = pad_samples(make_batch())
+    corrected = make_whole_loss(make_arguments(enable_vllm_is_correction=True), part.action_mask)
     with pytest.raises(ValueError, match="no log-probs of the engine"):
         corrected(part.log_probs, part.old, part.advantages, part.action_mask)
 
@@ -285,18 +287,18 @@ def test_a_ratio_that_is_far_out_stays_finite(kind):
     current = torch.tensor([[200.0, -200.0, 200.0]], requires_grad=True)
     mask, advantages = torch.ones(1, 3), torch.tensor([[0.0, -1.0, -1.0]])
     corrected = {"enable_vllm_is_correction": True, "vllm_is_correction_type": "icepop"}
-    args = arguments(policy_loss_type=kind, **corrected)
+    args = make_arguments(policy_loss_type=kind, **corrected)
     engine = torch.tensor([[-200.0, 0.0, 0.0]])
-    loss = whole(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)
+    loss = make_whole_loss(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)
     loss.backward()
     assert loss.isfinite() and current.grad.isfinite().all()
 
 
 def test_advantages_are_clipped():
-    part = padded(batch())
-    loss = whole(arguments(advantage_clip=0.4), part.action_mask)
+    part = pad_samples(make_batch())
+    loss = make_whole_loss(make_arguments(advantage_clip=0.4), part.action_mask)
     clipped_loss = loss(part.log_probs, part.old, part.advantages, part.action_mask)
-    clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in batch()]
-    torch.testing.assert_close(clipped_loss, reference(clipped, arguments()))
-    over = sum(int(s["mask"].sum()) for s in batch() if s["advantages"].abs().max() > 0.4)
+    clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in make_batch()]
+    torch.testing.assert_close(clipped_loss, compute_reference(clipped, make_arguments()))
+    over = sum(int(s["mask"].sum()) for s in make_batch() if s["advantages"].abs().max() > 0.4)
     assert loss.per_token["advantage_clipped"][part.action_mask.bool()].sum() == over

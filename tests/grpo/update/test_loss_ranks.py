@@ -17,13 +17,13 @@ def test_any_micro_batches_give_the_gradient_of_the_whole_batch(run_ranks, check
 
     cpu_matmul.install()
     model = loading.load_gpt_oss(checkpoint)
-    samples = [loss_ranks.joined([sample]) for sample in loss_ranks.samples()]
+    samples = [loss_ranks.join_samples([sample]) for sample in loss_ranks.make_samples()]
     with torch.no_grad():
-        base = loss_ranks.log_probs(model, samples[0])
-    model = loss_ranks.with_adapter(model)
+        base = loss_ranks.compute_log_probs(model, samples[0])
+    model = loss_ranks.add_adapter(model)
     names, parameters = adapter.adapter_parameters(model)
     loss_ranks.fill(parameters)
-    parts = [(one.advantages * one.action_mask * loss_ranks.log_probs(model, one)).sum() for one in samples]
+    parts = [(one.advantages * one.action_mask * loss_ranks.compute_log_probs(model, one)).sum() for one in samples]
     (-sum(parts) / sum(loss_ranks.LENGTHS)).backward()
     for name, parameter in zip(names, parameters, strict=True):
         expected = parameter.grad.float()

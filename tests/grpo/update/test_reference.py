@@ -11,73 +11,73 @@ from grpo.update import reference
 
 
 @pytest.fixture
-def trained(peft_model):
+def trained_model(peft_model):
     for name, parameter in peft_model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.2)
     return peft_model
 
 
-def logits(model) -> torch.Tensor:
+def compute_logits(model) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.arange(2, 12).view(1, 10)).logits
 
 
-def test_adapter_is_disabled_only_inside_the_context(trained, checkpoint):
-    before, base = logits(trained), logits(loading.load_gpt_oss(checkpoint))
-    states = [(name, parameter.requires_grad) for name, parameter in trained.named_parameters()]
-    with reference.without_adapter(trained):
-        inside = logits(trained)
-        assert [(name, parameter.requires_grad) for name, parameter in trained.named_parameters()] == states
+def test_adapter_is_disabled_only_inside_the_context(trained_model, checkpoint):
+    before, base = compute_logits(trained_model), compute_logits(loading.load_gpt_oss(checkpoint))
+    states = [(name, parameter.requires_grad) for name, parameter in trained_model.named_parameters()]
+    with reference.without_adapter(trained_model):
+        inside = compute_logits(trained_model)
+        assert [(name, parameter.requires_grad) for name, parameter in trained_model.named_parameters()] == states
     assert torch.equal(inside, base) and not torch.equal(before, base)
-    assert torch.equal(logits(trained), before)
-    with pytest.raises(ZeroDivisionError), reference.without_adapter(trained):
+    assert torch.equal(compute_logits(trained_model), before)
+    with pytest.raises(ZeroDivisionError), reference.without_adapter(trained_model):
         1 / 0  # noqa: B018
-    assert torch.equal(logits(trained), before)
+    assert torch.equal(compute_logits(trained_model), before)
 
 
-def test_the_adapter_of_the_start_stays_the_reference(trained, checkpoint):
-    start, base = logits(trained), logits(loading.load_gpt_oss(checkpoint))
-    taught = {name for name, parameter in trained.named_parameters() if parameter.requires_grad}
-    reference.keep_start(trained)
-    assert {name for name, parameter in trained.named_parameters() if parameter.requires_grad} == taught
-    assert torch.equal(logits(trained), start), "the frozen copy takes no part in the policy"
-    for name, parameter in trained.named_parameters():
+def test_the_adapter_of_the_start_stays_the_reference(trained_model, checkpoint):
+    start, base = compute_logits(trained_model), compute_logits(loading.load_gpt_oss(checkpoint))
+    taught = {name for name, parameter in trained_model.named_parameters() if parameter.requires_grad}
+    reference.keep_start(trained_model)
+    assert {name for name, parameter in trained_model.named_parameters() if parameter.requires_grad} == taught
+    assert torch.equal(compute_logits(trained_model), start), "the frozen copy takes no part in the policy"
+    for name, parameter in trained_model.named_parameters():
         if name in taught:
             torch.nn.init.normal_(parameter, std=0.2)
-    after = logits(trained)
+    after = compute_logits(trained_model)
     assert not torch.equal(after, start)
-    with reference.as_reference(trained):
-        assert torch.equal(logits(trained), start)
-    with reference.without_adapter(trained):
-        assert torch.equal(logits(trained), base)
-    assert torch.equal(logits(trained), after)
-    trained(torch.arange(2, 12).view(1, 10)).logits.sum().backward()
-    assert {name for name, parameter in trained.named_parameters() if parameter.grad is not None} == taught
+    with reference.as_reference(trained_model):
+        assert torch.equal(compute_logits(trained_model), start)
+    with reference.without_adapter(trained_model):
+        assert torch.equal(compute_logits(trained_model), base)
+    assert torch.equal(compute_logits(trained_model), after)
+    trained_model(torch.arange(2, 12).view(1, 10)).logits.sum().backward()
+    assert {name for name, parameter in trained_model.named_parameters() if parameter.grad is not None} == taught
 
 
 @pytest.mark.parametrize("has_start", [False, True])
-def test_reference_pass_runs_every_module_of_a_training_pass(trained, has_start):
+def test_reference_pass_runs_every_module_of_a_training_pass(trained_model, has_start):
     """ZeRO-3 fetches the parameters of the next modules in the order of the last pass."""
     if has_start:
-        reference.keep_start(trained)
+        reference.keep_start(trained_model)
     run: list[str] = []
-    for name, module in trained.named_modules():
+    for name, module in trained_model.named_modules():
         if not list(module.children()):
             module.register_forward_hook(lambda *_, name=name: run.append(name))
-    logits(trained)
+    compute_logits(trained_model)
     training, run[:] = list(run), []
-    with reference.as_reference(trained):
-        logits(trained)
+    with reference.as_reference(trained_model):
+        compute_logits(trained_model)
     assert run == training and any("lora_A" in name for name in run)
 
 
-def test_the_reference_pass_of_a_rank_equals_the_base_model(trained, checkpoint):
+def test_the_reference_pass_of_a_rank_equals_the_base_model(trained_model, checkpoint):
     rank = object.__new__(Rank)
     ids, mask = torch.arange(2, 12).view(1, 10), torch.ones(1, 10, dtype=torch.long)
     inputs = {"sequences": ids, "action_mask": mask[:, 1:], "attention_mask": mask}
     passes = []
-    for model in (trained, loading.load_gpt_oss(checkpoint)):
+    for model in (trained_model, loading.load_gpt_oss(checkpoint)):
         rank.actor = Actor(model)
         rank.actor.packing_samples = False  # OpenRLHF sets it only for models that it loads
         passes += [rank.forward(**inputs), rank.reference_forward(**inputs)]
@@ -109,18 +109,20 @@ def test_the_mean_gradient_of_the_kl_loss_is_that_of_the_exact_kl():
     logits, (old, base) = made[0].clone().requires_grad_(), made[1:].log_softmax(-1)
     log_probs = logits.log_softmax(-1)
 
-    def gradient(value: torch.Tensor) -> torch.Tensor:
+    def compute_gradient(value: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(value, logits, retain_graph=True)[0]
 
     p = log_probs.exp().detach()
-    exact = gradient((log_probs.exp() * (log_probs - base)).sum())
+    exact = compute_gradient((log_probs.exp() * (log_probs - base)).sum())
     assert (log_probs - old).exp().max() < reference.MOST_WEIGHT, "the bound of the weights makes a bias"
     losses = reference.compute_kl_losses(log_probs, old, base)
-    torch.testing.assert_close(gradient((old.exp() * losses).sum()), exact)
+    torch.testing.assert_close(compute_gradient((old.exp() * losses).sum()), exact)
     # What is refused, and what this loss takes the place of, on the policy's own samples.
     k1, k3 = log_probs - base, (base - log_probs).exp() - 1 + log_probs - base
-    assert gradient((p * k1).sum()).abs().max() < 1e-12
-    torch.testing.assert_close(gradient((p * k3).sum()), gradient((base.exp() * (base - log_probs)).sum()))
+    assert compute_gradient((p * k1).sum()).abs().max() < 1e-12
+    torch.testing.assert_close(
+        compute_gradient((p * k3).sum()), compute_gradient((base.exp() * (base - log_probs)).sum())
+    )
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

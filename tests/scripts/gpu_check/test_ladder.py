@@ -41,7 +41,7 @@ def test_a_rung_says_what_is_missing(gpus: int, packages: tuple[str, ...], found
     assert Rung("one", "machine:driver", "", gpus, packages).find_lack(found) == reason
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, check) -> rung.Result:
+def run_fake_rung(monkeypatch: pytest.MonkeyPatch, check) -> rung.Result:
     monkeypatch.setattr("scripts.gpu_check.machine.toolkit", check)
     return run_here(TOOLKIT, 3)
 
@@ -51,8 +51,8 @@ def test_a_failure_keeps_the_numbers_before_it(monkeypatch: pytest.MonkeyPatch) 
         rung.note(first_s=1.5)
         raise ValueError("out of memory")
 
-    assert fake(monkeypatch, check).numbers == {"first_s": 1.5}
-    passed = fake(monkeypatch, lambda gpus: Passed(f"{gpus} seen", {"gpus": gpus}))
+    assert run_fake_rung(monkeypatch, check).numbers == {"first_s": 1.5}
+    passed = run_fake_rung(monkeypatch, lambda gpus: Passed(f"{gpus} seen", {"gpus": gpus}))
     assert (passed.verdict, passed.line, passed.numbers, passed.remedy) == (PASSED, "3 seen", {"gpus": 3}, "")
 
 
@@ -68,21 +68,21 @@ def test_an_exception_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exce
     def check(gpus: int) -> Passed:
         raise raised
 
-    result = fake(monkeypatch, check)
+    result = run_fake_rung(monkeypatch, check)
     assert (result.verdict, result.line, result.remedy) == expected
     assert ("Traceback" in result.traceback) == (result.verdict == FAILED)
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch):
+def run_program(monkeypatch: pytest.MonkeyPatch):
     """Let a rung's process be a program of the test; `$NOTES` is the file of its notes."""
     run = kept.run
 
     def use(source: str, seconds: float = 20) -> rung.Result:
-        def replaced(command: list[str], folder: Path, limit: float) -> int | None:
+        def run_program(command: list[str], folder: Path, limit: float) -> int | None:
             return run(["bash", "-c", f"NOTES={command[-1]}\n{source}"], folder, limit)
 
-        monkeypatch.setattr(kept, "run", replaced)
+        monkeypatch.setattr(kept, "run", run_program)
         return run_apart(Rung("one", "machine:toolkit", "mend it", gpus=0, seconds=seconds), 0)
 
     return use
@@ -100,8 +100,8 @@ def assert_gone(pids: Path) -> None:
     assert not [pid for pid in left if psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_crash_is_a_failure_with_the_end_of_its_output(program) -> None:
-    result = program("echo a kernel crashed >&2; kill -SEGV $$")
+def test_a_crash_is_a_failure_with_the_end_of_its_output(run_program) -> None:
+    result = run_program("echo a kernel crashed >&2; kill -SEGV $$")
     assert (result.verdict, result.line, result.remedy) == (FAILED, "its process ended with -11", "mend it")
     assert "a kernel crashed" in result.log
 
@@ -111,18 +111,18 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "GRACE_SECONDS", 0.5)
 
 
-def test_a_rung_that_hangs_is_ended_with_what_it_started_and_its_notes_stay(program, short_grace, tmp_path) -> None:
+def test_a_rung_that_hangs_is_ended_with_what_it_started_and_its_notes_stay(run_program, short_grace, tmp_path) -> None:
     pids = tmp_path / "pids"
-    result = program(f"{STRAYS.format(pids)}\necho '{{\"first_s\": 2}}' >$NOTES\ntrap '' TERM; wait; wait", 3)
+    result = run_program(f"{STRAYS.format(pids)}\necho '{{\"first_s\": 2}}' >$NOTES\ntrap '' TERM; wait; wait", 3)
     assert (result.verdict, result.line) == (FAILED, "it was ended after 3 s")
     assert result.numbers == {"first_s": 2}
     assert_gone(pids)
 
 
-def test_what_outlives_a_rung_is_ended(program, short_grace, tmp_path: Path) -> None:
+def test_what_outlives_a_rung_is_ended(run_program, short_grace, tmp_path: Path) -> None:
     """As a core whose engine was killed: init would be its parent."""
     pids = tmp_path / "pids"
-    result = program(f"{STRAYS.format(pids)}\nkill -KILL $$")
+    result = run_program(f"{STRAYS.format(pids)}\nkill -KILL $$")
     assert result.line == "its process ended with -9"
     assert_gone(pids)
 
@@ -186,7 +186,7 @@ def test_a_failure_does_not_end_the_ladder_and_the_report_is_redacted(monkeypatc
     assert [one["verdict"] for one in json.loads(text)["rungs"]] == [FAILED, SKIPPED, FAILED]
 
 
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"versions": {"torch": "2.0", "vllm": None}, "gpus": [], "fault": "", "hardware": {}}
     monkeypatch.setattr(seen, "look", lambda: found)
     monkeypatch.setattr(seen, "driver", lambda: None)
@@ -194,7 +194,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_it_names_what_it_skipped_and_is_done(monkeypatch, tmp_path: Path, capsys) -> None:
-    no_gpu(monkeypatch)
+    hide_gpus(monkeypatch)
     monkeypatch.setattr("grpo.stack.machine.gpus", list)
     assert command.main(["--out", str(tmp_path / "report.json")]) == 0
     printed = capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_without_a_gpu_it_names_what_it_skipped_and_is_done(monkeypatch, tmp_pat
 
 
 def test_a_driver_without_a_usable_gpu_fails(monkeypatch, tmp_path: Path, capsys) -> None:
-    no_gpu(monkeypatch)
+    hide_gpus(monkeypatch)
     monkeypatch.setattr(seen, "driver", lambda: "470.1")
     monkeypatch.setattr("grpo.stack.machine.gpus", lambda: [None])
     assert command.main(["--out", str(tmp_path / "report.json")]) == 1
@@ -213,7 +213,7 @@ def test_a_driver_without_a_usable_gpu_fails(monkeypatch, tmp_path: Path, capsys
 
 
 def test_some_rungs_write_no_report_unless_asked(monkeypatch, tmp_path: Path, capsys) -> None:
-    no_gpu(monkeypatch)
+    hide_gpus(monkeypatch)
     monkeypatch.setattr(command, "GPU_REPORT", tmp_path / "kept.json")
     assert command.main(["--only", "NUMA", "receipt"]) == 0
     assert "0 of 2 rungs passed\n" in capsys.readouterr().out and not (tmp_path / "kept.json").exists()

@@ -141,21 +141,21 @@ def test_zero3_resumes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> No
     assert "2 ranks gathered " in passed.line and "96 of uint8" in passed.line
 
 
-def reports(**changes) -> list[dict]:
+def make_reports(**changes) -> list[dict]:
     right = {"right": {"uint8": 4, "bfloat16": 9}, "wrong": []}
     return [right, right, right, right | changes]
 
 
 def test_a_parameter_that_was_gathered_wrong_fails_the_rung() -> None:
-    assert trainer.count_gathered(reports()) == {"uint8": 16, "bfloat16": 36}
+    assert trainer.count_gathered(make_reports()) == {"uint8": 16, "bfloat16": 36}
     with pytest.raises(UserError, match=r"rank 1 computed with another lm_head\.weight and 1 more than"):
-        trainer.count_gathered(reports(wrong=["lm_head.weight", "model.norm.weight"]))
+        trainer.count_gathered(make_reports(wrong=["lm_head.weight", "model.norm.weight"]))
     with pytest.raises(UserError, match="parameters of bfloat16 were compared"):
         trainer.count_gathered([{"right": {"bfloat16": 9}, "wrong": []}] * 2)
 
 
 def test_one_rank_says_that_it_gathered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = reports()[0] | {"losses": [1.0], "step_s": 1.0, "peak_gb": 2.0, "saved": {}, "draws": [1]}
+    report = make_reports()[0] | {"losses": [1.0], "step_s": 1.0, "peak_gb": 2.0, "saved": {}, "draws": [1]}
     monkeypatch.setattr(trainer, "run_ranks", lambda *_, **__: [report])
     monkeypatch.setattr(trainer, "write_random_model", lambda *_, **__: None)
     passed = trainer.check(1)

@@ -21,7 +21,7 @@ def test_engines_and_actor_have_their_own_gpus_if_there_are_several(gpus: int, w
     assert box == ["--gpus", "1"] and "ACTOR_GPUS" not in of_one
 
 
-def run_of(run_dir: Path, steps: int, **left_out: bool) -> Path:
+def write_run(run_dir: Path, steps: int, **left_out: bool) -> Path:
     """Write what a run of so many steps leaves, except for what is left out."""
     compared = [n for n in (1, 2, whole_loop.STEPS + 1) if n <= steps and not left_out.get(f"comparison_{n}")]
     evaluated = [step for step in (0, 10) if step == 0 or not left_out.get("evaluation")]
@@ -45,9 +45,9 @@ def run_of(run_dir: Path, steps: int, **left_out: bool) -> Path:
 
 
 def test_a_loop_must_leave_everything(tmp_path: Path) -> None:
-    numbers = whole_loop.verdict(run_of(tmp_path / "first", 10), 0, 10)
+    numbers = whole_loop.verdict(write_run(tmp_path / "first", 10), 0, 10)
     assert numbers["mean_nat"] == [0.001, 0.002] and numbers["engine_model"] == "mxfp4"
-    numbers = whole_loop.verdict(run_of(tmp_path / "resumed", 13), 0, 13)
+    numbers = whole_loop.verdict(write_run(tmp_path / "resumed", 13), 0, 13)
     assert numbers["exact_match"] == {0: 0.5, 10: 0.5} and numbers["seconds"] == {"generate": 1.0, "total": 2.0}
     lacking = {
         "evaluation": "an evaluation",
@@ -59,9 +59,9 @@ def test_a_loop_must_leave_everything(tmp_path: Path) -> None:
     for name, said in lacking.items():
         steps = 13 if name == "comparison_11" else 10
         with pytest.raises(UserError, match=f"ended without .*{said}"):
-            whole_loop.verdict(run_of(tmp_path / name, steps, **{name: True}), 0, steps)
+            whole_loop.verdict(write_run(tmp_path / name, steps, **{name: True}), 0, steps)
     with pytest.raises(UserError, match="ended without the steps 1 to 13"):
-        whole_loop.verdict(run_of(tmp_path / "short", 12), 0, 13)
+        whole_loop.verdict(write_run(tmp_path / "short", 12), 0, 13)
     with pytest.raises(UserError, match="ended with 3"):
         whole_loop.verdict(tmp_path / "first", 3, 10)
     problem = {"what": "all: mean difference of 0.3 nat", "remedy": "sinks dropped"}
@@ -83,7 +83,7 @@ def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, run
         run_dir, is_first = Path(command[7]), len(calls) == 1
         if not is_first:
             shutil.rmtree(run_dir)
-        run_of(run_dir, 10 if is_first else 13)
+        write_run(run_dir, 10 if is_first else 13)
         return SimpleNamespace(returncode=int(fails == ("first" if is_first else "resumed")))
 
     monkeypatch.setattr(whole_loop.subprocess, "run", run)

@@ -29,7 +29,7 @@ OPTIONS = (
 )
 
 
-def program() -> str | None:
+def find_program() -> str | None:
     """The browser of this machine, or None."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
@@ -48,7 +48,7 @@ class Browser:
         self._ids = itertools.count(1)
         self._loaded = False
         self._left = b""
-        command = [program() or "", *OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+        command = [find_program() or "", *OPTIONS, f"--user-data-dir={folder}", "about:blank"]
         # Chromium reads commands from descriptor 3 and answers on 4: ours are larger, so that none is overwritten.
         (reads, self._write), (self._read, writes) = os.pipe(), os.pipe()
         theirs = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (reads, writes)]
@@ -111,13 +111,13 @@ class Browser:
         while not self._loaded:
             self._receive()
 
-    def value(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in JavaScript, as JSON can hold it."""
         result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def mouse(self, kind: str, x: float, y: float, **details: Any) -> None:
+    def send_mouse(self, kind: str, x: float, y: float, **details: Any) -> None:
         """Move ("mouseMoved"), press ("mousePressed") or release ("mouseReleased") the mouse."""
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **details)
 

@@ -30,7 +30,7 @@ class Finding:
         return self.name
 
 
-def step_line(step: int, seed: int) -> dict:
+def make_step_line(step: int, seed: int) -> dict:
     """A line with every number of the schema that a training step has."""
     chance = random.Random(f"{seed} {step}")
     noisy = {
@@ -42,13 +42,13 @@ def step_line(step: int, seed: int) -> dict:
     return {"step": step, "time": 1.8e9 + 9 * step, "seconds": seconds, **noisy}
 
 
-def eval_line(step: int, value: float) -> dict:
+def make_eval_line(step: int, value: float) -> dict:
     part = {"exact_match": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "n": 18, "samples": 36}
     part["pass_at_k"] = {k: {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1} for k in ("1", "2")}
     return {"step": step, "time": 1.8e9, "seconds": 5.0, "truncated": 0.1, **part, "by_source": {"aime": part}}
 
 
-def sample(number: int, correct: float, reward: float, response: str | None = None) -> dict:
+def make_sample(number: int, correct: float, reward: float, response: str | None = None) -> dict:
     return {
         "id": f"problem-{number}",
         "prompt": f"<|start|>user<|message|>What is {number} plus 1?<|end|><|start|>assistant",
@@ -69,14 +69,16 @@ def write_lines(file: Path, rows: list[dict]) -> None:
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     def make(name: str = "run", steps: int = 30, seed: int = 0, evals: bool = True, **flags) -> Path:
         folder = tmp_path / name
-        write_lines(folder / "metrics.jsonl", [step_line(step, seed) for step in range(1, steps + 1)])
+        write_lines(folder / "metrics.jsonl", [make_step_line(step, seed) for step in range(1, steps + 1)])
         rounds = [0, steps // 2, steps] if evals else []
-        write_lines(folder / "eval.jsonl", [eval_line(step, 0.3 + 0.4 * step / steps) for step in rounds])
+        write_lines(folder / "eval.jsonl", [make_eval_line(step, 0.3 + 0.4 * step / steps) for step in rounds])
         for step in rounds:
             solved = 3 + 12 * step // steps
-            rows = [sample(number, float(number < solved), float(number < solved)) for number in range(18)]
+            rows = [make_sample(number, float(number < solved), float(number < solved)) for number in range(18)]
             write_lines(folder / "samples" / f"eval_{step}.jsonl", rows)
-        write_lines(folder / "samples" / f"step_{steps}.jsonl", [sample(n, float(n % 2), n / 10) for n in range(8)])
+        write_lines(
+            folder / "samples" / f"step_{steps}.jsonl", [make_sample(n, float(n % 2), n / 10) for n in range(8)]
+        )
         config = {"name": name, "flags": {"seed": seed, "run_dir": str(folder), **flags}, "given": {"seed": seed}}
         (folder / "config.json").write_text(json.dumps({**config, "judge": {}, "plan": {"steps": steps}}))
         return folder

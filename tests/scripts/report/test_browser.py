@@ -10,11 +10,11 @@ from grpo.diagnosis.finding import Diagnosis
 from grpo.metrics.metric_schema import SCHEMA
 from scripts.report.page import render
 from scripts.report.runs import read
-from tests.scripts.report.browser import PROGRAMS, Browser, program
-from tests.scripts.report.conftest import UNSEEN, Finding, sample, write_lines
+from tests.scripts.report.browser import PROGRAMS, Browser, find_program
+from tests.scripts.report.conftest import UNSEEN, Finding, make_sample, write_lines
 
 pytestmark = pytest.mark.skipif(
-    program() is None, reason=f"no browser on this machine ({', '.join(PROGRAMS)}): apt-get install chromium"
+    find_program() is None, reason=f"no browser on this machine ({', '.join(PROGRAMS)}): apt-get install chromium"
 )
 
 WIDTHS = (390, 1280)
@@ -40,11 +40,11 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
-def several(make_run, tmp_path) -> Path:
+def several_runs(make_run, tmp_path) -> Path:
     """A report of two runs of other lengths, with findings, a resumption and hostile texts."""
     folders = [make_run("first", steps=120), make_run("second", steps=60, seed=1)]
     response = "<script>window.hit = 1</script><img src='http://127.0.0.1:9/x.png' onerror='window.hit = 2'>"
-    write_lines(folders[0] / "samples" / "step_120.jsonl", [sample(1, 0.0, 0.5, response)])
+    write_lines(folders[0] / "samples" / "step_120.jsonl", [make_sample(1, 0.0, 0.5, response)])
     write_lines(folders[1] / "resumes.jsonl", [{"step": 30, "changed": {}}])
     runs = read(folders)
     diagnosis = Diagnosis(50, 0, [Finding("spike", 40, "loss"), Finding("x", 41, "y")])
@@ -66,8 +66,8 @@ def check_page(browser: Browser, page: Path, width: int) -> list[dict]:
     """Check what holds for every page, and return its charts."""
     assert browser.errors == []
     assert browser.requests == [page.as_uri()]
-    assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
-    charts = browser.value(CHARTS)
+    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    charts = browser.evaluate(CHARTS)
     for chart in charts:
         if not chart["width"]:  # in a folded part
             continue
@@ -78,12 +78,12 @@ def check_page(browser: Browser, page: Path, width: int) -> list[dict]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_chart_is_there(browser, several, width, scheme):
-    open_page(browser, several, width=width, scheme=scheme, touch=width == min(WIDTHS))
-    charts = check_page(browser, several, width)
+def test_every_chart_is_there(browser, several_runs, width, scheme):
+    open_page(browser, several_runs, width=width, scheme=scheme, touch=width == min(WIDTHS))
+    charts = check_page(browser, several_runs, width)
     assert {chart["name"] for chart in charts} == {m.name for m in SCHEMA if m.name not in UNSEEN}
     assert all(len(chart["ink"]) == 2 for chart in charts)
-    assert browser.value("window.hit") is None
+    assert browser.evaluate("window.hit") is None
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -92,8 +92,8 @@ def test_a_run_that_has_just_begun(browser, make_run, tmp_path, steps):
     page = write(tmp_path / "page.html", render(read([folder])))
     open_page(browser, page)
     assert len(check_page(browser, page, 1280)) > 50
-    browser.mouse("mouseMoved", *center(browser, "reward"))
-    assert readout(browser, "reward")[0] in ("step 1", "step 2") and browser.errors == []
+    browser.send_mouse("mouseMoved", *scroll_to(browser, "reward"))
+    assert read_readout(browser, "reward")[0] in ("step 1", "step 2") and browser.errors == []
 
 
 def test_a_run_without_a_step(browser, make_run, tmp_path):
@@ -101,102 +101,111 @@ def test_a_run_without_a_step(browser, make_run, tmp_path):
     (folder / "metrics.jsonl").unlink()
     page = write(tmp_path / "page.html", render(read([folder])))
     open_page(browser, page)
-    assert check_page(browser, page, 1280) == [] and browser.value("document.body.innerText.includes('No step')")
+    assert check_page(browser, page, 1280) == [] and browser.evaluate("document.body.innerText.includes('No step')")
 
 
-def center(browser: Browser, name: str, share: float = 0.5) -> tuple[float, float]:
+def scroll_to(browser: Browser, name: str, share: float = 0.5) -> tuple[float, float]:
     """Scroll a metric's plot into sight, and return a point of it."""
-    box = browser.value(
-        f"(() => {{ const plot = {figure(name)}.querySelector('.chart'); plot.scrollIntoView({{block: 'center'}});"
+    box = browser.evaluate(
+        f"(() => {{ const plot = {select_figure(name)}.querySelector('.chart');"
+        " plot.scrollIntoView({block: 'center'});"
         " const box = plot.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()"
     )
     left, top, width, height = box
     return left + width * (44 + 306 * share) / 360, top + height / 2
 
 
-def figure(name: str) -> str:
+def select_figure(name: str) -> str:
     return (
         "[...document.querySelectorAll('[data-panel]')]"
         f".find(one => one.querySelector('h3').textContent.trim().split(' ')[0] === {json.dumps(name)})"
     )
 
 
-def readout(browser: Browser, name: str) -> list[str]:
-    return browser.value(f"[...{figure(name)}.querySelector('.readout').children].map(one => one.textContent)")
+def read_readout(browser: Browser, name: str) -> list[str]:
+    return browser.evaluate(
+        f"[...{select_figure(name)}.querySelector('.readout').children].map(one => one.textContent)"
+    )
 
 
 def set_range(browser: Browser, begin: int, end: int) -> None:
-    browser.value(
+    browser.evaluate(
         f"(() => {{ const form = document.querySelector('.range'); form.from.value = {begin}; form.to.value = {end};"
         " form.dispatchEvent(new Event('change')); })()"
     )
 
 
-def test_values_are_read_below_the_pointer(browser, several):
-    open_page(browser, several)
-    before = readout(browser, "reward")
-    browser.mouse("mouseMoved", *center(browser, "reward"))
-    label, *values = readout(browser, "reward")
+def test_values_are_read_below_the_pointer(browser, several_runs):
+    open_page(browser, several_runs)
+    before = read_readout(browser, "reward")
+    browser.send_mouse("mouseMoved", *scroll_to(browser, "reward"))
+    label, *values = read_readout(browser, "reward")
     step = int(label.removeprefix("step "))
     assert 58 <= step <= 62  # of 0 to 120
-    curves = data_of(several, browser, "reward")["curves"]
+    curves = read_data(several_runs, browser, "reward")["curves"]
     shown = [curve["values"][curve["steps"].index(step)] for curve in curves if step in curve["steps"]]
     assert len(shown) == len(values) and [float(value.split(";")[0]) for value in values] == pytest.approx(
         shown, rel=0.01
     )
-    browser.mouse("mouseMoved", *center(browser, "exact_match"))
-    assert readout(browser, "reward") == before
-    assert "held-out 0.5 [0.4, 0.6]" in readout(browser, "exact_match")[1]
+    browser.send_mouse("mouseMoved", *scroll_to(browser, "exact_match"))
+    assert read_readout(browser, "reward") == before
+    assert "held-out 0.5 [0.4, 0.6]" in read_readout(browser, "exact_match")[1]
 
 
-def data_of(page: Path, browser: Browser, name: str) -> dict:
-    number = int(browser.value(f"{figure(name)}.dataset.panel"))
+def read_data(page: Path, browser: Browser, name: str) -> dict:
+    number = int(browser.evaluate(f"{select_figure(name)}.dataset.panel"))
     text = re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
     assert text
     return json.loads(text.group(1))["panels"][number]
 
 
-def test_zooming_fits_the_axes_and_all_is_as_python_drew_it(browser, several):
-    open_page(browser, several)
-    drawn = browser.value(CHARTS)
+def test_zooming_fits_the_axes_and_all_is_as_python_drew_it(browser, several_runs):
+    open_page(browser, several_runs)
+    drawn = browser.evaluate(CHARTS)
     set_range(browser, 50, 60)
-    for chart in check_page(browser, several, 1280):
+    for chart in check_page(browser, several_runs, 1280):
         steps = [int(label) for label in chart["labels"] if label.isdigit()][-3:]
         assert all(50 <= step <= 60 for step in steps)
     box = [
         float(number)
-        for number in browser.value(f"{figure('reward')}.querySelector('.plot').getAttribute('viewBox')").split()
+        for number in browser.evaluate(
+            f"{select_figure('reward')}.querySelector('.plot').getAttribute('viewBox')"
+        ).split()
     ]
     assert 0 < box[0] < 10_000 and box[2] < 2_000
-    browser.value("document.querySelector('.range button').click()")
-    again = browser.value(CHARTS)
+    browser.evaluate("document.querySelector('.range button').click()")
+    again = browser.evaluate(CHARTS)
     for before, after in zip(drawn, again, strict=True):
         assert (before["labels"], before["places"]) == (after["labels"], after["places"]), before["name"]
 
 
-def test_dragging_zooms(browser, several):
-    open_page(browser, several)
-    begin, end = center(browser, "reward", 0.25), center(browser, "reward", 0.5)
-    browser.mouse("mousePressed", *begin, button="left", clickCount=1)
-    browser.mouse("mouseMoved", *end, button="left", buttons=1)
-    browser.mouse("mouseReleased", *end, button="left", clickCount=1)
-    begin, end = (int(browser.value(f"document.querySelector('.range').{name}.value")) for name in ("from", "to"))
+def test_dragging_zooms(browser, several_runs):
+    open_page(browser, several_runs)
+    begin, end = scroll_to(browser, "reward", 0.25), scroll_to(browser, "reward", 0.5)
+    browser.send_mouse("mousePressed", *begin, button="left", clickCount=1)
+    browser.send_mouse("mouseMoved", *end, button="left", buttons=1)
+    browser.send_mouse("mouseReleased", *end, button="left", clickCount=1)
+    begin, end = (int(browser.evaluate(f"document.querySelector('.range').{name}.value")) for name in ("from", "to"))
     assert abs(begin - 30) <= 2 and abs(end - 60) <= 2 and browser.errors == []
 
 
-def test_a_run_is_hidden_and_the_theme_changed(browser, several):
-    open_page(browser, several, scheme="light")
-    browser.value("document.querySelector('[data-run=\"1\"]').click()")
-    shown = browser.value(
-        f"[...{figure('reward')}.querySelectorAll('.plot > g')].map(g => getComputedStyle(g).display)"
+def test_a_run_is_hidden_and_the_theme_changed(browser, several_runs):
+    open_page(browser, several_runs, scheme="light")
+    browser.evaluate("document.querySelector('[data-run=\"1\"]').click()")
+    shown = browser.evaluate(
+        f"[...{select_figure('reward')}.querySelectorAll('.plot > g')].map(g => getComputedStyle(g).display)"
     )
     assert shown == ["inline", "none"]
-    light = browser.value("getComputedStyle(document.body).backgroundColor")
-    browser.value("document.querySelector('.theme').click()")
-    assert brightness(browser.value("getComputedStyle(document.body).backgroundColor")) < 0.05 < brightness(light)
+    light = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    browser.evaluate("document.querySelector('.theme').click()")
+    assert (
+        compute_brightness(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+        < 0.05
+        < compute_brightness(light)
+    )
 
 
-def brightness(color: str) -> float:
+def compute_brightness(color: str) -> float:
     """The relative luminance of WCAG 2.1, 0 to 1, of an opaque color."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
@@ -204,8 +213,8 @@ def brightness(color: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_can_be_read(browser, several, scheme):
-    open_page(browser, several, scheme=scheme)
+def test_texts_can_be_read(browser, several_runs, scheme):
+    open_page(browser, several_runs, scheme=scheme)
     for selector in (
         "h1",
         ".note",
@@ -217,9 +226,9 @@ def test_texts_can_be_read(browser, several, scheme):
         ".mark",
         ".grade",
     ):
-        ink = browser.value(f"(style => style.fill !== 'rgb(0, 0, 0)' ? style.fill : style.color)"
+        ink = browser.evaluate(f"(style => style.fill !== 'rgb(0, 0, 0)' ? style.fill : style.color)"
                             f"(getComputedStyle(document.querySelector({json.dumps(selector)})))")  # fmt: skip
         for ground in ("body", ".tile"):
-            paper = browser.value(f"getComputedStyle(document.querySelector({json.dumps(ground)})).backgroundColor")
-            low, high = sorted((brightness(ink), brightness(paper)))
+            paper = browser.evaluate(f"getComputedStyle(document.querySelector({json.dumps(ground)})).backgroundColor")
+            low, high = sorted((compute_brightness(ink), compute_brightness(paper)))
             assert (high + 0.05) / (low + 0.05) >= 4.5, (selector, ink, paper)

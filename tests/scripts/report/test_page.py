@@ -18,7 +18,7 @@ from scripts.report.chart import draw
 from scripts.report.page import render
 from scripts.report.panels import missing, panels
 from scripts.report.runs import read
-from tests.scripts.report.conftest import UNSEEN, Finding, eval_line, sample, write_lines
+from tests.scripts.report.conftest import UNSEEN, Finding, make_eval_line, make_sample, write_lines
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
 
@@ -43,11 +43,11 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.tags)
 
 
-def data_of(html: str) -> dict:
+def read_data(html: str) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))
 
 
-def panel_count(html: str) -> int:
+def count_panels(html: str) -> int:
     return sum("data-panel" in attributes for _, attributes in Page(html).tags)
 
 
@@ -59,7 +59,7 @@ def test_one_run(make_run, capsys):
     page = Page(out.read_text(encoding="utf-8"))
     for metric in SCHEMA:
         assert metric.name in page.text or metric.when  # drawn or named as missing, if no option has to be on
-    assert panel_count(out.read_text()) == len(SCHEMA) - len(UNSEEN)
+    assert count_panels(out.read_text()) == len(SCHEMA) - len(UNSEEN)
     for words in ("held-out exact match", "+0.667", "seconds.old_log_probs", "thought 3", "Other columns"):
         assert (words in page.text) == (words != "Other columns"), words
 
@@ -75,8 +75,8 @@ def test_several_runs_are_compared(make_run, tmp_path):
         "n_samples": ["8", "16", run_settings.ABSENT],
     }
     page = Page(out.read_text())
-    assert "held-out, against a" in page.text and panel_count(out.read_text()) == len(SCHEMA) - len(UNSEEN)
-    panel = data_of(out.read_text())["panels"][1]
+    assert "held-out, against a" in page.text and count_panels(out.read_text()) == len(SCHEMA) - len(UNSEEN)
+    panel = read_data(out.read_text())["panels"][1]
     assert [curve["run"] for curve in panel["curves"]] == [0, 1, 2]
     assert [len(curve["steps"]) for curve in panel["curves"]] == [30, 30, 9]
 
@@ -84,7 +84,9 @@ def test_several_runs_are_compared(make_run, tmp_path):
 def test_file_contents_never_become_markup(make_run, tmp_path):
     folder = make_run("x & <b>")
     plain = Page(render(read([folder])))
-    write_lines(folder / "samples" / "step_30.jsonl", [sample(1, 0.0, 0.5, HOSTILE) | {HOSTILE: 1, "prompt": HOSTILE}])
+    write_lines(
+        folder / "samples" / "step_30.jsonl", [make_sample(1, 0.0, 0.5, HOSTILE) | {HOSTILE: 1, "prompt": HOSTILE}]
+    )
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 31, HOSTILE: 1.0}) + "\n")
     with (folder / "eval.jsonl").open("a") as file:
@@ -124,7 +126,7 @@ def test_a_run_that_has_just_begun(make_run, steps):
         (folder / "eval.jsonl").write_text('{"step": 0, "exa')
     html = render(read([folder]))
     assert ("No step has been logged yet." in html) == (steps == 0)
-    assert (panel_count(html) > 50) == (steps == 1)
+    assert (count_panels(html) > 50) == (steps == 1)
     assert "No evaluation was logged." in html
 
 
@@ -148,7 +150,7 @@ def test_findings_are_shown_and_marked(make_run):
         and "LEARNING_RATE=5e-7" in html
     )
     marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
-    assert len(marks) == panel_count(html) and {mark["data-step"] for mark in marks} == {"7"}
+    assert len(marks) == count_panels(html) and {mark["data-step"] for mark in marks} == {"7"}
     assert "data-step" not in render(runs)
 
 
@@ -207,7 +209,7 @@ def test_the_options_are_set_by_the_user_and_a_judge_that_is_off_has_no_settings
 def test_it_says_why_runs_are_not_compared(make_run):
     ours, own, empty = make_run("ours"), make_run("own"), make_run("empty", evals=False)
     for file in (own / "samples").glob("eval_*.jsonl"):
-        write_lines(file, [sample(1, 0.0, 0.5) | {"measure": "score", "score": 0.5}])
+        write_lines(file, [make_sample(1, 0.0, 0.5) | {"measure": "score", "score": 0.5}])
     for pair, why in (
         ((ours, own), "ours measures the exact match and own the score"),
         ((empty, ours), "empty has no"),
@@ -218,7 +220,7 @@ def test_it_says_why_runs_are_not_compared(make_run):
 
 def test_what_an_environment_counts_as_solved_is_not_called_exact_match(make_run):
     folder = make_run()
-    write_lines(folder / "eval.jsonl", [{**eval_line(step, 0.5), "in_environment": True} for step in (0, 30)])
+    write_lines(folder / "eval.jsonl", [{**make_eval_line(step, 0.5), "in_environment": True} for step in (0, 30)])
     assert panels(read([folder]))[0].metric.name == "solved"
     assert ">exact_match<" not in render(read([folder]))
 
@@ -260,7 +262,7 @@ def test_a_long_run_takes_few_megabytes(make_run):
     extra = {f"extra_{number}": number / 7 for number in range(80 - len(rows[0]))}
     write_lines(folder / "metrics.jsonl", [row | extra for row in rows])
     html = render(read([folder]))
-    assert panel_count(html) >= 80 and len(html.encode()) < 5_000_000
+    assert count_panels(html) >= 80 and len(html.encode()) < 5_000_000
 
 
 def test_bad_calls_are_refused(make_run, tmp_path, capsys):

@@ -5,16 +5,22 @@ import json
 from grpo.run.run_state import Run
 from scripts.report import problems
 from scripts.report.__main__ import main
-from tests.scripts.report.conftest import sample, write_lines
+from tests.scripts.report.conftest import make_sample, write_lines
 
 
 def test_each_problem_has_its_history_and_the_least_solved_come_first(make_run):
     folder = make_run("a")
     for file in (folder / "samples").glob("*.jsonl"):
         file.unlink()
-    write_lines(folder / "samples" / "step_1.jsonl", [sample(1, 1.0, 1.0), sample(1, 0.0, 0.0), sample(2, 1.0, 1.0)])
-    write_lines(folder / "samples" / "step_10.jsonl", [sample(1, 1.0, 1.0), sample(1, 1.0, 1.0), sample(3, 0.0, 0.0)])
-    write_lines(folder / "samples" / "eval_0.jsonl", [sample(7, 0.0, 0.0)])
+    write_lines(
+        folder / "samples" / "step_1.jsonl",
+        [make_sample(1, 1.0, 1.0), make_sample(1, 0.0, 0.0), make_sample(2, 1.0, 1.0)],
+    )
+    write_lines(
+        folder / "samples" / "step_10.jsonl",
+        [make_sample(1, 1.0, 1.0), make_sample(1, 1.0, 1.0), make_sample(3, 0.0, 0.0)],
+    )
+    write_lines(folder / "samples" / "eval_0.jsonl", [make_sample(7, 0.0, 0.0)])
     training, held_out = problems.tables(Run(folder))
     assert [(one.id, one.drawn) for one in training.problems] == [
         ("problem-3", [(10, "0/1")]),
@@ -31,7 +37,9 @@ def test_each_problem_has_its_history_and_the_least_solved_come_first(make_run):
 
 def test_a_reward_without_correctness_is_shown_as_its_mean(make_run):
     folder = make_run("a")
-    rows = [{key: value for key, value in sample(1, 0.0, reward).items() if key != "correct"} for reward in (0.5, 2.0)]
+    rows = [
+        {key: value for key, value in make_sample(1, 0.0, reward).items() if key != "correct"} for reward in (0.5, 2.0)
+    ]
     for file in (folder / "samples").glob("*.jsonl"):
         file.unlink()
     write_lines(folder / "samples" / "step_1.jsonl", [*rows, {"prompt": "no id", "correct": 1.0}, {"id": "problem-2"}])

@@ -9,7 +9,7 @@ from grpo.metrics.metric_schema import SCHEMA
 from grpo.stack.problem import UserError
 from scripts.report.panels import OTHER, evaluations, missing, panels
 from scripts.report.runs import read, series, short_names
-from tests.scripts.report.conftest import eval_line, write_lines
+from tests.scripts.report.conftest import make_eval_line, write_lines
 
 
 def test_a_run(make_run):
@@ -80,7 +80,7 @@ def test_panels_follow_the_schema_and_show_unknown_columns(make_run):
 
 
 def test_evaluations_stand_with_the_training_steps_and_keep_their_seconds():
-    columns = evaluations([eval_line(0, 0.25), eval_line(8, 0.5) | {"ci_low": None}])
+    columns = evaluations([make_eval_line(0, 0.25), make_eval_line(8, 0.5) | {"ci_low": None}])
     first, last = columns["exact_match"]
     assert (first.step, first.value, first.low, first.high) == (0, 0.25, 0.15, 0.35)
     assert (last.value, last.low) == (0.5, None)

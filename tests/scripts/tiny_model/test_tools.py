@@ -18,7 +18,7 @@ from scripts.tiny_model import tools
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
 from scripts.tiny_model.tokenizer import write_tokenizer
 from scripts.tiny_model.warm_start import tiny_config
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, params
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, make_params
 
 ENVIRONMENTS = list(tools.ENVIRONMENTS)
 
@@ -31,13 +31,13 @@ def tokenizer(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def the_library(tmp_path, monkeypatch):
+def library_file(tmp_path, monkeypatch):
     file = tmp_path / "library.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in tools.library()))
     monkeypatch.setenv(VARIABLE, str(file))
 
 
-def environment_of(name: str, row: dict):
+def make_environment(name: str, row: dict):
     return load(name)(row["prompt"], row["label"])
 
 
@@ -69,11 +69,11 @@ def test_the_tool_answers_as_the_exercise_says_and_only_the_right_habit_is_paid(
     template = template_for(tokenizer)
     right = tools.FINAL.format(f"\\boxed{{{exercise.answer}}}")
     engine = ScriptedEngine(template.codec, [exercise.call, right])
-    policy = EnginePolicy(template, engine, params(), 400)
-    outcome, response = asyncio.run(roll_out(lambda: environment_of(name, row), policy, LIMITS, 4))
+    policy = EnginePolicy(template, engine, make_params(), 400)
+    outcome, response = asyncio.run(roll_out(lambda: make_environment(name, row), policy, LIMITS, 4))
     assert outcome.messages[3]["content"] == exercise.output and response["reward"] == 1
     for wrong in (str(exercise.answer), f"\\boxed{{{exercise.guess}}}"):
-        _, score = asyncio.run(play(lambda: environment_of(name, row), Spoken({"content": wrong}), LIMITS))
+        _, score = asyncio.run(play(lambda: make_environment(name, row), Spoken({"content": wrong}), LIMITS))
         assert score.reward == 0
 
 

@@ -47,17 +47,17 @@ def rename_layers(folder: Path) -> None:
 
 
 def test_an_adapter_that_fits_passes(setting, adapter: Path) -> None:
-    assert setting.problems() == []
-    where, unverified = checks.describe(setting.config())
+    assert setting.find_problems() == []
+    where, unverified = checks.describe(setting.make_config())
     assert (
         where.startswith(f"adapter      the run starts from {adapter}, sha256 ") and "cannot be verified" in unverified
     )
     digests.write(adapter)
-    assert checks.describe(setting.config()) == [where]
+    assert checks.describe(setting.make_config()) == [where]
 
 
 def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> None:
-    [problem] = setting.problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
+    [problem] = setting.find_problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
     assert "LORA_RANK 4 and not 8, LORA_ALPHA 8 and not 32" in problem
     assert 'set LORA_RANK=4 LORA_ALPHA=8 TARGET_MODULES="q_proj k_proj v_proj o_proj"' in problem
 
@@ -85,7 +85,7 @@ def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> No
 )
 def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, damage, what: str) -> None:
     damage(adapter)
-    problems = setting.problems()
+    problems = setting.find_problems()
     assert problems and all(problem.startswith("ADAPTER") for problem in problems)
     assert any(what in problem for problem in problems), problems
 
@@ -105,14 +105,14 @@ def test_a_plan_without_the_models_files_looks_at_the_adapter(setting, adapter: 
     if damage:
         damage(adapter)
     model = changes.get("pretrain", setting.folder / "elsewhere")
-    found = preflight.problems_anywhere(setting.config(**changes | {"pretrain": model, "engine_model": model}))
+    found = preflight.problems_anywhere(setting.make_config(**changes | {"pretrain": model, "engine_model": model}))
     said = [str(problem) for problem in found if problem.what.startswith("ADAPTER")]
     assert any(what in problem for problem in said) if what else not said
 
 
 def test_the_plan_counts_the_copy_on_disk(setting, adapter: Path) -> None:
-    config = setting.config()
-    alone = make_plan(setting.config(adapter=None))
+    config = setting.make_config()
+    alone = make_plan(setting.make_config(adapter=None))
     assert make_plan(config).disk_bytes - alone.disk_bytes == (adapter / WEIGHTS).stat().st_size > 0
     assert "copy of ADAPTER" in "\n".join(describe(make_plan(config), config))
 
@@ -123,19 +123,21 @@ def test_another_name_of_the_base_is_a_warning(setting, adapter: Path) -> None:
         configure(base_model_name_or_path=name)(adapter)
         (adapter / digests.NAME).unlink(missing_ok=True)
         digests.write(adapter)
-        assert setting.problems() == []
-        assert any("only the shapes were compared" in line for line in checks.describe(setting.config())) != is_same
+        assert setting.find_problems() == []
+        assert (
+            any("only the shapes were compared" in line for line in checks.describe(setting.make_config())) != is_same
+        )
 
 
 def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setting, adapter: Path) -> None:
     configure(base_model_name_or_path="openai/gpt-oss-120b")(adapter)
-    [problem] = setting.problems(pretrain=adapter, adapter=None)
+    [problem] = setting.find_problems(pretrain=adapter, adapter=None)
     assert problem.startswith(f"MODEL {adapter} is an adapter")
     assert problem.endswith(f"set ADAPTER={adapter} MODEL=openai/gpt-oss-120b")
 
 
 def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path, save) -> None:
-    config, folder = setting.config(), setting.run_dir
+    config, folder = setting.make_config(), setting.run_dir
     run_dir.write(folder, "run", config, make_plan(config), {})
     recorded = json.loads((folder / "config.json").read_text())
     assert recorded["flags"]["adapter"] == str(adapter)
@@ -145,7 +147,7 @@ def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path,
     assert digests.is_sealed(copied.folder) and not list(folder.glob(".start*"))
 
     shutil.rmtree(adapter)
-    words = setting.words(adapter=None)
+    words = setting.make_words(adapter=None)
     for step in (0, 3):  # without a checkpoint and with one
         if step:
             save(step)
@@ -154,12 +156,12 @@ def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path,
         assert list(checks.check_adapter(resumed, model_files.read(Path(resumed.args.pretrain)))) == []
         run_dir.write(folder, "run", resumed, make_plan(resumed), {})
     with pytest.raises(UserError, match="ADAPTER was"):
-        resume.resolve_resumed(setting.words(adapter="/another"), folder)
+        resume.resolve_resumed(setting.make_words(adapter="/another"), folder)
 
 
 def test_a_run_without_an_adapter_cannot_continue_with_one(setting, adapter: Path) -> None:
-    config = setting.config(adapter=None)
+    config = setting.make_config(adapter=None)
     run_dir.write(setting.run_dir, "run", config, make_plan(config), {})
     assert not (setting.run_dir / "start").exists()
     with pytest.raises(UserError, match="ADAPTER was None"):
-        resume.resolve_resumed(setting.words(), setting.run_dir)
+        resume.resolve_resumed(setting.make_words(), setting.run_dir)

@@ -42,16 +42,16 @@ RENDER = rendering.render
 def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message: str) -> None:
     data = tmp_path / "bad.jsonl"
     data.write_text('{"prompt": "0 + 1?", "label": "1"}\n' + line + "\n")
-    assert message in setting.problems(prompt_data=data)[0]
+    assert message in setting.find_problems(prompt_data=data)[0]
 
 
 def test_all_lines_with_a_fault_are_named_at_once(setting, tmp_path: Path) -> None:
     lines = ["{}"] + [json.dumps({"prompt": f"{n}?", "label": "1"}) for n in range(7)] + ["["] * 2
     (tmp_path / "bad.jsonl").write_text("\n".join(lines))
-    assert "; 2 other lines with a fault: 9, 10\n" in setting.problems(prompt_data=tmp_path / "bad.jsonl")[0]
+    assert "; 2 other lines with a fault: 9, 10\n" in setting.find_problems(prompt_data=tmp_path / "bad.jsonl")[0]
 
 
-def label(split: str, answer: str = "7") -> str:
+def make_label(split: str, answer: str = "7") -> str:
     return json.dumps({"answer": answer, "split": split})
 
 
@@ -64,30 +64,30 @@ def write_labels(path: Path, *labels: object) -> Path:
 @pytest.mark.parametrize(
     ("variable", "bad", "message"),
     [
-        ("prompt_data", label("test"), "an unknown split"),
-        ("prompt_data", label("train", ""), "no answer"),
+        ("prompt_data", make_label("test"), "an unknown split"),
+        ("prompt_data", make_label("train", ""), "no answer"),
         ("prompt_data", '{"answer": 1%s}' % ("0" * 5000), "the grader cannot read the answer"),
-        ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
+        ("prompt_data", make_label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
         ("prompt_data", "N/A", "has 'N/A' where the answer should be"),
         ("prompt_data", "two", "the grader cannot read the answer 'two'"),
         ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
-        ("prompt_data", label("eval"), "belongs to the eval split"),
-        ("eval_dataset", label("test"), "an unknown split"),
-        ("eval_dataset", label("train"), "belongs to the train split"),
+        ("prompt_data", make_label("eval"), "belongs to the eval split"),
+        ("eval_dataset", make_label("test"), "an unknown split"),
+        ("eval_dataset", make_label("train"), "belongs to the train split"),
         ("eval_dataset", "7", "belongs to the train split"),
         ("eval_dataset", 7, "belongs to the train split"),
     ],
 )
 def test_labels_are_read_like_the_reward_function_reads_them(setting, tmp_path: Path, variable, bad, message) -> None:
     good = {
-        "prompt_data": write_labels(tmp_path / "good_train.jsonl", *[label("train"), "7"] * 4),
-        "eval_dataset": write_labels(tmp_path / "good_eval.jsonl", label("eval")),
+        "prompt_data": write_labels(tmp_path / "good_train.jsonl", *[make_label("train"), "7"] * 4),
+        "eval_dataset": write_labels(tmp_path / "good_eval.jsonl", make_label("eval")),
         "remote_rm_url": CHECKOUT / "reward" / "reward_func.py",
     }
-    assert setting.problems(**good) == []
+    assert setting.find_problems(**good) == []
     split = "train" if variable == "prompt_data" else "eval"
-    changed = good | {variable: write_labels(tmp_path / "bad.jsonl", *[label(split)] * 8, bad)}
-    [problem] = setting.problems(**changed)
+    changed = good | {variable: write_labels(tmp_path / "bad.jsonl", *[make_label(split)] * 8, bad)}
+    [problem] = setting.find_problems(**changed)
     assert "bad.jsonl, line 9: " in problem and message in problem
     remedy = problem.split("->")[1]
     assert "python -m data.prepare" in remedy
@@ -99,17 +99,19 @@ def test_labels_are_read_like_the_reward_function_reads_them(setting, tmp_path: 
         assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
     else:
         assert 'the gold answer, or JSON: {"answer": "42", "split": "train"}' in remedy
-    assert setting.problems(**changed | {"remote_rm_url": setting.flags["remote_rm_url"]}) == [], "of another function"
+    assert setting.find_problems(**changed | {"remote_rm_url": setting.flags["remote_rm_url"]}) == [], (
+        "of another function"
+    )
 
 
 def test_without_a_label_key_our_reward_function_has_no_answers(setting) -> None:
     ours = CHECKOUT / "reward" / "reward_func.py"
-    assert "line 1: a label has no answer" in setting.problems(remote_rm_url=ours, label_key=None)[0]
+    assert "line 1: a label has no answer" in setting.find_problems(remote_rm_url=ours, label_key=None)[0]
 
 
 def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, tmp_path: Path) -> None:
     data = write_data(tmp_path / "both.jsonl", 30, first=90)  # eval has 100 to 104
-    [problem] = setting.problems(prompt_data=data)
+    [problem] = setting.find_problems(prompt_data=data)
     assert (
         "both.jsonl, line 11: " in problem
         and "eval.jsonl, line 1" in problem
@@ -127,24 +129,24 @@ def test_the_remedy_for_data_without_held_out_problems_works(setting, tmp_path: 
         )
     )
     ours = {"remote_rm_url": CHECKOUT / "reward" / "reward_func.py"}
-    [problem] = setting.problems(eval_dataset=tmp_path / held_out, **ours)
+    [problem] = setting.find_problems(eval_dataset=tmp_path / held_out, **ours)
     command, variables = problem.partition("hold some out: ")[2].replace("FOLDER", str(tmp_path / "own")).split("; ")
     prepare.main(shlex.split(command)[3:])
     train, evaluation = (word.partition("=")[2] for word in variables.split()[-2:])
-    assert setting.problems(prompt_data=train, eval_dataset=evaluation, **ours) == []
+    assert setting.find_problems(prompt_data=train, eval_dataset=evaluation, **ours) == []
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.jsonl").write_text(content)
-    assert "is empty" in setting.problems(eval_dataset=tmp_path / "empty.jsonl")[0]
+    assert "is empty" in setting.find_problems(eval_dataset=tmp_path / "empty.jsonl")[0]
 
 
 def test_a_pipe_of_problems_is_not_waited_for(setting, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert (
         "pipe.jsonl cannot be read (not a regular file; remove"
-        in setting.problems(prompt_data=tmp_path / "pipe.jsonl")[0]
+        in setting.find_problems(prompt_data=tmp_path / "pipe.jsonl")[0]
     )
 
 
@@ -156,16 +158,16 @@ def write_rows(path: Path, *rows: dict[str, object]) -> Path:
 def test_duplicate_prompt_is_rejected(setting, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}?"} for number in range(9)]
     twice = write_rows(tmp_path / "twice.jsonl", *rows, *rows)
-    [problem] = setting.problems(prompt_data=twice)
+    [problem] = setting.find_problems(prompt_data=twice)
     assert "twice.jsonl, line 19 repeats the prompt of line 1, and so do 8 others: both would draw the same" in problem
-    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows, {"prompt": "4?"}))
+    [problem] = setting.find_problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows, {"prompt": "4?"}))
     assert "eval.jsonl, line 19 repeats the prompt of line 9: both would count as one problem" in problem
     assert "python -m data.prepare" in problem.split("->")[1]
 
 
 def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> None:
     rows = [{"prompt": "a?", "id": "one"}, {"prompt": "b?", "id": "one"}, {"prompt": "c?"}, {"prompt": "d?"}]
-    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows))
+    [problem] = setting.find_problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows))
     assert "eval.jsonl, line 3 repeats the id of line 1: both would count as one problem" in problem
 
 
@@ -173,7 +175,7 @@ def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypa
     lengths = [*[64] * 20, 64, 65, 10, 90, 64]  # 20 to train on
     rendered = [Rendered(length, f"{number}?") for number, length in enumerate(lengths)]
     monkeypatch.setattr(rendering, "render", lambda *_: rendered)
-    [problem] = setting.problems()
+    [problem] = setting.find_problems()
     assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, for example line 2" in problem
     assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
 
@@ -199,16 +201,16 @@ def test_prompts_are_rendered_as_in_training(tmp_path: Path, monkeypatch: pytest
 )
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_leak_is_found_however_it_is_written(setting, tmp_path: Path, monkeypatch, prompt, is_here) -> None:
-    monkeypatch.setattr(rendering, "render", _rendered)
+    monkeypatch.setattr(rendering, "render", _render)
     if not is_here:
         (tmp_path / "model" / "tokenizer.json").unlink()
     data = tmp_path / "train.jsonl"
     data.write_text(data.read_text() + json.dumps({"prompt": prompt, "label": "103"}) + "\n")
-    [problem] = [each for each in setting.problems() if "is also in" in each]
+    [problem] = [each for each in setting.find_problems() if "is also in" in each]
     assert "train.jsonl, line 21: the prompt is also in" in problem and "eval.jsonl, line 3" in problem
 
 
-def _rendered(folder, prompts, variables) -> list[Rendered]:
+def _render(folder, prompts, variables) -> list[Rendered]:
     """As with a template that reads the role and the content."""
     chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
     return [
@@ -218,7 +220,7 @@ def _rendered(folder, prompts, variables) -> list[Rendered]:
 
 def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "render", RENDER)  # of a tokenizer.json that is an empty object
-    assert any("cannot render prompts" in problem for problem in setting.problems())
+    assert any("cannot render prompts" in problem for problem in setting.find_problems())
 
 
 def test_a_template_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +250,12 @@ def test_a_tokenizer_that_names_code_is_refused_for_that_alone(setting, tmp_path
     monkeypatch.setattr(rendering, "render", RENDER)
     write_tokenizer(tmp_path / "model")
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"auto_map": {}, "chat_template": ""}')
-    assert not any("cannot render" in problem for problem in setting.problems()), "check_model refuses it"
+    assert not any("cannot render" in problem for problem in setting.find_problems()), "check_model refuses it"
 
 
 def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rendering, "render", RENDER)
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{")
-    problems = setting.problems(prompt_data=broken, eval_dataset=broken)
+    problems = setting.find_problems(prompt_data=broken, eval_dataset=broken)
     assert len(problems) == 2 and not [problem for problem in problems if "cannot render prompts" in problem]

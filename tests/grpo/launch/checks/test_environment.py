@@ -15,7 +15,7 @@ from grpo.run.measure import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture
-def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def environment_setting(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A setting with the retrieval environment and a library of one document."""
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "a.txt").write_text("a text")
@@ -28,10 +28,10 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return setting
 
 
-def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert in_environment.problems() == []
+def test_a_sound_environment_passes_without_a_judge(environment_setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment_setting.find_problems() == []
     monkeypatch.setenv("GRPO_JUDGE", "1")
-    judge = choose_judge(in_environment.config(), may_stand_in=True)
+    judge = choose_judge(environment_setting.make_config(), may_stand_in=True)
     assert judge.settings is None and judge.why_off == "the environment gives the reward"
 
 
@@ -50,15 +50,15 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({}, {"remote_rm_url": USER_REWARD}, "REWARD has no effect: the environment gives", "unset REWARD"),
     ],
 )
-def test_what_cannot_be_is_refused(in_environment, monkeypatch, variables, changes, what, remedy) -> None:
+def test_what_cannot_be_is_refused(environment_setting, monkeypatch, variables, changes, what, remedy) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
-    problems = in_environment.problems(**changes)
+    problems = environment_setting.find_problems(**changes)
     assert len(problems) == 1 and what in problems[0] and remedy in problems[0].partition("->")[2]
 
 
-def test_the_environment_is_in_the_command_that_starts_the_run_again(in_environment, tmp_path: Path) -> None:
-    script = command_script(tmp_path / "run", "name", in_environment.config())
+def test_the_environment_is_in_the_command_that_starts_the_run_again(environment_setting, tmp_path: Path) -> None:
+    script = command_script(tmp_path / "run", "name", environment_setting.make_config())
     assert "export GRPO_ENVIRONMENT=retrieval" in script and f"export GRPO_LIBRARY={tmp_path / 'library'}" in script
 
 
@@ -72,12 +72,12 @@ class Environment(environment.Environment):
 
 
 @pytest.fixture
-def several(in_environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def several_environments(environment_setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A setting with single answers, which get three of four problems, and an environment of a file."""
     (tmp_path / "guess.py").write_text(GUESS)
     monkeypatch.setenv("GRPO_ENVIRONMENT", f"single {tmp_path / 'guess.py'}")
     monkeypatch.setenv("GRPO_ENVIRONMENT_WEIGHTS", "3 1")
-    return in_environment
+    return environment_setting
 
 
 def write_rows(file: str, change) -> None:
@@ -85,37 +85,37 @@ def write_rows(file: str, change) -> None:
     Path(file).write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
 
 
-def test_several_environments_pass_and_the_plan_counts_their_problems(several) -> None:
-    assert several.problems() == []
-    config = several.config()
+def test_several_environments_pass_and_the_plan_counts_their_problems(several_environments) -> None:
+    assert several_environments.find_problems() == []
+    config = several_environments.make_config()
     count = len(Path(config.args.prompt_data).read_text().splitlines())
     quarter = count - round(0.75 * count)
     assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe_lengths(config)
 
 
-def test_single_answers_need_labels_that_the_grader_reads(several) -> None:
-    file = several.config().args.prompt_data
+def test_single_answers_need_labels_that_the_grader_reads(several_environments) -> None:
+    file = several_environments.make_config().args.prompt_data
     write_rows(file, lambda row: row | {"environment": "guess", "label": '{"split": "none"}'})
-    assert several.problems() == []
+    assert several_environments.find_problems() == []
     write_rows(file, lambda row: row | {"environment": "single"})
-    assert "line 1 is for single answers: a label has no answer" in several.problems()[0]
+    assert "line 1 is for single answers: a label has no answer" in several_environments.find_problems()[0]
 
 
-def test_a_line_for_an_environment_that_the_run_has_not_is_refused(several) -> None:
-    write_rows(several.config().args.prompt_data, lambda row: row | {"environment": "python"})
-    assert "line 1 is for the environment 'python'" in several.problems()[0]
+def test_a_line_for_an_environment_that_the_run_has_not_is_refused(several_environments) -> None:
+    write_rows(several_environments.make_config().args.prompt_data, lambda row: row | {"environment": "python"})
+    assert "line 1 is for the environment 'python'" in several_environments.find_problems()[0]
 
 
 @pytest.mark.parametrize(("source", "name"), [("retrieval", "tools"), ("python", "builtin_tools")])
-def test_tools_that_the_chat_template_leaves_out_are_refused(in_environment, tmp_path, monkeypatch, source, name):
+def test_tools_that_the_chat_template_leaves_out_are_refused(environment_setting, tmp_path, monkeypatch, source, name):
     monkeypatch.setenv("GRPO_ENVIRONMENT", source)
-    model = Path(shutil.copytree(in_environment.flags["pretrain"], tmp_path / "own-model"))
+    model = Path(shutil.copytree(environment_setting.flags["pretrain"], tmp_path / "own-model"))
     template = model / "chat_template.jinja"
     template.write_text(template.read_text().replace(name, "gadgets"))
-    [problem] = in_environment.problems(pretrain=str(model))
+    [problem] = environment_setting.find_problems(pretrain=str(model))
     assert f"does not read {name}, so the model would not know the tools of {source}" in problem
     template.unlink()
-    assert [each for each in in_environment.problems(pretrain=str(model)) if "has no chat template" in each]
+    assert [each for each in environment_setting.find_problems(pretrain=str(model)) if "has no chat template" in each]
 
 
 COUNTER = """
@@ -139,7 +139,7 @@ class Environment(environment.Environment):
 
 
 @pytest.fixture
-def play_counter(in_environment, monkeypatch, tmp_path):
+def play_counter(environment_setting, monkeypatch, tmp_path):
     """Returns the problems of a run in COUNTER with other lines, and what `--check` says was played."""
 
     def play(**changes: str) -> tuple[list[str], list[str]]:
@@ -149,7 +149,7 @@ def play_counter(in_environment, monkeypatch, tmp_path):
             code = code.replace(name, text)
         (own := tmp_path / "count.py").write_text(code)
         monkeypatch.setenv("GRPO_ENVIRONMENT", str(own))
-        return in_environment.problems(), environment.describe(in_environment.config())
+        return environment_setting.find_problems(), environment.describe(environment_setting.make_config())
 
     return play
 

@@ -35,38 +35,38 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes: dict, message: str | None) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    problems = setting.problems(**changes)
+    problems = setting.find_problems(**changes)
     assert problems == [] if message is None else message in problems[0]
 
 
 def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
-    memory, shared = setting.problems()
+    memory, shared = setting.find_problems()
     assert "2.0 GB of memory is free, but the run needs about" in memory
     assert "/dev/shm has 67.1 MB free" in shared and "--shm-size" in shared
 
 
 def test_too_little_disk_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not setting.problems(stop_disk_gb=0.001)
-    [problem] = setting.problems(stop_disk_gb=1e9)
+    assert not setting.find_problems(stop_disk_gb=0.001)
+    [problem] = setting.find_problems(stop_disk_gb=1e9)
     assert "CKPT_DIR" in problem and "lower STOP_DISK_GB" in problem, "the rule would end the run at once"
     monkeypatch.setattr(machine, "disk_free", lambda path: 10)
-    [problem] = setting.problems()
+    [problem] = setting.find_problems()
     assert "CKPT_DIR" in problem
 
 
 def test_a_used_run_directory_is_refused(setting) -> None:
     setting.run_dir.mkdir()
-    assert setting.problems() == [], "an empty one is fine"
+    assert setting.find_problems() == [], "an empty one is fine"
     (setting.run_dir / "metrics.jsonl").touch()
-    [problem] = setting.problems()
+    [problem] = setting.find_problems()
     assert "exists and is not empty" in problem and "--run-dir" in problem
 
 
 def test_a_place_that_cannot_be_written_is_named_with_the_reason(setting, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    wrong = setting.problems(ckpt_path=tmp_path / "file" / "x", metrics_dir="/proc/metrics")  # not even by root
+    wrong = setting.find_problems(ckpt_path=tmp_path / "file" / "x", metrics_dir="/proc/metrics")  # not even by root
     assert [problem for problem in wrong if "CKPT_DIR" in problem and "cannot be written: Not a directory" in problem]
     [problem] = [problem for problem in wrong if "METRICS_DIR" in problem]
     assert "/proc/metrics cannot be written: " in problem and "of disk space is free" not in problem
@@ -84,7 +84,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(setting, tmp_pa
 )
 def test_large_model_is_rejected_on_the_cpu_stack(setting, monkeypatch, model, count, gpus, message, remedy) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    config = setting.config(pretrain=model)
+    config = setting.make_config(pretrain=model)
     problems = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
     assert len(problems) == (0 if message is None else 1)
     assert all(message in problem and remedy in problem.split("->")[1] for problem in problems), problems
@@ -96,8 +96,8 @@ def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatc
         listener.listen()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        assert setting.problems() == setting.problems(colocate_all_models=True, vllm_num_engines=2) == []
-    [problem] = setting.problems()
+        assert setting.find_problems() == setting.find_problems(colocate_all_models=True, vllm_num_engines=2) == []
+    [problem] = setting.find_problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
 
 
@@ -110,7 +110,7 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
     else:
         other = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: other)
-    assert any("belongs to another user" in problem for problem in setting.problems())
+    assert any("belongs to another user" in problem for problem in setting.find_problems())
     for use in (lambda: run_dir.find_run(str(setting.run_dir), "run"), files.hold):
         with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
             use()
@@ -131,5 +131,5 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
 def test_limits_of_the_shell_that_no_run_survives_are_refused(setting, monkeypatch, kind, limit, message) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == kind else resource.RLIM_INFINITY,) * 2)
-    problems = setting.problems()
+    problems = setting.find_problems()
     assert problems == [] if message is None else len(problems) == 1 and message in problems[0]

@@ -89,7 +89,7 @@ def name_code(file: str, content: dict) -> Callable[[Path], None]:
 )
 def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(tmp_path / "model")
-    problems = setting.problems()
+    problems = setting.find_problems()
     assert any(message in problem for problem in problems)
     assert all(problem.split("->")[1].strip() for problem in problems), "each has a remedy"
     assert len(problems) == 1 or damage not in (remove_shard, cut_shard, point_to_shard, promise_tensor, forget_tensor)
@@ -106,16 +106,16 @@ def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable
 def test_what_the_chat_template_would_ignore_is_refused(
     setting, flags: dict[str, str], what: str, variable: str
 ) -> None:
-    [problem] = setting.problems(**flags)
+    [problem] = setting.find_problems(**flags)
     assert f"does not read {what}" in problem and problem.endswith(f"remove it from {variable}")
 
 
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_path: Path) -> None:
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
-    [problem] = setting.problems(pretrain=packed)
+    [problem] = setting.find_problems(pretrain=packed)
     assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
     assert "scripts.dequantize_checkpoint" in problem
-    assert setting.problems(pretrain=packed, engine_model=tmp_path / "model") == []
+    assert setting.find_problems(pretrain=packed, engine_model=tmp_path / "model") == []
 
 
 def test_one_copy_is_of_a_model_in_mxfp4(setting, tmp_path: Path, monkeypatch) -> None:
@@ -123,16 +123,16 @@ def test_one_copy_is_of_a_model_in_mxfp4(setting, tmp_path: Path, monkeypatch) -
         "actor_shard": "engine", "offload": None,
         "colocate_all_models": True, "vllm_num_engines": 4, "vllm_tensor_parallel_size": 1,
     }  # fmt: skip
-    [problem] = setting.problems(**shared)
+    [problem] = setting.find_problems(**shared)
     assert "for a model in MXFP4" in problem and "set ACTOR_SHARD=none" in problem
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
-    assert setting.problems(pretrain=packed, engine_model=tmp_path / "model", **shared) == []
+    assert setting.find_problems(pretrain=packed, engine_model=tmp_path / "model", **shared) == []
     monkeypatch.setattr(checks, "is_cpu_stack", lambda: False)
-    [problem] = setting.problems(pretrain=packed, engine_model=tmp_path / "model", **shared)
+    [problem] = setting.find_problems(pretrain=packed, engine_model=tmp_path / "model", **shared)
     assert "ENGINE_MODEL is another" in problem
-    assert setting.problems(pretrain=packed, **shared) == []
+    assert setting.find_problems(pretrain=packed, **shared) == []
 
 
 def test_engines_of_another_model_are_refused(setting, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", vocab_size=256)
-    assert "vocab_size is 256 in ENGINE_MODEL and 128 in MODEL" in setting.problems(engine_model=other)[0]
+    assert "vocab_size is 256 in ENGINE_MODEL and 128 in MODEL" in setting.find_problems(engine_model=other)[0]

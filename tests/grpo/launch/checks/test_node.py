@@ -28,12 +28,12 @@ HOME: dict[str, Any] = {
 NEEDS = Needs(8, 50 * GB, GB, ("/models/m",), ("/own/reward.py",), ("/runs/.token",))
 
 
-def found(**changes: Any) -> list[str]:
+def find_problems(**changes: Any) -> list[str]:
     return [str(problem) for problem in node.compare("10.0.0.2", HOME, {**HOME, **changes}, NEEDS)]
 
 
 def test_an_equal_node_is_fit() -> None:
-    assert found() == []
+    assert find_problems() == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_equal_node_is_fit() -> None:
     ],
 )
 def test_a_difference_is_named_with_node_and_remedy(changes: dict[str, Any], what: str) -> None:
-    [problem] = found(**changes)
+    [problem] = find_problems(**changes)
     assert what in problem and "\n    -> " in problem
 
 

@@ -6,7 +6,7 @@ from grpo.launch.checks import packages
 
 
 @pytest.fixture(autouse=True)
-def the_cpu_stack_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def real_cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 

@@ -46,12 +46,12 @@ from grpo.launch.checks.batches import check_batches, fitting
     ],
 )
 def test_a_bad_value_is_refused(setting, changes: dict[str, object], what: str, remedy: str) -> None:
-    problems = setting.problems(**changes)
+    problems = setting.find_problems(**changes)
     assert any(what in problem and remedy in problem.split("->")[1] for problem in problems), problems
 
 
 def test_one_message_names_batch_sizes_that_fit(setting) -> None:
-    config = setting.config()
+    config = setting.make_config()
     draw = random.Random(0)
     refused = 0
     for prompts in range(1, 200):
@@ -67,8 +67,8 @@ def test_one_message_names_batch_sizes_that_fit(setting) -> None:
 
 
 def test_two_problems_with_the_sizes_of_the_tiny_run(setting) -> None:
-    sizes = dict(zip(fitting(setting.config(), None), (16, 8, 64, 16, 16), strict=True))
-    [problem] = check_batches(setting.config(**sizes, actor_num_gpus_per_node=2), 2)
+    sizes = dict(zip(fitting(setting.make_config(), None), (16, 8, 64, 16, 16), strict=True))
+    [problem] = check_batches(setting.make_config(**sizes, actor_num_gpus_per_node=2), 2)
     assert problem.remedy == (
         "set, for example, ROLLOUT_BATCH_SIZE=2 TRAIN_BATCH_SIZE=16 MICRO_TRAIN_BATCH_SIZE=8 "
         "MICRO_ROLLOUT_BATCH_SIZE=8, or use more data"

@@ -42,13 +42,13 @@ def spawn() -> Iterator[Callable[[str, str], subprocess.Popen]]:
         child.wait()
 
 
-def met(*children: subprocess.Popen) -> Witness:
+def make_witness(*children: subprocess.Popen) -> Witness:
     witness = Witness()
     witness.watch_new([psutil.Process(child.pid) for child in children])
     return witness
 
 
-def deaths_of(witness: Witness) -> list[Death]:
+def wait_for_deaths(witness: Witness) -> list[Death]:
     found: list[Death] = []
     wait_until(lambda: bool(found.extend(witness.deaths()) or found), "nobody died", 10)
     return found
@@ -97,11 +97,11 @@ def test_processes_of_vllm_need_no_title(children: str, roles: list[str | None])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
     engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::Rank.update")
-    witness = met(engine, rank, spawn("ray::IDLE"))
+    witness = make_witness(engine, rank, spawn("ray::IDLE"))
     assert witness.list_watched() == {engine.pid: "an engine", rank.pid: "an actor rank"}
     engine.send_signal(signum)
     engine.wait()
-    [death] = deaths_of(witness)
+    [death] = wait_for_deaths(witness)
     assert (death.role, death.pid) == ("an engine", engine.pid)
     if EXIT_CODES_ARE_KNOWN:
         assert str(death) == f"an engine was killed by {signum.name} (pid {engine.pid})"
@@ -111,7 +111,7 @@ def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_deaths_that_are_noticed_late_keep_their_order(spawn, order: Sequence[int]) -> None:
     children = [spawn(title) for title in ("gcs_server", "raylet", "ray::LLMRayActor.generate")]
-    witness = met(*children)
+    witness = make_witness(*children)
     for place in order:
         children[place].kill()
         children[place].wait()
@@ -120,7 +120,7 @@ def test_deaths_that_are_noticed_late_keep_their_order(spawn, order: Sequence[in
 
 def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
     engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::Rank.update")
-    witness = met(engine, rank)
+    witness = make_witness(engine, rank)
     engine.kill()
     engine.wait()
     kept = last_words.find_first_cause(RuntimeError("Connection closed by peer"))
@@ -128,12 +128,12 @@ def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
     assert [death.pid for death in witness.last_deaths()] == [engine.pid]
 
 
-def evidence(tmp_path: Path, **changes: object) -> Evidence:
+def make_evidence(tmp_path: Path, **changes: object) -> Evidence:
     known: dict = {"log": tmp_path / "driver.log", "folders": {}, "code": 1, "deaths": [], "words": None}
     return Evidence(**known | changes)
 
 
-def words(kind: str, what: str, remedy: str = "", living: Sequence[int] = ()) -> LastWords:
+def make_last_words(kind: str, what: str, remedy: str = "", living: Sequence[int] = ()) -> LastWords:
     return LastWords(kind, what, remedy, [*living])
 
 
@@ -146,7 +146,7 @@ LOW_MEMORY = (
 
 
 CRASHED = replace(KILLED, code=-11)
-OF_DEATH = words("ActorDiedError", "The actor died unexpectedly")
+OF_DEATH = make_last_words("ActorDiedError", "The actor died unexpectedly")
 RAY_KILLED = last_words.find_first_cause(
     exceptions.OutOfMemoryError(LOW_MEMORY)
 )  # Ray's memory monitor kills before the kernel does
@@ -159,9 +159,13 @@ ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
     [
         ({"code": 3}, None, ""),
         # a killed process is the cause of what others then say, unless the failing driver has ended it
-        ({"deaths": [KILLED], "words": words("RuntimeError", "Connection closed by peer")}, str(KILLED), ""),
+        ({"deaths": [KILLED], "words": make_last_words("RuntimeError", "Connection closed by peer")}, str(KILLED), ""),
         ({"deaths": [KILLED], "words": OF_DEATH}, "an actor rank was killed by SIGKILL (pid 7)", ""),
-        ({"deaths": [KILLED], "words": words("ValueError", "wrong", "mend", living=[7])}, "ValueError: wrong", "mend"),
+        (
+            {"deaths": [KILLED], "words": make_last_words("ValueError", "wrong", "mend", living=[7])},
+            "ValueError: wrong",
+            "mend",
+        ),
         # a driver that crashes, whereupon Ray ends the ranks, and one that Ray aborts
         ({"code": -11, "deaths": [KILLED]}, "the driver was killed by SIGSEGV", ""),
         ({"code": -6, "deaths": [KILLED]}, str(KILLED), ""),
@@ -171,7 +175,7 @@ ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
         ({"words": RAY_KILLED}, "OutOfMemoryError: 1 worker(s) were killed", BY_RAY),
         ({"deaths": [CRASHED], "words": RAY_KILLED}, str(CRASHED), ""),
         ({"code": -11, "words": RAY_KILLED}, "the driver was killed by SIGSEGV", ""),
-        ({"deaths": [KILLED], "words": words("OutOfMemoryError", "CUDA out of memory")}, str(KILLED), ""),
+        ({"deaths": [KILLED], "words": make_last_words("OutOfMemoryError", "CUDA out of memory")}, str(KILLED), ""),
         (
             {"deaths": [Death("the controller", 7, None)], "words": replace(OF_DEATH, lost=["10.0.0.2"])},
             *("node 10.0.0.2 was lost", "start Ray on it again"),
@@ -192,7 +196,7 @@ ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
     ],
 )
 def test_the_first_cause_is_found(tmp_path: Path, known: dict, what: str | None, remedy: str) -> None:
-    found = cause.find(evidence(tmp_path, **known))
+    found = cause.find(make_evidence(tmp_path, **known))
     assert (found is None) == (what is None)
     if found:
         assert found.what.startswith(str(what)) and remedy in found.remedy and bool(remedy) == bool(found.remedy)
@@ -205,7 +209,9 @@ def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
         "(EngineCore_DP0 pid=9) ValueError: of another engine\n(LLMRayActor pid=6) RuntimeError: later\n"
     )
     died = Death("the core of an engine", 8, 1)
-    found = cause.find(evidence(tmp_path, deaths=[died], words=words("EngineDeadError", "see the stack trace above")))
+    found = cause.find(
+        make_evidence(tmp_path, deaths=[died], words=make_last_words("EngineDeadError", "see the stack trace above"))
+    )
     assert found and found.what == (
         "the core of an engine ended with exit code 1 (pid 8): torch.OutOfMemoryError: CUDA out of memory"
     )
@@ -226,13 +232,15 @@ NO_ENGINE = f"""{_RAY}RuntimeError: Engine core initialization failed. See root 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "driver.log").write_text(NO_ENGINE)
-    told = words("RuntimeError", "Engine core initialization failed. See root cause above. Failed core proc(s): {}")
-    found = cause.find(evidence(tmp_path, words=told))
+    told = make_last_words(
+        "RuntimeError", "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    )
+    found = cause.find(make_evidence(tmp_path, words=told))
     assert found and found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[Path]:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system without a free byte."""
     folder = tmp_path / "full"
     folder.mkdir()
@@ -243,26 +251,31 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full: Path) -> None:
-    folders = {"the logs": tmp_path, "checkpoints": full}
-    found = cause.find(evidence(tmp_path, folders=folders, deaths=[KILLED], words=words("ActorDiedError", "died")))
-    assert found and found.what == f"the disk of checkpoints is full: {full}" and "free disk space" in found.remedy
+def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full_disk: Path) -> None:
+    folders = {"the logs": tmp_path, "checkpoints": full_disk}
+    found = cause.find(
+        make_evidence(tmp_path, folders=folders, deaths=[KILLED], words=make_last_words("ActorDiedError", "died"))
+    )
+    assert found and found.what == f"the disk of checkpoints is full: {full_disk}" and "free disk space" in found.remedy
     assert_seen("a disk is full", str(found))
     with pytest.raises(OSError) as raised:
-        (full / "more").write_bytes(b"0" * 2**20)
-    found = cause.find(evidence(tmp_path, words=last_words.find_first_cause(raised.value)))
+        (full_disk / "more").write_bytes(b"0" * 2**20)
+    found = cause.find(make_evidence(tmp_path, words=last_words.find_first_cause(raised.value)))
     assert found and found.what.startswith("a disk is full: ")
 
 
 def test_too_many_open_files_are_told(tmp_path: Path) -> None:
     aborted = Death("an actor rank", 77, -signal.SIGABRT)
-    known = evidence(tmp_path, deaths=[aborted], words=words("ActorDiedError", "died"))
+    known = make_evidence(tmp_path, deaths=[aborted], words=make_last_words("ActorDiedError", "died"))
     known.log.write_text("(Judge pid=777) OSError: [Errno 24] Too many open files\n(Actor pid=77) terminate called\n")
     found = cause.find(known)
     assert found and "SIGABRT" in found.what, "another process had too many, and lives"
     with known.log.open("a") as log:
         log.write("(Actor pid=77, ip=127.0.0.1)   what():  [gloo/tcp/pair.cc:80] accept: Too many open files\n")
-    for seen in (known, evidence(tmp_path, words=words("OSError", "[Errno 24] Too many open files: 'x'"))):
+    for seen in (
+        known,
+        make_evidence(tmp_path, words=make_last_words("OSError", "[Errno 24] Too many open files: 'x'")),
+    ):
         found = cause.find(seen)
         assert found and "too many open files" in found.what and "ulimit -Hn" in found.remedy
 

@@ -30,7 +30,7 @@ def test_what_everybody_may_write_to_is_named(tmp_path: Path) -> None:
 
 
 def test_every_location_of_a_run_is_checked(setting, tmp_path: Path) -> None:
-    config = resolve(setting.words(), setting.run_dir)
+    config = resolve(setting.make_words(), setting.run_dir)
     assert exposure.warnings(config, setting.run_dir) == []
     for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url", "agent_func_path"):
         shared = tmp_path / flag
@@ -45,7 +45,7 @@ def test_every_location_of_a_run_is_checked(setting, tmp_path: Path) -> None:
 def test_check_warns_and_still_passes(setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
-    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]
     assert launcher.main(words) == 0 and "every user can replace" not in capsys.readouterr().out
     setting.run_dir.parent.chmod(0o777)
     assert launcher.main(words) == 0

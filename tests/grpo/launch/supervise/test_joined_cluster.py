@@ -36,7 +36,7 @@ def available_resources_per_node(): return json.loads({free!r})
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def check_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Install a fake Ray with these nodes (name, is it alive) and return the problems found.
 
     The first node is this one. Each has 16 GPUs, of which `free` are free.
@@ -68,31 +68,31 @@ def look(patience: float = 0.0, shared: bool = False) -> joined_cluster.Admissio
     return joined_cluster.look(Config(args, {}, []), patience)
 
 
-def test_this_machine_alone_is_joined_and_reported_as_open_without_authentication(cluster, monkeypatch) -> None:
-    assert cluster((HERE, True)) == []
+def test_this_machine_alone_is_joined_and_reported_as_open_without_authentication(check_cluster, monkeypatch) -> None:
+    assert check_cluster((HERE, True)) == []
     [warning] = look().warnings
     assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert look().warnings == [warning], "what we would send does not close it"
-    assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
+    assert check_cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
 
 
 WANTS_TOKEN = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
 
 
-def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [problem] = cluster((HERE, True), init=WANTS_TOKEN)
+def test_cluster_that_requires_a_token_is_joined_with_ours(check_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = check_cluster((HERE, True), init=WANTS_TOKEN)
     assert "cannot be joined: KeyError: 'disabled'" in problem
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert look() == joined_cluster.Admission()
 
 
-def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [problem] = cluster((HERE, True), ("second", True))
+def test_several_nodes_are_joined_with_a_token(check_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = check_cluster((HERE, True), ("second", True))
     assert f"10.0.0.1:6379 has 2 nodes ({HERE}, second) and admits anyone" in problem
     assert "RAY_AUTH_MODE=token" in problem
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert cluster((HERE, True), ("second", True), ("lost", False), init=WANTS_TOKEN) == []
+    assert check_cluster((HERE, True), ("second", True), ("lost", False), init=WANTS_TOKEN) == []
     found = look()
     assert found.seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8) and found.warnings == []
     assert joined_cluster.describe(found.seats) == [
@@ -108,20 +108,20 @@ def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.Monk
         ([], 15, "the run needs 16 GPUs, but 15 of 16 are free"),
     ],
 )
-def test_a_cluster_without_enough_free_gpus_is_refused(cluster, monkeypatch, capsys, others, free, said) -> None:
+def test_a_cluster_without_enough_free_gpus_is_refused(check_cluster, monkeypatch, capsys, others, free, said) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    [problem] = cluster((HERE, True), *others, init=WANTS_TOKEN, free=free)
+    [problem] = check_cluster((HERE, True), *others, init=WANTS_TOKEN, free=free)
     assert said in problem and capsys.readouterr().out == ""
 
 
-def test_engines_and_ranks_that_share_gpus_need_these_once_on_one_node(cluster, monkeypatch) -> None:
+def test_engines_and_ranks_that_share_gpus_need_these_once_on_one_node(check_cluster, monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    cluster((HERE, True), init=WANTS_TOKEN, free=8)
+    check_cluster((HERE, True), init=WANTS_TOKEN, free=8)
     assert look(shared=True) == joined_cluster.Admission()
-    cluster((HERE, True), init=WANTS_TOKEN, free=7)
+    check_cluster((HERE, True), init=WANTS_TOKEN, free=7)
     [problem] = look(shared=True).problems
     assert "the run needs 8 GPUs, but 7 of 16 are free" in problem.what
-    cluster((HERE, True), ("second", True), init=WANTS_TOKEN)
+    check_cluster((HERE, True), ("second", True), init=WANTS_TOKEN)
     [problem] = look(shared=True).problems
     assert "share GPUs, is for one node" in problem.what and f"2 nodes ({HERE}, second)" in problem.what
     assert "COLOCATE=0" in problem.remedy
@@ -132,35 +132,37 @@ def test_engines_and_ranks_that_share_gpus_need_these_once_on_one_node(cluster, 
     [(True, 3, "6 of 32 on 2 nodes are free, 16 needed"), (False, 8, "8 of 16 on 1 node are free, 16 needed")],
 )
 def test_a_restart_waits_for_gpus_and_for_a_lost_node(
-    cluster, monkeypatch, capsys, is_second_there, free, said
+    check_cluster, monkeypatch, capsys, is_second_there, free, said
 ) -> None:
     """A node comes back, or its GPUs are free again, while the launcher waits."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    cluster((HERE, True), ("second", is_second_there), init=WANTS_TOKEN, free=free)
-    comes_back = partial(cluster, (HERE, True), ("second", True), init=WANTS_TOKEN, free=8)
+    check_cluster((HERE, True), ("second", is_second_there), init=WANTS_TOKEN, free=free)
+    comes_back = partial(check_cluster, (HERE, True), ("second", True), init=WANTS_TOKEN, free=8)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
     monkeypatch.setattr(joined_cluster, "time", clock)
     assert look(patience=600).seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8)
     assert f"waiting for GPUs: {said}" in capsys.readouterr().out
 
 
-def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [problem] = cluster(("second", True))
+def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(
+    check_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [problem] = check_cluster(("second", True))
     assert "runs on other machines: second" in problem and "start the run there" in problem
-    [problem] = cluster(init="raise RuntimeError('Version mismatch')")
+    [problem] = check_cluster(init="raise RuntimeError('Version mismatch')")
     assert "cannot be joined: RuntimeError: Version mismatch" in problem
     monkeypatch.setattr(joined_cluster, "PROBE_SECONDS", 0.5)
-    [problem] = cluster(init="time.sleep(60)")
+    [problem] = check_cluster(init="time.sleep(60)")
     assert "did not answer" in problem
 
 
 def test_the_launcher_refuses(
-    cluster, setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    check_cluster, setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster((HERE, True), ("second", True))
+    check_cluster((HERE, True), ("second", True))
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
-    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]
     assert launcher.main(words) == REFUSED
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 

@@ -51,7 +51,7 @@ def start(code: str, run_id: str, *words: object, called: str = sys.executable) 
     return process
 
 
-def agents(run_id: str) -> list[psutil.Process]:
+def list_agents(run_id: str) -> list[psutil.Process]:
     named = (process for process in psutil.process_iter(["cmdline"]) if run_id in (process.info["cmdline"] or []))
     return [process for process in named if "grpo.launch.supervise.node_agent" in process.info["cmdline"]]
 
@@ -62,8 +62,8 @@ def test_the_run_ends_when_the_actor_does(tmp_path: Path, run_id: str) -> None:
     assert (folder / "tmp").is_dir() and actor.answer()
     other = start(WORK, "another run")
     mine = [start(WORK, run_id), start(STUBBORN, run_id, memory)]
-    wait_until(lambda: len(agents(run_id)) == 1, "the agent did not start")
-    [agent] = agents(run_id)
+    wait_until(lambda: len(list_agents(run_id)) == 1, "the agent did not start")
+    [agent] = list_agents(run_id)
     time.sleep(1.5)  # the agent looks at new shared memory
     assert actor._pipe
     actor._pipe.close()  # as Ray's SIGKILL does
@@ -77,7 +77,7 @@ def test_the_run_ends_when_the_actor_does(tmp_path: Path, run_id: str) -> None:
 
 def test_the_agent_outlives_signals_and_its_parent(tmp_path: Path, run_id: str) -> None:
     actor = NodeAgent(run_id, str(tmp_path / "run"))
-    [agent] = agents(run_id)
+    [agent] = list_agents(run_id)
     assert agent.ppid() != os.getpid(), "Ray ends the children of an actor"
     agent.terminate()
     time.sleep(0.5)

@@ -24,7 +24,7 @@ MEMORY = {
 }
 
 
-def config(tmp_path: Path) -> Config:
+def make_config(tmp_path: Path) -> Config:
     args = SimpleNamespace(
         pretrain="/models/actor", engine_model="/models/engine", vllm_tensor_parallel_size=2, agent_func_path=None,
         ckpt_path=str(tmp_path / "checkpoints"), metrics_dir=str(tmp_path / "run"),
@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> Config:
     return cast(Config, SimpleNamespace(args=args))
 
 
-def plan() -> Plan:
+def make_plan() -> Plan:
     return Plan(1, 1, 1, host_memory=MEMORY, object_store_bytes=7)
 
 
@@ -43,22 +43,22 @@ def own_reward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_need_their_model_and_the_users_files(tmp_path: Path) -> None:
-    need = node_check.compute_needs(B, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(B, ACTOR_HERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert (need.gpus, need.models, need.files, need.shared) == (4, ("/models/engine",), ("/own/reward.py",), ())
     assert (need.memory, need.store) == (45, 7)
 
 
 def test_the_actor_on_the_launchers_node_shares_no_folder(tmp_path: Path) -> None:
-    need = node_check.compute_needs(A, ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(A, ACTOR_HERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert (need.gpus, need.models, need.files, need.shared) == (2, ("/models/actor",), (), ())
     assert need.memory == 205
 
 
 def test_ranks_on_another_node_share_what_they_write(tmp_path: Path) -> None:
-    need = node_check.compute_needs(B, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
+    need = node_check.compute_needs(B, ACTOR_THERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert need.models == ("/models/actor",)
     assert need.shared == (str(tmp_path / "checkpoints"), str(tmp_path / "run"))
-    home = node_check.compute_needs(A, ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
+    home = node_check.compute_needs(A, ACTOR_THERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert home.models == ("/models/engine", "/models/actor"), "the controller reads the actor's tokenizer"
 
 
@@ -70,7 +70,7 @@ def test_tokens_are_written_where_folders_will_be_and_removed(tmp_path: Path, mo
         return None, "of a test"
 
     monkeypatch.setattr(node_check, "ask", ask)
-    [problem] = node_check.problems(ACTOR_THERE, config(tmp_path), plan(), tmp_path / "run")
+    [problem] = node_check.problems(ACTOR_THERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert "could not be checked: of a test" in str(problem)
     assert len(seen) == 2 and len(set(seen.values())) == 2
     assert {Path(file).parent for file in seen} == {tmp_path} and not list(tmp_path.iterdir())
@@ -80,7 +80,7 @@ def test_a_node_without_the_checkout_is_named(tmp_path: Path, monkeypatch: pytes
     found: dict[str, Any] = {A: {}, B: {"error": "ModuleNotFoundError: No module named 'grpo'"}}
     monkeypatch.setattr(node_check, "ask", lambda *_, **__: (found, ""))
     monkeypatch.setattr(node_check.node, "compare", lambda *_: [])
-    [problem] = node_check.problems(ACTOR_HERE, config(tmp_path), plan(), tmp_path / "run")
+    [problem] = node_check.problems(ACTOR_HERE, make_config(tmp_path), make_plan(), tmp_path / "run")
     assert "node 10.0.0.2 cannot run this checkout: ModuleNotFoundError" in str(problem)
 
 

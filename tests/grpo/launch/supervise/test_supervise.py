@@ -16,7 +16,7 @@ import pytest
 
 from grpo.launch.supervise import base_dir
 from tests.faults import Stopwatch, assert_seen, note
-from tests.supervised import children, command_line, is_alive, naming, wait_until
+from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
 ROOT = Path(__file__).parents[4]
 LAUNCHER = """
@@ -71,7 +71,7 @@ os._exit(int(how))  # not sys.exit: that would delete the shared memory
 """
 
 
-def signals_as_in_a_terminal() -> None:
+def reset_signals() -> None:
     """A script's background jobs ignore Ctrl-C, and what nohup starts ignores SIGHUP; their children inherit that."""
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
@@ -92,17 +92,17 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=signals_as_in_a_terminal,
+            preexec_fn=reset_signals,
         )
 
-    def driver(self) -> dict:
+    def wait_for_driver(self) -> dict:
         """Wait until the driver has started everything; return what it says about itself."""
         file = self.folder / "driver.json"
         wait_until(file.exists, "the driver did not start")
         return json.loads(file.read_text())
 
-    def keeper(self) -> int:
-        [pid] = children(self.shell.pid)
+    def find_keeper(self) -> int:
+        [pid] = list_children(self.shell.pid)
         return pid
 
     def finish(self) -> str:
@@ -137,7 +137,7 @@ def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, c
     run = start(tmp_path, how)
     output = run.finish()
     assert run.shell.returncode == code
-    assert_nothing_left(run.driver())
+    assert_nothing_left(run.wait_for_driver())
     assert ("the last words of the driver" in output) == (code != 0), "shown only where it helps"
     assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
 
@@ -182,7 +182,7 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
             launcher.kill()
         elif how == "kill the stand-in":
             started = psutil.Process(launcher.pid).children(recursive=True)
-            [pid] = [process.pid for process in started if "reward.stand_in" in command_line(process.pid)]
+            [pid] = [process.pid for process in started if "reward.stand_in" in read_command_line(process.pid)]
             os.kill(pid, signal.SIGKILL)
         output, _ = launcher.communicate(timeout=60)
     finally:
@@ -199,7 +199,7 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
 def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
     """An impatient user types Ctrl-C many times."""
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     watch = Stopwatch()
     for _ in range(10 if signum == signal.SIGINT else 1):
         os.killpg(run.shell.pid, signum)
@@ -218,7 +218,7 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
 def test_the_launcher_or_its_whole_process_group_is_killed(tmp_path: Path, start, bystander, kill) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     kill(run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
@@ -226,10 +226,10 @@ def test_the_launcher_or_its_whole_process_group_is_killed(tmp_path: Path, start
 
 def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: Path, start) -> None:
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     base = Path(driver["temporary"]).parent
     wait_until(lambda: {file.name for file in base_dir.shared_memory(base)} >= set(driver["shm"]), "it is not noted")
-    for pid in (run.shell.pid, run.keeper(), *driver["pids"]):
+    for pid in (run.shell.pid, run.find_keeper(), *driver["pids"]):
         os.kill(pid, signal.SIGKILL)
     run.finish()
     assert all(Path("/dev/shm", name).exists() for name in driver["shm"])
@@ -243,9 +243,9 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
 def test_the_keeper_is_ended(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
     (failure := tmp_path / "failure.json").touch()
     run = start(tmp_path, "wait")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     watch = Stopwatch()
-    os.kill(run.keeper(), signum)
+    os.kill(run.find_keeper(), signum)
     output = run.finish()
     assert run.shell.returncode == 1 and "Traceback" not in output
     assert not failure.exists(), "that of an earlier part is forgotten"
@@ -261,12 +261,12 @@ def test_closed_output_ends_the_run(tmp_path: Path, start, bystander) -> None:
     run.shell.stdout.close()
     run.shell.wait(timeout=60)
     assert run.shell.returncode == 128 + signal.SIGPIPE
-    assert not naming(str(tmp_path))
+    assert not find_processes(str(tmp_path))
 
 
 def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, start, bystander) -> None:
     run = start(tmp_path, "wait", prefix="trap '' HUP; exec")
-    driver = run.driver()
+    driver = run.wait_for_driver()
     os.kill(run.shell.pid, signal.SIGHUP)
     time.sleep(1.0)
     assert run.shell.poll() is None and is_alive(driver["pids"][0])

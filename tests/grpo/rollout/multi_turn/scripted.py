@@ -26,7 +26,7 @@ VARIABLES = {
 }
 
 
-def odd_tokens(codec, text, seed=0):
+def encode_oddly(codec, text, seed=0):
     """Encode text in pieces of random lengths: a policy may sample any tokens that give its text."""
     random_ = random.Random(f"{seed} {text}")
     tokens = []
@@ -59,7 +59,7 @@ class ScriptedEngine:
         await asyncio.sleep(self.seconds)
         given = self.change(list(prompt))
         text = self.script[min(len(self.calls), len(self.script) - 1)]
-        tokens = odd_tokens(self.codec, text, self.seed)[: params.max_tokens]
+        tokens = encode_oddly(self.codec, text, self.seed)[: params.max_tokens]
         is_cut = not tokens or tokens[-1] not in params.stop_token_ids
         choices = [{token: SimpleNamespace(logprob=self.log_prob(i))} for i, token in enumerate(tokens)]
         self.calls.append((given, tokens))
@@ -73,13 +73,13 @@ class ScriptedEngine:
         return -(1 + len(self.calls) + index / 1000)
 
 
-def params(max_tokens=200, seed=1):
+def make_params(max_tokens=200, seed=1):
     from vllm import SamplingParams
 
     return SamplingParams(temperature=1.0, max_tokens=max_tokens, min_tokens=1, seed=seed)
 
 
-def call(name, arguments, id="1"):
+def make_call(name, arguments, id="1"):
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
 

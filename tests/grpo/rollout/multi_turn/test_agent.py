@@ -10,9 +10,9 @@ from grpo.rollout import thinking_settings
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
-from tests.grpo.batch.made_experiences import made_experiences
+from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.test_budgeted_turns import StreamingEngine
 
 FAILING = """
@@ -45,7 +45,7 @@ def limits(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def loaded_actor():
+def load_actor():
     """The actor's own class, without its engine, and with our executor as it loads it."""
     actor_class = LLMRayActor.__ray_metadata__.modified_class
     actor = actor_class.__new__(actor_class)
@@ -60,7 +60,7 @@ def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_pa
     tokenizer = TOKENIZERS["qwen3"]
     search = '<tool_call>\n{"name": "search", "arguments": {"query": "bridges"}}\n</tool_call>'
     script = [f"{search}\n{search}<|im_end|>", "It is \\boxed{417}.<|im_end|>"]
-    actor = loaded_actor()
+    actor = load_actor()
     engines = [ScriptedEngine(template_for(tokenizer).codec, script, seed=seed) for seed in range(2)]
     turns = iter(engines)
 
@@ -77,7 +77,7 @@ def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_pa
 
     actor.generate = Engine().generate
     responses = asyncio.run(
-        actor.generate_responses("How many bridges?", '{"answer": "417"}', params(seed=5), 2000, tokenizer, 2)
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, tokenizer, 2)
     )
     for engine, response in zip(engines, responses, strict=True):
         assert response["prompt"] == "How many bridges?" and response["reward"] == response["scores"] == 1.0
@@ -103,12 +103,12 @@ def test_a_thinking_budget_reaches_the_turns_of_an_environment(tmp_path, monkeyp
     (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
     monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
-    tokenizer, actor = TOKENIZERS["qwen3"], loaded_actor()
+    tokenizer, actor = TOKENIZERS["qwen3"], load_actor()
     thought = "<think>\n" + "hm " * 40 + "\n</think>\n\nIt is 417.<|im_end|>"
     engine = StreamingEngine(template_for(tokenizer).codec, [thought], ["It is \\boxed{417}.<|im_end|>"])
     actor.llm, actor.generate = engine, None
     (response,) = asyncio.run(
-        actor.generate_responses("How many bridges?", '{"answer": "417"}', params(seed=5), 2000, tokenizer, 1)
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, tokenizer, 1)
     )
     assert response["reward"] == 1.0 and response["extra_logs"]["thinking_truncated"] == 1
     assert response["extra_logs"]["thinking_length"] == 6 and len(engine.calls) == 2
@@ -120,11 +120,11 @@ def test_settings_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monk
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "quoting.py"))
     monkeypatch.setenv("GRPO_TEMPLATE", template)
     monkeypatch.setenv("GRPO_TEMPLATE_VARIABLES", '{"reasoning_effort": "high", "builtin_tools": ["browser"]}')
-    tokenizer, actor = TOKENIZERS["harmony"], loaded_actor()
+    tokenizer, actor = TOKENIZERS["harmony"], load_actor()
     call = "<|channel|>commentary to=functions.search json<|message|>{}<|call|>"
     engine = ScriptedEngine(template_for(tokenizer).codec, [call, "<|channel|>final<|message|>42<|return|>"])
     actor.generate = engine.generate
-    asyncio.run(actor.generate_responses("q", "1", params(seed=5), 2000, tokenizer, 1))
+    asyncio.run(actor.generate_responses("q", "1", make_params(seed=5), 2000, tokenizer, 1))
     prompt = tokenizer.decode(engine.calls[1][0])
     assert "Reasoning: high\n\n## browser\n\n#" in prompt
     assert prompt.endswith(f"<|channel|>commentary<|message|>{result}<|end|><|start|>assistant")
@@ -135,16 +135,16 @@ def test_failing_constructor_ends_its_rollout_and_a_whole_batch_ends_the_run(tmp
     """A class whose constructor fails on a label, from the engine's actor to the batch that is trained on."""
     (tmp_path / "failing.py").write_text(FAILING)
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "failing.py"))
-    tokenizer, actor = TOKENIZERS["qwen3"], loaded_actor()
+    tokenizer, actor = TOKENIZERS["qwen3"], load_actor()
     actor.generate = ScriptedEngine(template_for(tokenizer).codec, ["42<|im_end|>"]).generate
     responses = [
-        asyncio.run(actor.generate_responses("q", label, params(seed=5), 900, tokenizer, 1))[0] for label in labels
+        asyncio.run(actor.generate_responses("q", label, make_params(seed=5), 900, tokenizer, 1))[0] for label in labels
     ]
     assert [response["extra_logs"]["ended_by_error"] for response in responses] == [label == "none" for label in labels]
     if set(labels) == {"none"}:
         with pytest.raises(UserError, match="environment gave none of 2 rollouts a reward"):
-            made_experiences(responses, monkeypatch)
+            make_experiences(responses, monkeypatch)
         return
-    (fine, failed), (batch,) = made_experiences(responses, monkeypatch)
+    (fine, failed), (batch,) = make_experiences(responses, monkeypatch)
     assert fine.info["reward_missing"] == 0 and failed.info["reward_missing"] == 1
     assert batch.action_mask.bool().any(-1).tolist() == [True, False] and not batch.advantages[1].any()

@@ -13,21 +13,21 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
-from tests.grpo.batch.made_experiences import made_experiences
+from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, odd_tokens, params
-from tests.grpo.rollout.multi_turn.test_history import ENDS, answer, call, rolled, thought
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, encode_oddly, make_params
+from tests.grpo.rollout.multi_turn.test_history import ENDS, make_answer, make_call, make_thought, roll_out_script
 
 PRESETS = {"harmony": "harmony", "qwen3": "think"}
 
 
-def sampled(codec, text, seed):
+def sample_tokens(codec, text, seed):
     """Return odd tokens of a text, but a policy's own for the words of harmony's headers."""
     tokens = []
     for part in codec.structure(text):
         is_header = part.token is not None or part.text in ("assistant", "analysis", "final")
         tokens += codec.encode_text(part.text) if is_header and part.token is None else []
-        tokens += [part.token] if part.token is not None else [] if is_header else odd_tokens(codec, part.text, seed)
+        tokens += [part.token] if part.token is not None else [] if is_header else encode_oddly(codec, part.text, seed)
     return tokens
 
 
@@ -47,13 +47,15 @@ class StreamingEngine:
         texts = self.turns if params.prompt_logprobs is None else self.answers
         text = texts.pop(0) if len(texts) > 1 else texts[0]
         given, read = list(prompt["prompt_token_ids"]), []
-        tokens = sampled(self.codec, text, self.seed)[: params.max_tokens]
+        tokens = sample_tokens(self.codec, text, self.seed)[: params.max_tokens]
         number, draw = len(self.calls), random.Random(self.seed)
         self.calls.append((given, read))
         self.asked.append(params)
         while len(read) < len(tokens):
             part = tokens[len(read) : len(read) + draw.randint(1, 5)]
-            choices = [{t: SimpleNamespace(logprob=log_prob(number, len(read) + i))} for i, t in enumerate(part)]
+            choices = [
+                {t: SimpleNamespace(logprob=compute_log_prob(number, len(read) + i))} for i, t in enumerate(part)
+            ]
             read += part
             is_over = len(read) == len(tokens)
             stopped = is_over and tokens[-1] in params.stop_token_ids
@@ -73,40 +75,45 @@ class Unlimited:
     async def generate(self, prompt, params):
         number = len(self.asked)
         tokens = self.other.calls[number][1]
-        choices = [{token: SimpleNamespace(logprob=log_prob(number, i))} for i, token in enumerate(tokens)]
+        choices = [{token: SimpleNamespace(logprob=compute_log_prob(number, i))} for i, token in enumerate(tokens)]
         self.asked.append(list(prompt))
         output = SimpleNamespace(token_ids=tokens, logprobs=choices, finish_reason="stop")
         return SimpleNamespace(prompt_token_ids=list(prompt), outputs=[output])
 
 
-def log_prob(call, index):
+def compute_log_prob(call, index):
     return -(1 + call + index / 1000)
 
 
-def budgeted(dialect, turns, answers, budget, environment=None, max_length=4000, seed=0):
+def hold_budgeted_turns(dialect, turns, answers, budget, environment=None, max_length=4000, seed=0):
     tokenizer = TOKENIZERS[dialect]
     template = template_for(tokenizer)
     mark = delimiter(PRESETS[dialect], lambda text: tokenizer.encode(text, add_special_tokens=False))
     engine = StreamingEngine(template.codec, turns, answers, seed)
-    policy = EnginePolicy(template, engine, params(seed=5), max_length, (mark, Budget(*budget)))
+    policy = EnginePolicy(template, engine, make_params(seed=5), max_length, (mark, Budget(*budget)))
     outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, 99))
     return policy, engine, outcome, {"prompt": "where?", "label": "", **response}
 
 
-def texts(dialect):
+def make_texts(dialect):
     """A turn that thinks, calls the tool, and one that answers."""
-    return [thought(dialect, "hm " * 9) + call(dialect), thought(dialect, "so it is ") + answer(dialect, "42 " * 5)]
+    return [
+        make_thought(dialect, "hm " * 9) + make_call(dialect),
+        make_thought(dialect, "so it is ") + make_answer(dialect, "42 " * 5),
+    ]
 
 
-def after_cut(dialect):
+def make_text_after_cut(dialect):
     return "42" + ENDS[dialect]
 
 
 @pytest.mark.parametrize("dialect", PRESETS)
 def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
-    _, engine, outcome, limited = budgeted(dialect, texts(dialect), [after_cut(dialect)], (100, 90))
+    _, engine, outcome, limited = hold_budgeted_turns(
+        dialect, make_texts(dialect), [make_text_after_cut(dialect)], (100, 90)
+    )
     free = Unlimited(engine)
-    plain = EnginePolicy(template_for(TOKENIZERS[dialect]), free, params(seed=5), 4000)
+    plain = EnginePolicy(template_for(TOKENIZERS[dialect]), free, make_params(seed=5), 4000)
     said, response = asyncio.run(roll_out(Library, plain, LIMITS, 99))
     assert free.asked == [prompt for prompt, _ in engine.calls] and outcome.messages == said.messages
     for name in ("observation_tokens", "action_ranges", "rollout_log_probs", "engine"):
@@ -125,9 +132,14 @@ def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
     st.lists(st.sampled_from(["one", "two words"]), max_size=2),
 )  # fmt: skip
 def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, thinking, most, calls, seed, replies):
-    first, last = texts(dialect)
-    policy, engine, outcome, response = budgeted(
-        dialect, [first] * calls + [last], [after_cut(dialect)], (thinking, most), Library(replies=replies), seed=seed
+    first, last = make_texts(dialect)
+    policy, engine, outcome, response = hold_budgeted_turns(
+        dialect,
+        [first] * calls + [last],
+        [make_text_after_cut(dialect)],
+        (thinking, most),
+        Library(replies=replies),
+        seed=seed,
     )
     rows = [*response["branches"], response]
     trained = [
@@ -142,7 +154,7 @@ def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, think
     assert len(kept) == len(trained)
     for (prompt, tokens, log_probs), ((asked, read), number) in zip(trained, kept, strict=True):
         assert prompt == asked and tokens == read[: len(tokens)], "what was read after the cut is dropped"
-        assert log_probs == [log_prob(number, index) for index in range(len(tokens))]
+        assert log_probs == [compute_log_prob(number, index) for index in range(len(tokens))]
     for turn in policy._budgeted:
         sampled = turn.trajectory.count(Origin.SAMPLED)
         assert turn.thought <= thinking + 1 and sampled - turn.thought <= most
@@ -154,30 +166,38 @@ def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, think
 
 def test_a_turn_that_is_cut_answers_and_the_trainer_agrees_with_the_engine(monkeypatch):
     """gpt-oss thinks for 40 tokens, is cut, answers, is asked again, and calls a tool in time."""
-    turns = [thought("harmony", "hm " * 99) + call("harmony"), call("harmony", "sun"), answer("harmony")]
-    _, engine, outcome, response = budgeted("harmony", turns, ["41<|return|>"], (40, 40), Library(replies=["sure?"]))
+    turns = [
+        make_thought("harmony", "hm " * 99) + make_call("harmony"),
+        make_call("harmony", "sun"),
+        make_answer("harmony"),
+    ]
+    _, engine, outcome, response = hold_budgeted_turns(
+        "harmony", turns, ["41<|return|>"], (40, 40), Library(replies=["sure?"])
+    )
     assert [message["role"] for message in outcome.messages] == [
         "user", "assistant", "user", "assistant", "tool", "assistant"
     ]  # fmt: skip
     assert outcome.messages[1]["content"] == "41" and outcome.messages[1]["reasoning_content"].startswith("hm")
     seeds = [params.seed for params in engine.asked]
     assert len(set(seeds)) == 4 and seeds[0] == 5
-    plain = rolled("harmony", [answer("harmony")])[3]
+    plain = roll_out_script("harmony", [make_answer("harmony")])[3]
     scored = [one | {"prompt": "where?", "label": "", "scores": 1.0, "reward": reward, "sampled_by": None}
               for one, reward in ((response, 1.0), (plain, 0.0))]  # fmt: skip
-    (mine, _), _ = made_experiences(scored, monkeypatch)
+    (mine, _), _ = make_experiences(scored, monkeypatch)
     assert mine.info["token_mismatch"] == 0 and mine.info["reward_missing"] == 0
 
 
 def test_a_model_may_call_a_tool_after_its_thinking_was_cut():
-    turns = [thought("qwen3", "hm " * 30) + call("qwen3"), thought("qwen3", "so") + answer("qwen3")]
-    _, _, outcome, response = budgeted("qwen3", turns, [call("qwen3", "sun")], (6, 60))
+    turns = [make_thought("qwen3", "hm " * 30) + make_call("qwen3"), make_thought("qwen3", "so") + make_answer("qwen3")]
+    _, _, outcome, response = hold_budgeted_turns("qwen3", turns, [make_call("qwen3", "sun")], (6, 60))
     assert outcome.calls == 1 and outcome.messages[2]["content"] == "there sun" and outcome.ending == "done"
     assert response["extra_logs"]["thinking_truncated"] == 1 and response["extra_logs"]["thinking_closed"] == 0
 
 
 def test_without_room_for_the_delimiter_and_an_answer_a_rollout_ends_by_length():
-    _, engine, outcome, _ = budgeted("harmony", texts("harmony"), ["41<|return|>"], (50, 20), max_length=10)
+    _, engine, outcome, _ = hold_budgeted_turns(
+        "harmony", make_texts("harmony"), ["41<|return|>"], (50, 20), max_length=10
+    )
     assert outcome.ending == "length" and not engine.calls
 
 
@@ -194,6 +214,6 @@ def test_a_score_reads_how_much_the_model_has_sampled():
             return await super().score(messages, ending)
 
     environment = Costly(prefix="there " * 99)
-    _, engine, _, response = rolled("qwen3", [call("qwen3"), answer("qwen3")], environment)
+    _, engine, _, response = roll_out_script("qwen3", [make_call("qwen3"), make_answer("qwen3")], environment)
     first, second = (len(tokens) for _, tokens in engine.calls)
     assert environment.read == (first, first + second) and response["extra_logs"]["rollout_tokens"] == first + second

@@ -18,7 +18,7 @@ from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, make_call, make_params, talk
 
 TEXTS = {
     "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
@@ -37,9 +37,9 @@ def corpus(tmp_path, monkeypatch):
 
 def test_a_library_is_searched_and_read(corpus):
     calls = [
-        call("search", {"query": "how many bridges?"}, "a"),
-        call("read", {"document": 3}, "b"),
-        call("read", {"document": 3, "offset": 2000}, "c"),
+        make_call("search", {"query": "how many bridges?"}, "a"),
+        make_call("read", {"document": 3}, "b"),
+        make_call("read", {"document": 3, "offset": 2000}, "c"),
     ]
     policy = Spoken({"tool_calls": calls}, {"content": "It has \\boxed{417}."})
     environment = retrieval.Environment("How many bridges?", '{"answer": "417", "split": "train"}')
@@ -57,11 +57,14 @@ def test_a_library_is_searched_and_read(corpus):
 
 
 @pytest.mark.parametrize("wrong, heard", [
-    (call("search", "{"), "not JSON"), (call("search", "[]"), "not a JSON object"), (call("", "x"), "not JSON"),
-    (call("find", {}), "no tool 'find'"), (call("search", {}), "needs a query"),
-    (call("search", {"query": "a", "count": 99}), "from 1 to 10"), (call("read", {"document": "x"}), "whole number"),
-    (call("read", {"document": 9}), "no document 9"), (call("read", {"document": 10**30}), "no document"),
-    (call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None), (call("search", {"query": "?!"}), "nothing was found"),
+    (make_call("search", "{"), "not JSON"), (make_call("search", "[]"), "not a JSON object"),
+    (make_call("", "x"), "not JSON"), (make_call("find", {}), "no tool 'find'"),
+    (make_call("search", {}), "needs a query"),
+    (make_call("search", {"query": "a", "count": 99}), "from 1 to 10"),
+    (make_call("read", {"document": "x"}), "whole number"), (make_call("read", {"document": 9}), "no document 9"),
+    (make_call("read", {"document": 10**30}), "no document"),
+    (make_call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None),
+    (make_call("search", {"query": "?!"}), "nothing was found"),
 ])  # fmt: skip
 def test_unsupported_tool_call_is_an_observation(corpus, wrong, heard):
     outcome = talk(Spoken({"tool_calls": [wrong]}, {"content": "so be it"}), retrieval.Environment("q", "1"))
@@ -77,7 +80,7 @@ def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_others_answer(capl
                 await asyncio.Event().wait()
             return str(1 / arguments["by"])
 
-    calls = [call("divide", {"by": 0}, "a"), call("hang", {}, "b"), call("divide", {"by": 2}, "c")]
+    calls = [make_call("divide", {"by": 0}, "a"), make_call("hang", {}, "b"), make_call("divide", {"by": 2}, "c")]
     outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Broken(), tool_seconds=0.2)
     heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
     assert heard == ["error: divide failed", "error: hang took more than 0.2 seconds", "0.5"]
@@ -92,13 +95,13 @@ def test_the_calls_of_a_turn_run_at_once():
             await together.wait()
             return "x"
 
-    calls = [call("a", {}, str(i)) for i in range(10)]
+    calls = [make_call("a", {}, str(i)) for i in range(10)]
     outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Waiting(), tool_seconds=60.0)
     assert outcome.errors == 0, "no call waits for another"
 
 
 def test_limits_of_turns_and_time_end_a_rollout():
-    endless = {"tool_calls": [call("search", {})]}
+    endless = {"tool_calls": [make_call("search", {})]}
     outcome = talk(Spoken(endless), Library(), turns=3)
     assert (outcome.ending, outcome.turns, outcome.calls) == ("turns", 3, 3)
     outcome = talk(Spoken(endless, seconds=0.1), Library(), turns=99, seconds=0.25)
@@ -110,7 +113,7 @@ def test_time_out_during_sampling_keeps_earlier_turns():
     template = template_for(TOKENIZERS["qwen3"])
     text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
-    policy = EnginePolicy(template, engine, params(), 4000)
+    policy = EnginePolicy(template, engine, make_params(), 4000)
     _, response = asyncio.run(
         roll_out(Library, policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20, score_seconds=60), 4)
     )
@@ -122,7 +125,7 @@ def test_time_out_during_sampling_keeps_earlier_turns():
 def test_rollout_is_truncated_when_tokens_run_out():
     template = template_for(TOKENIZERS["qwen3"])
     for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
-        policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
+        policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), make_params(most), room)
         _, response = asyncio.run(roll_out(Library, policy, LIMITS, 4))
         assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
 
@@ -208,5 +211,5 @@ def test_an_environment_that_answers_calls_itself_still_does():
             calls = messages[-1].get("tool_calls") or []
             return [{"role": "tool", "tool_call_id": each["id"], "content": "mine"} for each in calls] or None
 
-    outcome = talk(Spoken({"tool_calls": [call("search", {"query": "x"})]}, {"content": "x"}), Own())
+    outcome = talk(Spoken({"tool_calls": [make_call("search", {"query": "x"})]}, {"content": "x"}), Own())
     assert outcome.messages[2]["content"] == "mine" and (outcome.ending, outcome.turns) == ("done", 2)

@@ -13,11 +13,11 @@ from grpo.rollout.multi_turn.environment import ToolError
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, make_call, make_params, talk
 from tests.supervised import wait_until
 
 SOON = replace(LIMITS, tool_seconds=0.2, score_seconds=0.2)
-SEARCHES = {"tool_calls": [call("search", {"query": "x"})]}
+SEARCHES = {"tool_calls": [make_call("search", {"query": "x"})]}
 
 
 class Tidy(Library):
@@ -37,7 +37,7 @@ class Unlucky(Library):
         self.gold = int(label)
 
 
-def made(label):
+def play_unlucky(label):
     return asyncio.run(play(lambda: Unlucky("q", label), Spoken({"content": "x"}), LIMITS))
 
 
@@ -45,26 +45,26 @@ def test_constructor_error_counts_as_environment_error(caplog):
     template = template_for(TOKENIZERS["qwen3"])
     engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
     outcome, response = asyncio.run(
-        roll_out(lambda: Unlucky("q", "x"), EnginePolicy(template, engine, params(), 900), LIMITS, 4)
+        roll_out(lambda: Unlucky("q", "x"), EnginePolicy(template, engine, make_params(), 900), LIMITS, 4)
     )
     assert outcome.ending == "error" and "its constructor failed (ValueError" in outcome.fault
     assert response["extra_logs"]["ended_by_error"] == 1 and response["reward"] != response["reward"]
     assert not engine.calls and not response["truncated"] and "self.gold = int" in caplog.text
-    outcome, score = made("7")
+    outcome, score = play_unlucky("7")
     assert outcome.ending == "done" and not outcome.fault and score.reward == 1
 
 
 def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
     monkeypatch.setattr(conversation, "logged_errors", set())
     for label in ("x", "y", "x"):
-        made(label)
+        play_unlucky(label)
     assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
     assert [label in record.getMessage() for record, label in zip(caplog.records, "xyx", strict=True)] == [True] * 3
-    made(None)  # another kind: a TypeError
+    play_unlucky(None)  # another kind: a TypeError
     assert caplog.text.count("Traceback") == 2
 
 
-def lost():
+def raise_lost():
     raise KeyError("no such gold")
 
 
@@ -77,13 +77,13 @@ def test_traceback_shows_the_error_and_not_only_its_cause(method, caplog, monkey
 
     async def fail(*_):
         try:
-            lost()
+            raise_lost()
         except KeyError as error:
             raise RuntimeError("the index is damaged") from error
 
     setattr(Careful, method, fail)
     environment = Careful()
-    outcome = talk(Spoken({"tool_calls": [call("search", {})]} if method == "call" else {}, {}), environment)
+    outcome = talk(Spoken({"tool_calls": [make_call("search", {})]} if method == "call" else {}, {}), environment)
     asyncio.run(score_conversation(environment, outcome, 60))
     (record,) = caplog.records
     assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
@@ -173,22 +173,22 @@ class Blocking(Tidy):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def short_grace(monkeypatch):
     monkeypatch.setattr(isolation, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(isolation, "CLOSE_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("method", ["constructor", "start", "tools", "call", "reply", "score"])
-def test_a_method_that_blocks_its_thread_costs_only_its_own_rollout(method, impatient):
+def test_a_method_that_blocks_its_thread_costs_only_its_own_rollout(method, short_grace):
     blocking = Blocking(method)
     said = ({"content": "x"},) if method in ("reply", "score") else (SEARCHES, {"content": "x"})
     limits = replace(SOON, seconds=1.0)
 
-    async def together():
+    async def play_together():
         rollouts = (play(Tidy, Spoken(SEARCHES, {"content": "x"}), LIMITS) for _ in range(8))
         return await asyncio.gather(play(blocking.made, Spoken(*said), limits), *rollouts)
 
-    (outcome, score), *others = asyncio.run(together())
+    (outcome, score), *others = asyncio.run(play_together())
     assert outcome.ending == "error" and outcome.logs()["environment_blocked"] == 1 and math.isnan(score.reward)
     assert outcome.logs()["close_failed"] == 1
     assert ("0.2 seconds" if method == "score" else "it blocked its thread") in outcome.fault

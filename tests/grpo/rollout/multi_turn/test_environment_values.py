@@ -15,7 +15,7 @@ from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, make_call, make_params, talk
 
 
 def test_unrenderable_message_ends_its_rollout_but_not_the_run(caplog):
@@ -24,7 +24,7 @@ def test_unrenderable_message_ends_its_rollout_but_not_the_run(caplog):
             return [{"role": "oracle", "content": "x"}]
 
     template = template_for(TOKENIZERS["qwen3"])
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(), 900)
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), make_params(), 900)
     outcome, response = asyncio.run(roll_out(Odd, policy, LIMITS, 4))
     assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
     assert "oracle" in caplog.text
@@ -38,7 +38,7 @@ def test_a_conversation_without_a_first_message_has_no_reward(said):
 
     template = template_for(TOKENIZERS["plain"])
     engine = ScriptedEngine(template.codec, ["42" + template.stops[0]])
-    outcome, response = asyncio.run(roll_out(Silent, EnginePolicy(template, engine, params(), 900), LIMITS, 4))
+    outcome, response = asyncio.run(roll_out(Silent, EnginePolicy(template, engine, make_params(), 900), LIMITS, 4))
     assert outcome.ending == "error" and "start" in outcome.fault and not engine.calls
     assert response["reward"] != response["reward"]
 
@@ -49,7 +49,7 @@ def test_a_tool_that_returns_no_text_is_an_observation_that_says_so(answer, capl
         async def call(self, name, arguments):
             return answer
 
-    outcome = talk(Spoken({"tool_calls": [call("search", {})]}, {"content": "ok"}), Odd())
+    outcome = talk(Spoken({"tool_calls": [make_call("search", {})]}, {"content": "ok"}), Odd())
     heard = f"search returned {type(answer).__name__} instead of text"
     assert outcome.messages[2]["content"] == f"error: {heard}" and heard in caplog.text
     assert (outcome.ending, outcome.calls, outcome.errors) == ("done", 1, 1)
@@ -64,7 +64,7 @@ def test_a_lone_surrogate_from_a_tool_is_a_tool_error(text, fails):
                 raise ToolError(text)
             return text
 
-    said = Spoken({"tool_calls": [call("search", {"query": "x"})]}, {"content": "ok"})
+    said = Spoken({"tool_calls": [make_call("search", {"query": "x"})]}, {"content": "ok"})
     outcome, score = asyncio.run(play(Echo, said, LIMITS))
     assert (outcome.ending, outcome.errors, score.reward) == ("done", 1, 1.0)
     assert "error: " in outcome.messages[2]["content"] and is_message(outcome.messages[2])
@@ -84,14 +84,14 @@ class API:
         return SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason="stop")])
 
 
-def in_training(environment):
+def play_in_training(environment):
     template = template_for(TOKENIZERS["qwen3"])
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), params(), 4000)
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), make_params(), 4000)
     outcome, response = asyncio.run(roll_out(lambda: environment, policy, LIMITS, 4))
     return outcome, response["reward"]
 
 
-def in_evaluation(environment):
+def play_in_evaluation(environment):
     outcome = talk(OpenAIPolicy(API(), "m"), environment)
     return outcome, asyncio.run(score_conversation(environment, outcome, 60)).reward
 
@@ -113,7 +113,7 @@ NO_MESSAGES = [Unshown(), Torn(role="user", content="x"), None, "hello", {}, {"c
                {"role": "user", "content": "\ud800"}, {"role": "user", "content": "x", "number": math.nan}]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize("method", ["start", "reply", "in place"])
 @pytest.mark.parametrize("item", NO_MESSAGES)
 def test_an_invalid_message_is_an_error_of_the_environment(run, method, item):
@@ -131,7 +131,7 @@ def test_an_invalid_message_is_an_error_of_the_environment(run, method, item):
     assert ("messages" if method == "in place" else method) in outcome.fault and "message" in outcome.fault
 
 
-@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(run):
     function = {"name": "search", "arguments": "{}"}
 
@@ -151,7 +151,7 @@ def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(r
         assert outcome.ending == "error" and "start" in outcome.fault and reward != reward
 
 
-@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize(
     "tools", [(Tool("search", "look it up", {"type": object}),), ["search"], property(lambda self: 1 / 0)]
 )
@@ -166,7 +166,7 @@ NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), 
              (torch.tensor(1.0), 0.0)]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize("given", NO_SCORES)
 def test_a_score_that_is_not_a_number_is_an_error_of_the_environment(run, given, caplog):
     class Odd(Library):

@@ -9,7 +9,7 @@ from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.dialects import SEARCH, TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import Library
-from tests.grpo.rollout.multi_turn.test_history import assert_exact, rolled
+from tests.grpo.rollout.multi_turn.test_history import assert_exact, roll_out_script
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 NEXT = "<|end|><|start|>assistant"
@@ -19,7 +19,7 @@ PREAMBLE = "<|channel|>commentary<|message|>I look it up."
 CODE = "<|channel|>analysis to=python code<|message|>"
 
 
-def text(parts) -> str:
+def join_text(parts) -> str:
     return "".join(part.text for part in parts)
 
 
@@ -42,7 +42,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("turn", UNUSUAL.values(), ids=UNUSUAL)
 def test_a_turn_is_kept_as_it_was_sampled(turn):
-    policy, engine, outcome, response = rolled("harmony", [turn, turn, FINAL])
+    policy, engine, outcome, response = roll_out_script("harmony", [turn, turn, FINAL])
     assert outcome.turns == 3 and outcome.calls == 2 * turn.count("to=")
     assert response["branches"] == [] and policy.history.differences == []
     assert_exact(policy, engine)
@@ -50,7 +50,7 @@ def test_a_turn_is_kept_as_it_was_sampled(turn):
 
 
 def test_an_unfinished_answer_is_kept_and_only_its_return_token_changes():
-    policy, engine, _, _ = rolled("harmony", [ANALYSIS + "hm<|return|>", FINAL], Library(replies=["go on"]))
+    policy, engine, _, _ = roll_out_script("harmony", [ANALYSIS + "hm<|return|>", FINAL], Library(replies=["go on"]))
     assert engine.calls[1][0] != engine.calls[0][0]
     prompt = policy.history.codec.decode(engine.calls[1][0])
     assert prompt.endswith(f"{ANALYSIS}hm<|end|><|start|>user<|message|>go on<|end|><|start|>assistant")
@@ -60,9 +60,9 @@ def test_an_edited_turn_is_rendered_from_its_fields():
     template = template_for(TOKENIZERS["harmony"])
     sampled = ANALYSIS + "a" + NEXT + ANALYSIS + "b" + NEXT + CALL + '{"query":"x"}<|call|>'
     message = template.parse(TOKENIZERS["harmony"].encode(sampled))
-    assert text(template.tail([message], 0)) == f"<|start|>assistant{sampled}<|start|>assistant"
+    assert join_text(template.tail([message], 0)) == f"<|start|>assistant{sampled}<|start|>assistant"
     message["reasoning_content"] = "short"
-    assert text(template.tail([message], 0)) == (
+    assert join_text(template.tail([message], 0)) == (
         "<|start|>assistant<|channel|>analysis<|message|>short<|end|>"
         '<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{"query":"x"}<|call|>'
         "<|start|>assistant"
@@ -95,7 +95,7 @@ def test_built_in_tools_are_called_and_answer_as_gpt_oss_knows_them():
     code = 'x = {"code": 6}\nprint("é 🙂", x)\n'
     look = '<|channel|>analysis to=browser.search code<|message|>{"query": "42"}<|call|>'
     notebook = Notebook()
-    policy, engine, outcome, _ = rolled("harmony", [CODE + code + "<|call|>", look, FINAL], notebook)
+    policy, engine, outcome, _ = roll_out_script("harmony", [CODE + code + "<|call|>", look, FINAL], notebook)
     assert notebook.calls == [("python", {"code": code}), ("browser.search", {"query": "42"})]
     assert outcome.errors == 0 and policy.history.differences == []
     assert_exact(policy, engine)
@@ -110,7 +110,7 @@ def test_built_in_tools_are_called_and_answer_as_gpt_oss_knows_them():
 
 def test_calls_of_built_in_tools_are_left_out_with_the_thinking_once_there_is_an_answer():
     script = [ANALYSIS + "hm" + NEXT + CODE + "1<|call|>", FINAL, FINAL]
-    policy, engine, _, _ = rolled("harmony", script, Notebook(replies=["and?"]))
+    policy, engine, _, _ = roll_out_script("harmony", script, Notebook(replies=["and?"]))
     prompt = policy.history.codec.decode(engine.calls[-1][0])
     assert "python to=assistant" in policy.history.codec.decode(engine.calls[1][0])
     assert prompt.endswith(
@@ -126,7 +126,7 @@ def test_an_edited_call_of_python_is_rendered_as_code():
     (call,) = message["tool_calls"]
     for arguments, body in ((json.dumps({"code": "print(2)"}), "print(2)"), ("[1]", "[1]"), ("no JSON", "no JSON")):
         call["function"]["arguments"] = arguments
-        assert text(template.tail([message], 0)) == f"<|start|>assistant{CODE}{body}<|call|><|start|>assistant"
+        assert join_text(template.tail([message], 0)) == f"<|start|>assistant{CODE}{body}<|call|><|start|>assistant"
 
 
 def test_a_name_of_a_tool_cannot_write_special_tokens():
@@ -143,7 +143,7 @@ def test_other_models_are_offered_built_in_tools_as_functions(dialect):
     tools = [PYTHON.as_openai(), SEARCH, BROWSER.as_openai()]
     names = [tool["function"]["name"] for tool in list_functions(tools)]
     assert names == ["python", "search", "browser.search", "browser.open", "browser.find"]
-    prompt = text(template.render([{"role": "user", "content": "q"}], tools))
+    prompt = join_text(template.render([{"role": "user", "content": "q"}], tools))
     assert all(f'"name": "{name}"' in prompt for name in names)
 
 
@@ -151,18 +151,20 @@ def test_other_models_are_offered_built_in_tools_as_functions(dialect):
 def test_instructions_without_tools_have_no_empty_line_after_them(instructions):
     question = [{"role": "system", "content": instructions}, {"role": "user", "content": "Be brief.\n\n"}]
     served, hub = (
-        text(template_for(TOKENIZERS["harmony"], source=source).render(question)) for source in ("served", "hub")
+        join_text(template_for(TOKENIZERS["harmony"], source=source).render(question)) for source in ("served", "hub")
     )
     assert f"# Instructions\n\n{instructions}<|end|><|start|>user" in served
     assert served == hub.replace(f"{instructions}\n\n<|end|>", f"{instructions}<|end|>", 1)
     with_tools = template_for(TOKENIZERS["harmony"]).render(question, [SEARCH])
-    assert f"# Instructions\n\n{instructions}\n\n// look it up" in text(with_tools)
+    assert f"# Instructions\n\n{instructions}\n\n// look it up" in join_text(with_tools)
 
 
 def test_template_variables_and_declared_tools_are_joined():
     variables = {"builtin_tools": ["browser"], "reasoning_effort": "high"}
     template = template_for(TOKENIZERS["harmony"], variables)
     question = [{"role": "user", "content": "q"}]
-    assert "Reasoning: high\n\n## browser\n\n## python\n\n#" in text(template.render(question, [PYTHON.as_openai()]))
-    assert "Reasoning: high\n\n## browser\n\n#" in text(template.render(question, [BROWSER.as_openai()]))
-    assert "Reasoning: high\n\n## browser\n\n#" in text(template.render(question, [SEARCH]))
+    assert "Reasoning: high\n\n## browser\n\n## python\n\n#" in join_text(
+        template.render(question, [PYTHON.as_openai()])
+    )
+    assert "Reasoning: high\n\n## browser\n\n#" in join_text(template.render(question, [BROWSER.as_openai()]))
+    assert "Reasoning: high\n\n## browser\n\n#" in join_text(template.render(question, [SEARCH]))

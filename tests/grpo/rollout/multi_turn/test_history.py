@@ -12,32 +12,32 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.trajectory import Origin
 from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS, build
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
-from tests.grpo.rollout.multi_turn.test_templates import for_jinja
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.rollout.multi_turn.test_templates import prepare_for_jinja
 
 ENDS = {"harmony": "<|return|>", "qwen3": "<|im_end|>", "plain": "<|endoftext|>"}
 
 
-def call(dialect, query="rain"):
+def make_call(dialect, query="rain"):
     if dialect == "harmony":
         return f' to=functions.search<|channel|>commentary json<|message|>{{"query": "{query}"}}<|call|>'
     return f'<tool_call>\n{{"name": "search", "arguments": {{"query": "{query}"}}}}\n</tool_call>{ENDS[dialect]}'
 
 
-def thought(dialect, text):
+def make_thought(dialect, text):
     if dialect == "harmony":
         return f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant"
     return f"<think>\n{text}\n</think>\n\n" if dialect == "qwen3" else ""
 
 
-def answer(dialect, text="42"):
+def make_answer(dialect, text="42"):
     return ("<|channel|>final<|message|>" if dialect == "harmony" else "") + text + ENDS[dialect]
 
 
-def rolled(dialect, script, environment=None, max_rows=99, max_length=4000, source="served", **engine):
+def roll_out_script(dialect, script, environment=None, max_rows=99, max_length=4000, source="served", **engine):
     template = template_for(TOKENIZERS[dialect], source=source)
     engine = ScriptedEngine(template.codec, script, **engine)
-    policy = EnginePolicy(template, engine, params(), max_length)
+    policy = EnginePolicy(template, engine, make_params(), max_length)
     outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_rows))
     return policy, engine, outcome, response
 
@@ -55,15 +55,15 @@ def assert_exact(policy, engine):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(dialect):
-    script = [thought(dialect, "hm") + call(dialect), call(dialect, "sun"), answer(dialect)]
-    policy, engine, outcome, response = rolled(dialect, script, source="hub")
+    script = [make_thought(dialect, "hm") + make_call(dialect), make_call(dialect, "sun"), make_answer(dialect)]
+    policy, engine, outcome, response = roll_out_script(dialect, script, source="hub")
     assert outcome.ending == "done" and len(policy.history.rows) == 1 and not response["branches"]
     assert_exact(policy, engine)
     codec = policy.history.codec
     for number, (prompt, _) in enumerate(engine.calls):
         messages = outcome.messages[: 1 + 2 * number]
         full = TOKENIZERS[dialect].apply_chat_template(
-            for_jinja(dialect, messages), tools=[SEARCH], tokenize=False, add_generation_prompt=True
+            prepare_for_jinja(dialect, messages), tools=[SEARCH], tokenize=False, add_generation_prompt=True
         )
         assert codec.decode(prompt) == full  # the newline after an end marker too
     assert engine.calls[1][0] != TOKENIZERS[dialect].encode(full)  # the policy's own tokens, not the tokenizer's
@@ -71,7 +71,7 @@ def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(d
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_environment_and_template_tokens_are_distinguished(dialect):
-    policy, _, _, _ = rolled(dialect, [call(dialect), answer(dialect)])
+    policy, _, _, _ = roll_out_script(dialect, [make_call(dialect), make_answer(dialect)])
     (sample,), codec = policy.history.rows, policy.history.codec
     said = [token for token, origin in zip(sample.tokens, sample.origins, strict=True) if origin is Origin.ENVIRONMENT]
     assert "there rain" in codec.decode(said)
@@ -82,8 +82,12 @@ def test_environment_and_template_tokens_are_distinguished(dialect):
 
 def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_trained_twice():
     for dialect in ("harmony", "qwen3"):
-        script = [thought(dialect, "hm") + call(dialect), thought(dialect, "so") + answer(dialect), answer(dialect)]
-        policy, engine, _, response = rolled(dialect, script, Library(replies=["and?"]))
+        script = [
+            make_thought(dialect, "hm") + make_call(dialect),
+            make_thought(dialect, "so") + make_answer(dialect),
+            make_answer(dialect),
+        ]
+        policy, engine, _, response = roll_out_script(dialect, script, Library(replies=["and?"]))
         first, second = policy.history.rows
         assert_exact(policy, engine)
         assert "hm" in policy.history.codec.decode(first.tokens)
@@ -97,7 +101,9 @@ def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_traine
 
 
 def test_return_token_becomes_an_end_token_in_a_branch():
-    policy, engine, _, _ = rolled("harmony", [answer("harmony"), answer("harmony", "43")], Library(replies=["and?"]))
+    policy, engine, _, _ = roll_out_script(
+        "harmony", [make_answer("harmony"), make_answer("harmony", "43")], Library(replies=["and?"])
+    )
     first, second = policy.history.rows
     codec = policy.history.codec
     end = [codec.added["<|return|>"], codec.added["<|end|>"]]
@@ -109,14 +115,16 @@ def test_return_token_becomes_an_end_token_in_a_branch():
 
 
 def test_an_answer_without_thinking_is_extended_in_qwen3():
-    policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), answer("qwen3")], Library(replies=["and?"]))
+    policy, engine, _, _ = roll_out_script(
+        "qwen3", [make_answer("qwen3"), make_answer("qwen3")], Library(replies=["and?"])
+    )
     assert len(policy.history.rows) == 1
     assert "42<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n" in policy.history.codec.decode(engine.calls[1][0])
 
 
 def test_a_lossy_tool_call_begins_a_branch():
     lossy = '<tool_call>\n{"arguments":{"query":"rain"},"name":"search"}\n</tool_call><|im_end|>'
-    policy, engine, outcome, _ = rolled("qwen3", [lossy, answer("qwen3")])
+    policy, engine, outcome, _ = roll_out_script("qwen3", [lossy, make_answer("qwen3")])
     assert outcome.errors == 0 and len(policy.history.rows) == 2
     assert_exact(policy, engine)
     assert "arguments" in policy.history.differences[0]
@@ -131,7 +139,9 @@ class Forgetful(Library):
 
 
 def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
-    policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), call("qwen3"), answer("qwen3")], Forgetful())
+    policy, engine, _, _ = roll_out_script(
+        "qwen3", [make_answer("qwen3"), make_call("qwen3"), make_answer("qwen3")], Forgetful()
+    )
     first, second = policy.history.rows
     assert_exact(policy, engine)
     question = first.action_ranges()[0][0]
@@ -140,12 +150,12 @@ def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_turn_cut_at_any_token_ends_the_rollout_there(dialect):
-    script = [call(dialect), answer(dialect)]
-    policy, engine, _, _ = rolled(dialect, script)
+    script = [make_call(dialect), make_answer(dialect)]
+    policy, engine, _, _ = roll_out_script(dialect, script)
     whole = policy.history.rows[0].tokens
     begin = len(engine.calls[0][0])
     for length in range(begin + 1, len(whole) + 1):
-        cut, books, outcome, response = rolled(dialect, script, max_length=length)
+        cut, books, outcome, response = roll_out_script(dialect, script, max_length=length)
         assert cut.history.rows[-1].tokens == whole[: len(cut.history.rows[-1].tokens)]
         assert len(cut.history.rows[-1].tokens) <= length
         assert response["truncated"] == (outcome.ending == "length") == (length < len(whole))
@@ -158,14 +168,14 @@ def test_a_turn_cut_at_any_token_ends_the_rollout_there(dialect):
        seed=st.integers(0, 99))  # fmt: skip
 @settings(max_examples=40)
 def test_merges_across_boundaries_never_change_a_token_that_was_sampled(dialect, texts, replies, seed):
-    script = [answer(dialect, text) for text in texts]
-    policy, engine, outcome, _ = rolled(dialect, script, Library(replies=replies), seed=seed)
+    script = [make_answer(dialect, text) for text in texts]
+    policy, engine, outcome, _ = roll_out_script(dialect, script, Library(replies=replies), seed=seed)
     assert outcome.turns == 4
     assert_exact(policy, engine)
     codec = policy.history.codec
     for number, (prompt, _) in enumerate(engine.calls):
         full = TOKENIZERS[dialect].apply_chat_template(
-            for_jinja(dialect, outcome.messages[: 1 + 2 * number]), tools=[SEARCH], tokenize=False,
+            prepare_for_jinja(dialect, outcome.messages[: 1 + 2 * number]), tools=[SEARCH], tokenize=False,
             add_generation_prompt=True,
         )  # fmt: skip
         assert codec.decode(prompt) == full
@@ -190,8 +200,8 @@ def test_cut_sample_is_extended_as_rendered():
 
 
 def test_a_prompt_that_the_engine_changed_begins_a_new_sample(caplog):
-    policy, engine, _, response = rolled(
-        "qwen3", [call("qwen3"), answer("qwen3")],
+    policy, engine, _, response = roll_out_script(
+        "qwen3", [make_call("qwen3"), make_answer("qwen3")],
         change=lambda prompt: prompt if len(prompt) < 120 else [*prompt[:5], 7, *prompt[6:]],
     )  # fmt: skip
     changed = [given for given, _ in engine.calls if given[5] == 7]
@@ -201,14 +211,14 @@ def test_a_prompt_that_the_engine_changed_begins_a_new_sample(caplog):
 
 
 def test_a_turn_without_log_probs_is_counted_and_not_trained_on(caplog):
-    policy, _, _, response = rolled("qwen3", [answer("qwen3")], log_probs=False)
+    policy, _, _, response = roll_out_script("qwen3", [make_answer("qwen3")], log_probs=False)
     assert policy.history.rows[0].action_ranges() == [] and response["extra_logs"]["token_mismatch"] == 1
     assert "without log-probs" in caplog.text
     assert response["reward"] != response["reward"]  # no reward, no advantage
 
 
 def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
-    _, engine, _, _ = rolled("qwen3", [call("qwen3"), answer("qwen3")])
+    _, engine, _, _ = roll_out_script("qwen3", [make_call("qwen3"), make_answer("qwen3")])
     seeds = [each.seed for each in engine.params]
     assert seeds[0] == 1 and len(set(seeds)) == 2
     for each in engine.params:
@@ -216,8 +226,8 @@ def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
 
 
 def test_number_of_samples_per_rollout_is_limited():
-    script = [thought("qwen3", str(i)) + answer("qwen3") for i in range(4)]
-    policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_rows=2)
+    script = [make_thought("qwen3", str(i)) + make_answer("qwen3") for i in range(4)]
+    policy, _, _, response = roll_out_script("qwen3", script, Library(replies=["a", "b", "c"]), max_rows=2)
     assert len(policy.history.rows) == 4 and len(response["branches"]) == 1
     assert response["extra_logs"]["branches_dropped"] == 2
 
@@ -234,13 +244,13 @@ def test_an_edit_late_in_a_long_text_is_named_before_the_test_times_out():
     assert "rendered 'WORLD" in why
 
 
-def composed(dialect):
+def build_composing(dialect):
     made = build(dialect)
     made.backend_tokenizer.normalizer = normalizers.NFC()
     return made
 
 
-COMPOSED = composed("qwen3")
+COMPOSED = build_composing("qwen3")
 
 
 @pytest.mark.parametrize("prompt", ["cafe\u0301 \u1100\u1161 a\u0308b\u0323", "\u212b and \u2126", "\u0301 first"])
@@ -250,8 +260,13 @@ def test_text_that_the_tokenizer_composes_begins_no_branch(prompt, said, monkeyp
     monkeypatch.setitem(TOKENIZERS, "qwen3", COMPOSED)
     environment = Library(prompt=prompt, prefix=prompt, replies=["e\u0301?", "\u0301?"])
     for seed in range(5):
-        script = [call("qwen3", "cafe\u0301"), answer("qwen3", said), call("qwen3"), answer("qwen3")]
-        policy, engine, outcome, _ = rolled("qwen3", script, environment, seed=seed)
+        script = [
+            make_call("qwen3", "cafe\u0301"),
+            make_answer("qwen3", said),
+            make_call("qwen3"),
+            make_answer("qwen3"),
+        ]
+        policy, engine, outcome, _ = roll_out_script("qwen3", script, environment, seed=seed)
         assert outcome.turns >= 4 and policy.history.differences == []
         assert_exact(policy, engine)
         environment.replies = ["e\u0301?", "\u0301?"]
@@ -260,7 +275,7 @@ def test_text_that_the_tokenizer_composes_begins_no_branch(prompt, said, monkeyp
 @pytest.mark.parametrize("prompt", ["q", "cafe\u0301"])
 @pytest.mark.parametrize("accent", ["\u0301", "\u0301 and on"])
 def test_a_cut_text_that_the_tokenizer_composes_is_extended(prompt, accent):
-    template = template_for(composed("plain"))
+    template = template_for(build_composing("plain"))
     history, talk = RolloutHistory(template.codec), [{"role": "user", "content": prompt}]
     before = history.prompt(template.render(talk))
     sampled = [token for text in ("half of e", accent) for token in template.codec.encode_text(text)]

@@ -13,10 +13,10 @@ from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.multi_turn.settings import AGENT, environments_by_prompt
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.stage import Stage
-from tests.grpo.batch.test_rewards import sample
+from tests.grpo.batch.test_rewards import make_sample
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, params
-from tests.grpo.rollout.multi_turn.test_agent import loaded_actor
+from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
+from tests.grpo.rollout.multi_turn.test_agent import load_actor
 
 GUESS = """
 from grpo.rollout.multi_turn import environment
@@ -30,44 +30,48 @@ class Environment(environment.Environment):
 """
 
 
-def mixture(text, weights=""):
+def make_mixture(text, weights=""):
     return Mixture.from_variables({"ENVIRONMENT": text, "ENVIRONMENT_WEIGHTS": weights})
 
 
-def data(tmp_path, *rows):
+def write_data(tmp_path, *rows):
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps({"label": "42", **row}) + "\n" for row in rows))
     return file
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
+def two_environments(tmp_path, monkeypatch):
     """A run with single answers and an environment of a file's own, and its arguments."""
     (tmp_path / "guess.py").write_text(GUESS)
     for name, value in (VARIABLES | {"GRPO_ENVIRONMENT": f"single {tmp_path / 'guess.py'}"}).items():
         monkeypatch.setenv(name, value)
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})
     return SimpleNamespace(
-        agent_func_path=str(AGENT), prompt_data=str(data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",
+        agent_func_path=str(AGENT), prompt_data=str(write_data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",
         seed=1, partial_rollouts=0,
     )  # fmt: skip
 
 
 def test_lines_name_their_environment_and_the_others_are_shared_out_exactly(tmp_path):
     rows = [{"prompt": f"{number}?"} for number in range(72)] + [{"prompt": "named?", "environment": "retrieval"}]
-    made = mixture("single retrieval", "3 1")
-    assigned = made.assign_file(data(tmp_path, *rows))
+    made = make_mixture("single retrieval", "3 1")
+    assigned = made.assign_file(write_data(tmp_path, *rows))
     assert assigned.pop("named?") == "retrieval" and Counter(assigned.values()) == {"single": 54, "retrieval": 18}
-    again = made.assign_file(data(tmp_path, *reversed(rows)))
+    again = made.assign_file(write_data(tmp_path, *reversed(rows)))
     assert all(again[prompt] == name for prompt, name in assigned.items())
-    assert Counter(mixture("single retrieval").assign_file(data(tmp_path, *rows[:-1])).values())["single"] == 36
-    assert set(mixture("single retrieval", "0 1").assign_file(data(tmp_path, *rows)).values()) == {"retrieval"}
+    assert (
+        Counter(make_mixture("single retrieval").assign_file(write_data(tmp_path, *rows[:-1])).values())["single"] == 36
+    )
+    assert set(make_mixture("single retrieval", "0 1").assign_file(write_data(tmp_path, *rows)).values()) == {
+        "retrieval"
+    }
 
 
 def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
-    assert mixture("single a/guess.py verifiers:owner/wordle").names == ["single", "guess", "wordle"]
+    assert make_mixture("single a/guess.py verifiers:owner/wordle").names == ["single", "guess", "wordle"]
     (tmp_path / "my own.py").write_text("")
-    assert mixture(str(tmp_path / "my own.py")).names == ["my own"]
+    assert make_mixture(str(tmp_path / "my own.py")).names == ["my own"]
 
 
 @pytest.mark.parametrize(
@@ -84,34 +88,37 @@ def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
 )
 def test_a_mixture_that_cannot_be_is_refused(text, weights, what):
     with pytest.raises(SetupError, match=what):
-        mixture(text, weights)
+        make_mixture(text, weights)
 
 
 def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
-    file = data(tmp_path, {"prompt": "1?"}, {"prompt": "2?", "environment": "python"})
+    file = write_data(tmp_path, {"prompt": "1?"}, {"prompt": "2?", "environment": "python"})
     with pytest.raises(SetupError, match="line 2 is for the environment 'python', but ENVIRONMENT has single"):
-        mixture("single").assign_file(file)
+        make_mixture("single").assign_file(file)
 
 
-def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two):
-    stage = Stage(two, "train 1", None)
-    given = {prompt: stage.seed_params(params(), prompt).extra_args for prompt in environments_by_prompt(two)}
+def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two_environments):
+    stage = Stage(two_environments, "train 1", None)
+    given = {
+        prompt: stage.seed_params(make_params(), prompt).extra_args
+        for prompt in environments_by_prompt(two_environments)
+    }
     assert given == {"Is it 42?": {"environment": "single"}, "Is it 7?": {"environment": "guess"}}
 
 
-def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an_environment(two):
-    tokenizer, actor, samples = TOKENIZERS["harmony"], loaded_actor(), []
+def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an_environment(two_environments):
+    tokenizer, actor, samples = TOKENIZERS["harmony"], load_actor(), []
     thought = "<|channel|>analysis<|message|>\\boxed{7}<|end|><|start|>assistant"
     script = {
         "Is it 42?": [f"{thought}<|channel|>final<|message|>\\boxed{{42}}<|return|>"],
         "Is it 7?": ["<|channel|>final<|message|>Yes.<|return|>"],
     }
-    for prompt, name in environments_by_prompt(two).items():
+    for prompt, name in environments_by_prompt(two_environments).items():
         actor.generate = ScriptedEngine(template_for(tokenizer).codec, script[prompt]).generate
-        given = params()
+        given = make_params()
         given.extra_args = {"environment": name}
         responses = asyncio.run(actor.generate_responses(prompt, "42", given, 2000, tokenizer, 2))
-        samples += [sample(one["reward"], one["scores"], **one["extra_logs"]) for one in responses]
+        samples += [make_sample(one["reward"], one["scores"], **one["extra_logs"]) for one in responses]
     complete(samples, 2)
     info = {key: [float(sample.info[key]) for sample in samples] for key in samples[0].info}
     assert info["environment_share.single"] == [1, 1, 0, 0] and info["environment_share.guess"] == [0, 0, 1, 1]
@@ -122,9 +129,9 @@ def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an
     assert "environment_score.single" in samples[2].missing and "environment_score.single" not in samples[0].missing
 
 
-def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two):
-    tokenizer, actor = TOKENIZERS["harmony"], loaded_actor()
+def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two_environments):
+    tokenizer, actor = TOKENIZERS["harmony"], load_actor()
     said = "<|channel|>commentary<|message|>\\boxed{42}<|return|>"
     actor.generate = ScriptedEngine(template_for(tokenizer).codec, [said]).generate
-    (response,) = asyncio.run(actor.generate_responses("Is it 42?", "42", params(), 2000, tokenizer, 1))
+    (response,) = asyncio.run(actor.generate_responses("Is it 42?", "42", make_params(), 2000, tokenizer, 1))
     assert response["reward"] == 0.0 and response["extra_logs"]["answered"] == 0.0

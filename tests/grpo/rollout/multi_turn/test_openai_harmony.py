@@ -48,13 +48,15 @@ def gpt_oss(tmp_path_factory):
         encoding, tokenizer = gpt_oss_tokenizer.load(tmp_path_factory.mktemp("vocabulary"), monkeypatch)
     template = template_for(tokenizer)
 
-    def served(messages: list[Message]) -> list[int]:
+    def render_served(messages: list[Message]) -> list[int]:
         return encoding.render_conversation_for_completion(Conversation.from_messages(messages), Role.ASSISTANT)
 
-    def ours(messages: list[dict]) -> list[int]:
+    def render_ours(messages: list[dict]) -> list[int]:
         return [token for piece, _ in template.codec.encode(template.tail(messages, 0)) for token in piece]
 
-    return SimpleNamespace(encoding=encoding, template=template, tokenizer=tokenizer, served=served, ours=ours)
+    return SimpleNamespace(
+        encoding=encoding, template=template, tokenizer=tokenizer, served=render_served, ours=render_ours
+    )
 
 
 @given(text=TEXT)
@@ -101,11 +103,11 @@ CALL = st.fixed_dictionaries({
 def test_a_chat_is_rendered_as_vllm_serves_it(gpt_oss, messages):
     # vLLM 0.29 reads no other name for the thinking.
     to_vllm = [{name.removesuffix("_content"): value for name, value in message.items()} for message in messages]
-    served = [instructed(message) for message in parse_chat_inputs_to_harmony_messages(to_vllm)]
+    served = [add_instructions(message) for message in parse_chat_inputs_to_harmony_messages(to_vllm)]
     assert gpt_oss.ours(messages) == gpt_oss.served(auto_drop_analysis_messages(served))
 
 
-def instructed(message: Message) -> Message:
+def add_instructions(message: Message) -> Message:
     """Give a developer's message openai-harmony's form. vLLM does so from 0.29 on; before, it took the bare text."""
     (content,) = message.content
     if message.author.role != Role.DEVELOPER or isinstance(content, DeveloperContent):
@@ -146,7 +148,7 @@ def test_a_single_answers_prompt_is_rendered_as_it_is_served(gpt_oss, system, qu
     served.append(Message.from_role_and_content(Role.USER, question))
     if rest:
         ours += [{"role": "assistant", "content": rest[0]}, {"role": "user", "content": rest[1]}]
-        served += [said("final", rest[0]), Message.from_role_and_content(Role.USER, rest[1])]
+        served += [make_assistant_message("final", rest[0]), Message.from_role_and_content(Role.USER, rest[1])]
     gpt_oss.tokenizer.chat_template = HEAD
     tokens = prompts.renderer(gpt_oss.tokenizer, chat_template.variables("high", None, "2030-01-02"))(ours)
     assert tokens == gpt_oss.served(served)
@@ -154,26 +156,34 @@ def test_a_single_answers_prompt_is_rendered_as_it_is_served(gpt_oss, system, qu
     assert response_text.encode_text(gpt_oss.tokenizer, text) == tokens
 
 
-def said(channel: str | None, text: str, recipient: str | None = None, kind: str | None = None) -> Message:
+def make_assistant_message(
+    channel: str | None, text: str, recipient: str | None = None, kind: str | None = None
+) -> Message:
     message = Message.from_role_and_content(Role.ASSISTANT, text)
     message = message.with_channel(channel) if channel else message
     message = message.with_recipient(recipient) if recipient else message
     return message.with_content_type(kind) if kind else message
 
 
-def answered(recipient: str, channel: str, text: str) -> Message:
+def make_tool_message(recipient: str, channel: str, text: str) -> Message:
     made = Message.from_author_and_content(Author.new(Role.TOOL, recipient), text)
     return made.with_channel(channel).with_recipient("assistant")
 
 
-THOUGHT = st.builds(said, st.just("analysis"), TEXT)
-PREAMBLE = st.builds(said, st.just("commentary"), TEXT)
-FUNCTION = st.builds(said, st.just("commentary"), TEXT, st.sampled_from(TOOLS).map("functions.{}".format),
-                     st.sampled_from([None, "json", "<|constrain|>json"]))  # fmt: skip
-PYTHON = st.builds(said, st.just("analysis"), TEXT, st.just("python"), st.sampled_from([None, "code"]))
-BROWSER = st.builds(said, st.just("analysis"), TEXT, st.sampled_from(["browser.search", "browser.open"]),
-                    st.sampled_from([None, "code", "<|constrain|>json"]))  # fmt: skip
-FINAL = st.builds(said, st.just("final"), TEXT)
+THOUGHT = st.builds(make_assistant_message, st.just("analysis"), TEXT)
+PREAMBLE = st.builds(make_assistant_message, st.just("commentary"), TEXT)
+FUNCTION = st.builds(
+    make_assistant_message, st.just("commentary"), TEXT, st.sampled_from(TOOLS).map("functions.{}".format),
+    st.sampled_from([None, "json", "<|constrain|>json"]),
+)  # fmt: skip
+PYTHON = st.builds(
+    make_assistant_message, st.just("analysis"), TEXT, st.just("python"), st.sampled_from([None, "code"])
+)
+BROWSER = st.builds(
+    make_assistant_message, st.just("analysis"), TEXT, st.sampled_from(["browser.search", "browser.open"]),
+    st.sampled_from([None, "code", "<|constrain|>json"]),
+)  # fmt: skip
+FINAL = st.builds(make_assistant_message, st.just("final"), TEXT)
 CALLS = st.one_of(FUNCTION, PYTHON, BROWSER)
 TURNS = st.tuples(st.lists(st.one_of(THOUGHT, PREAMBLE), max_size=4), st.one_of(CALLS, FINAL)).map(
     lambda t: [*t[0], t[1]]
@@ -196,7 +206,7 @@ def test_sampled_turns_are_parsed_and_kept_as_openai_harmony_would(gpt_oss, turn
         theirs, ours = [*theirs, *turn], [*ours, message]
         for call in message.get("tool_calls", ()):
             (last,) = (each for each in turn if each.recipient)
-            theirs.append(answered(last.recipient, last.channel, result))
+            theirs.append(make_tool_message(last.recipient, last.channel, result))
             ours.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if turn[-1].channel == "final":
             theirs = [each for each in theirs if each.channel != "analysis"]  # as vLLM drops it before the next turn

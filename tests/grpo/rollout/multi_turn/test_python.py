@@ -7,7 +7,7 @@ import pytest
 from grpo.rollout.multi_turn.environment import ToolError
 from grpo.rollout.multi_turn.environment_loading import load
 from grpo.rollout.sandbox.confinement import Limits
-from tests.grpo.rollout.multi_turn.scripted import Spoken, call, talk
+from tests.grpo.rollout.multi_turn.scripted import Spoken, make_call, talk
 
 Python = load("python")
 
@@ -15,7 +15,7 @@ Python = load("python")
 def ask(*codes, environment=None, arguments=None):
     """Return what each code returns in one conversation, or its ToolError."""
 
-    async def all_of_them():
+    async def ask_all():
         here = environment or Python("q", "1")
         said = []
         for code in codes:
@@ -26,7 +26,7 @@ def ask(*codes, environment=None, arguments=None):
         await here.close()
         return said
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(ask_all())
 
 
 def test_variables_stay_between_calls_and_the_last_expression_is_shown():
@@ -62,7 +62,9 @@ def test_a_lost_interpreter_is_replaced_and_the_model_is_told():
 
 
 def test_a_call_beyond_its_deadline_is_an_observation_and_the_next_one_runs():
-    calls = [{"tool_calls": [call("python", {"code": code})]} for code in ("x = 1", "while True: pass", "'x' in dir()")]
+    calls = [
+        {"tool_calls": [make_call("python", {"code": code})]} for code in ("x = 1", "while True: pass", "'x' in dir()")
+    ]
     environment = Python("q", "1")
     outcome = talk(Spoken(*calls, {"content": "\\boxed{1}"}), environment, tool_seconds=5)
     heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
@@ -73,7 +75,7 @@ def test_a_call_beyond_its_deadline_is_an_observation_and_the_next_one_runs():
 
 
 def test_the_calls_of_a_turn_run_in_order():
-    calls = [call("python", {"code": code}) for code in ("x = 1", "x += 1; x", "x += 1; x")]
+    calls = [make_call("python", {"code": code}) for code in ("x = 1", "x += 1; x", "x += 1; x")]
     outcome = talk(Spoken({"tool_calls": calls}, {"content": "done"}), Python("q", "1"))
     assert [message["content"] for message in outcome.messages[3:6]] == ["[no output]", "2\n", "3\n"]
 

@@ -43,7 +43,7 @@ def histories(draw):
 THINKING = st.one_of(st.just({}), SAID.map(lambda text: {"reasoning_content": text}))
 
 
-def for_jinja(dialect, messages):
+def prepare_for_jinja(dialect, messages):
     """Thinking and arguments as the model's own template takes them; harmony has one call a turn."""
     if dialect != "harmony":
         return messages
@@ -59,7 +59,7 @@ def for_jinja(dialect, messages):
     return made
 
 
-def single_calls(messages):
+def keep_single_calls(messages):
     kept, dropped = [], set()
     for message in messages:
         if message.get("tool_calls"):
@@ -75,9 +75,9 @@ def single_calls(messages):
 def test_a_render_is_the_full_render_of_the_models_template_token_for_token(dialect, messages, tools):
     tokenizer = TOKENIZERS[dialect]
     if dialect == "harmony":
-        messages = single_calls(messages)
+        messages = keep_single_calls(messages)
     full = tokenizer.apply_chat_template(
-        for_jinja(dialect, messages), tools=tools or None, tokenize=False, add_generation_prompt=True
+        prepare_for_jinja(dialect, messages), tools=tools or None, tokenize=False, add_generation_prompt=True
     )
     template = template_for(tokenizer, source="hub")
     tokens = [token for piece, _ in template.codec.encode(template.render(messages, tools)) for token in piece]
@@ -145,14 +145,14 @@ def test_turn_is_parsed_by_channel_and_a_cut_turn_up_to_its_end():
     template, encode = template_for(TOKENIZERS["harmony"]), TOKENIZERS["harmony"].encode
     whole = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"
     read = {"role": "assistant", "content": "42", "reasoning_content": "hm"}
-    assert fields(template.parse(encode(whole))) == read
+    assert drop_sampled(template.parse(encode(whole))) == read
     for end in range(len(encode(whole))):
         cut = template.parse(encode(whole)[:end])  # nothing raises, and no tool is called
         assert "tool_calls" not in cut and cut["content"] in ("", "4", "42")
-    assert fields(template.parse([])) == {"role": "assistant", "content": ""}
+    assert drop_sampled(template.parse([])) == {"role": "assistant", "content": ""}
 
 
-def fields(message):
+def drop_sampled(message):
     return {name: value for name, value in message.items() if name != "sampled"}
 
 

@@ -25,7 +25,7 @@ from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, make_call, make_params, talk
 
 pytestmark = pytest.mark.timeout(600)  # importing the package takes minutes beside the real stack
 needs_package = pytest.mark.skipif(not importlib.util.find_spec("verifiers"), reason="verifiers is not installed")
@@ -78,7 +78,7 @@ def best(states):
 
 
 @pytest.fixture
-def adding(tmp_path, monkeypatch):
+def adding_environment(tmp_path, monkeypatch):
     """An installed environment of the hub's format."""
     (tmp_path / "adding_up.py").write_text(ADDING)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -114,17 +114,17 @@ def wordle(tmp_path_factory):
     nltk.data.path.remove(str(folder))
 
 
-def label_of(kind, number=0):
+def make_label(kind, number=0):
     from grpo.rollout.multi_turn.verifiers_environment import rows
 
     return json.dumps(rows(kind)[0][number])
 
 
-def rolled_out(kind, script, dialect="qwen3", label=None, **limits):
+def roll_out_script(kind, script, dialect="qwen3", label=None, **limits):
     template = template_for(TOKENIZERS[dialect])
     engine = ScriptedEngine(template.codec, script)
-    policy = EnginePolicy(template, engine, params(limits.pop("max_tokens", 200)), 4000)
-    made = kind("", label or label_of(kind))
+    policy = EnginePolicy(template, engine, make_params(limits.pop("max_tokens", 200)), 4000)
+    made = kind("", label or make_label(kind))
 
     async def run():
         try:
@@ -147,13 +147,13 @@ def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
 @pytest.mark.parametrize("dialect", ["harmony", "qwen3"])
 def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle, dialect):
     kind = load(str(wordle))
-    answer = json.loads(label_of(kind))["answer"]
+    answer = json.loads(make_label(kind))["answer"]
     wrong = next(word for word in WORDS if word != answer)
     before, after = {
         "harmony": ("<|channel|>final<|message|>", "<|return|>"), "qwen3": ("<think>\n\n</think>\n\n", "<|im_end|>")
     }[dialect]  # fmt: skip
     script = [f"{before}<guess>[{word}]</guess>{after}" for word in (wrong, answer)]
-    outcome, response, engine = rolled_out(kind, script, dialect)
+    outcome, response, engine = roll_out_script(kind, script, dialect)
     assert outcome.ending == "done" and outcome.turns == 2
     assert response["reward"] == response["scores"] == response["extra_logs"]["rubric.won"] == 1.0
     assert response["extra_logs"]["rubric.num_turns"] == 2 and response["extra_logs"]["token_mismatch"] == 0
@@ -167,10 +167,10 @@ def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle, 
 
 
 @needs_package
-def test_tools_are_the_environments_own_and_both_sides_see_the_same_calls(adding):
+def test_tools_are_the_environments_own_and_both_sides_see_the_same_calls(adding_environment):
     calls = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 2}}\n</tool_call>'
     bad = '<tool_call>\n{"name": "add", "arguments": {"a": 0}}\n</tool_call>'
-    outcome, response, engine = rolled_out(adding, [f"{calls}\n{bad}<|im_end|>", "It is 2.<|im_end|>"])
+    outcome, response, engine = roll_out_script(adding_environment, [f"{calls}\n{bad}<|im_end|>", "It is 2.<|im_end|>"])
     assert [message["role"] for message in outcome.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert outcome.messages[2]["content"] == "2" and "missing" in outcome.messages[3]["content"]
     assert (outcome.ending, response["reward"], outcome.calls) == ("done", 1.0, 2)
@@ -187,16 +187,16 @@ def test_tools_are_the_environments_own_and_both_sides_see_the_same_calls(adding
         ("I am still thinking about it.", {"max_tokens": 5}, "length", "no_tools_called"),
     ],
 )  # fmt: skip
-def test_a_limit_of_the_run_ends_the_environments_own_loop(adding, said, limits, ending, stopped_by):
-    outcome, response, _ = rolled_out(adding, [f"{said}<|im_end|>"], **limits)
+def test_a_limit_of_the_run_ends_the_environments_own_loop(adding_environment, said, limits, ending, stopped_by):
+    outcome, response, _ = roll_out_script(adding_environment, [f"{said}<|im_end|>"], **limits)
     assert outcome.ending == ending and response["reward"] == 0.0
     assert [stopped_by] == sys.modules["adding_up"].ENDED
 
 
 @needs_package
-def test_an_error_of_the_environment_leaves_the_rollout_without_a_reward(adding):
+def test_an_error_of_the_environment_leaves_the_rollout_without_a_reward(adding_environment):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 99, "b": 2}}\n</tool_call><|im_end|>'
-    outcome, response, _ = rolled_out(adding, [call])
+    outcome, response, _ = roll_out_script(adding_environment, [call])
     assert outcome.ending == "error" and "ToolCallError" in outcome.fault
     assert math.isnan(response["reward"]) and sys.modules["adding_up"].ENDED == ["has_error"]
 
@@ -211,9 +211,9 @@ def test_an_environment_that_stops_the_packages_loop_does_not_end_the_others():
 
 
 @needs_package
-def test_a_tool_that_blocks_does_not_hold_up_the_engines_event_loop(adding):
-    policy = Spoken({"tool_calls": [call("add", {"a": 0, "b": 50})]}, {"content": "It is 2."})
-    made, beats = adding("", label_of(adding)), []
+def test_a_tool_that_blocks_does_not_hold_up_the_engines_event_loop(adding_environment):
+    policy = Spoken({"tool_calls": [make_call("add", {"a": 0, "b": 50})]}, {"content": "It is 2."})
+    made, beats = adding_environment("", make_label(adding_environment)), []
 
     async def run():
         async def beat():
@@ -231,8 +231,8 @@ def test_a_tool_that_blocks_does_not_hold_up_the_engines_event_loop(adding):
 
 
 @needs_package
-def test_time_that_runs_out_cancels_the_environment_and_scores_what_there_is(adding):
-    made = adding("", label_of(adding))
+def test_time_that_runs_out_cancels_the_environment_and_scores_what_there_is(adding_environment):
+    made = adding_environment("", make_label(adding_environment))
 
     async def run():
         outcome = await hold_conversation(
@@ -246,9 +246,9 @@ def test_time_that_runs_out_cancels_the_environment_and_scores_what_there_is(add
 
 
 @needs_package
-def test_the_same_environment_evaluates_a_model_behind_an_api(adding):
-    policy = Spoken({"tool_calls": [call("add", {"a": 0, "b": 2})]}, {"content": "It is 2."})
-    made = adding("", label_of(adding))
+def test_the_same_environment_evaluates_a_model_behind_an_api(adding_environment):
+    policy = Spoken({"tool_calls": [make_call("add", {"a": 0, "b": 2})]}, {"content": "It is 2."})
+    made = adding_environment("", make_label(adding_environment))
     outcome = talk(policy, made)
     assert asyncio.run(made.score(outcome.messages, outcome.ending)).reward == 1.0
     assert made.tools[0].name == "add"
@@ -259,7 +259,7 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(adding):
     ("kind", "reason"),
     [("together", "several rollouts together"), ("text", "completes text"), ("v1", "not a verifiers.Environment")],
 )
-def test_environments_of_other_kinds_are_refused_by_name(adding, kind, reason):
+def test_environments_of_other_kinds_are_refused_by_name(adding_environment, kind, reason):
     from grpo.rollout.multi_turn.verifiers_environment import environment_of
 
     with pytest.raises(SetupError, match=reason):
@@ -296,7 +296,7 @@ def test_rollouts_that_begin_at_once_share_one_loop():
 
 
 @needs_package
-def test_engines_load_it_off_the_main_thread_and_ctrl_c_stays_ours(adding):
+def test_engines_load_it_off_the_main_thread_and_ctrl_c_stays_ours(adding_environment):
     before, loaded = signal.getsignal(signal.SIGINT), []
     load("verifiers:adding-up")
     thread = threading.Thread(target=lambda: loaded.append(load("verifiers:adding-up")))
@@ -306,7 +306,7 @@ def test_engines_load_it_off_the_main_thread_and_ctrl_c_stays_ours(adding):
 
 
 @needs_package
-def test_its_rows_become_data_files(adding, tmp_path, capsys):
+def test_its_rows_become_data_files(adding_environment, tmp_path, capsys):
     name = ["--environment", "verifiers:adding-up", "--out", str(tmp_path)]
     assert data_verifiers.main([*name, "--train", "3", "--eval", "2"]) == 0
     lines = {split: [json.loads(line) for line in (tmp_path / f"{split}.jsonl").open()] for split in ("train", "eval")}
@@ -314,7 +314,7 @@ def test_its_rows_become_data_files(adding, tmp_path, capsys):
     assert len({line["prompt"] for part in lines.values() for line in part}) == 5
     answers = [json.loads(line["label"])["answer"] for part in lines.values() for line in part]
     assert answers == ["2", "3", "4", "8", "9"]
-    outcome, response, _ = rolled_out(adding, ["It is 8.<|im_end|>"], label=lines["eval"][0]["label"])
+    outcome, response, _ = roll_out_script(adding_environment, ["It is 8.<|im_end|>"], label=lines["eval"][0]["label"])
     assert outcome.messages[0]["content"] == "What is 6 + 2?" and response["reward"] == 1.0
     assert data_verifiers.main([*name[:-1], str(tmp_path), "--eval", "8"]) == 2
     assert "lower --eval" in capsys.readouterr().err

@@ -13,7 +13,7 @@ SMALL = Limits(memory_mb=256, cpu_seconds=2, output_chars=1000)
 def attack(code, seconds=20.0, then="1 + 1", limits=SMALL):
     """Run code in a sandbox, then other code; return both texts, or None for what did not return."""
 
-    async def both():
+    async def run_both():
         sandbox = await Sandbox.start(limits)
         texts = []
         for each in (code, then):
@@ -26,4 +26,4 @@ def attack(code, seconds=20.0, then="1 + 1", limits=SMALL):
         sandbox.close()
         return texts
 
-    return asyncio.run(both())
+    return asyncio.run(run_both())

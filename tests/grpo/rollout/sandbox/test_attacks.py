@@ -191,7 +191,7 @@ while True:
     "sum(range(10**13))", "9**9**9", "import ctypes; l = ctypes.CDLL(None)\nwhile True: l.usleep(10**6)",
 ])  # fmt: skip
 def test_endless_code_ends_at_its_deadline_with_its_process(code):
-    async def late():
+    async def run_late():
         sandbox = await Sandbox.start(Limits())
         pid = int((await sandbox.run("import os; os.getpid()")).text)
         assert is_alive(pid)
@@ -201,7 +201,7 @@ def test_endless_code_ends_at_its_deadline_with_its_process(code):
         assert not sandbox.is_open
         wait_until(lambda: not is_alive(pid), "the guest outlived its deadline", 20)
 
-    asyncio.run(late())
+    asyncio.run(run_late())
 
 
 def test_processor_time_is_limited_even_if_nobody_waits():
@@ -227,7 +227,7 @@ def test_pages_of_the_machine_cannot_be_taken_out_of_use():
     "import os; os._exit(0)", "import ctypes; ctypes.string_at(0)", "import os; os.abort()",
 ])  # fmt: skip
 def test_a_crash_costs_only_its_own_sandbox(code):
-    async def two():
+    async def run_two():
         first, second = await Sandbox.start(SMALL), await Sandbox.start(SMALL)
         await second.run("x = 1")
         with pytest.raises(GuestDied):
@@ -235,7 +235,7 @@ def test_a_crash_costs_only_its_own_sandbox(code):
         assert not first.is_open and (await second.run("x")).text == "1\n"
         second.close()
 
-    asyncio.run(two())
+    asyncio.run(run_two())
 
 
 def test_no_other_process_can_be_touched():

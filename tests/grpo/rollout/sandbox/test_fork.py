@@ -7,7 +7,7 @@ from grpo.rollout.sandbox.confinement import Limits
 from grpo.rollout.sandbox.sandbox import Sandbox
 
 
-def answer() -> str:
+def compute_answer() -> str:
     async def ask() -> str:
         sandbox = await Sandbox.start(Limits())
         try:
@@ -19,4 +19,4 @@ def answer() -> str:
 
 
 def test_it_makes_sandboxes_of_its_own_and_leaves_its_parents():
-    assert [answer(), call_apart(answer), answer()] == ["42", "42", "42"]
+    assert [compute_answer(), call_apart(compute_answer), compute_answer()] == ["42", "42", "42"]

@@ -1,0 +1,146 @@
+"""Who holds a run's directory, and how the end of a run is recorded."""
+
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from grpo.checkpoint import adapter_files
+from grpo.launch import __main__ as launch
+from grpo.launch import part
+from grpo.launch.refusals import REFUSED
+from grpo.launch.supervise.watch import End
+from grpo.run import run_state
+from grpo.run.lost_writes import LOSSY
+from grpo.run.run_files import RunFiles
+from grpo.run.run_log import RunLog
+from grpo.stack.problem import UserError
+from tests.faults import assert_seen, note
+
+from .stopped_run import start
+
+
+@pytest.fixture
+def run_launcher(setting, monkeypatch) -> Callable[..., int]:
+    """Run the launcher around a stand-in for the supervisor; options of the launcher and other flags may follow."""
+
+    def run_launcher(supervise: Callable, *options: str, **flags: object) -> int:
+        words = ["run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.make_words(**flags)]
+        monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+        monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
+        monkeypatch.setattr(part, "supervise", supervise)
+        held = []
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])
+            code = launch.main(words)
+        os.close(held[0])  # as the end of the process does
+        return code
+
+    return run_launcher
+
+
+def test_active_run_is_rejected(tmp_path) -> None:
+    code = "import sys, time, pathlib; from grpo.run.run_files import RunFiles; "
+    code += "RunFiles(pathlib.Path(sys.argv[1])).hold(); print('held', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="still running"):
+            RunFiles(tmp_path).hold()
+    finally:
+        holder.kill()
+        holder.wait()
+    RunFiles(tmp_path).hold()
+
+
+def test_checking_whether_a_run_is_active_does_not_block_its_start(tmp_path, monkeypatch) -> None:
+    files = RunFiles(tmp_path)
+    files.lock.touch()
+    looking = os.open(files.lock, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+    files.hold()
+    assert files.is_held()
+
+
+def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+    setting.run_dir.mkdir()
+    held = RunFiles(setting.run_dir).hold()
+    assert launch.main(["run", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]) == REFUSED
+    assert "still running" in capsys.readouterr().err
+    os.close(held)
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (130, "stopped"), (1, "crashed")])
+def test_finished_run_records_how_it_ended(setting, run_launcher, code, state) -> None:
+    def supervise(*_, **__) -> End:
+        assert run_state.Run(setting.run_dir).state == "running"
+        return End(code)
+
+    assert run_launcher(supervise) == code
+    run = run_state.Run(setting.run_dir)
+    assert (run.state, run.code) == (state, code)
+
+
+def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, run_launcher, capsys) -> None:
+    """In step 2 of 3, metrics.jsonl reaches the largest size that a file may have here."""
+    metrics, shown = setting.folder / "metrics", []
+
+    def supervise(*_, progress, watch, **__) -> End:
+        log = RunLog(str(setting.run_dir), str(metrics))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            for step in (1, 2, 3):
+                log.write_step(step, {"reward": 0.5})
+                shown.append(progress())
+                with (metrics / "metrics.jsonl").open("a") as file:
+                    file.write("\n" * (2**20 - file.tell()))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert watch.has_new_steps(), "a SIGTERM saves"
+        return End(0)
+
+    assert run_launcher(supervise, metrics_dir=metrics) == LOSSY
+    reason = f"{metrics}/metrics.jsonl: File too large"
+    assert shown[0][-1].startswith("step 1")
+    assert shown[1:] == [[f"! lost       {n} failed since step 2 (last: {reason}); the run continues"]
+                         for n in ("1 write", "2 writes")]  # fmt: skip
+    assert_seen("the disk of the metrics fills", shown[1][0])
+    note("the disk of the metrics fills", 0.0)
+    output = capsys.readouterr().out
+    assert f"lost         2 writes failed since step 2 (last: {reason})" in output
+    assert "again  " not in output and "not finished" not in output
+    run = run_state.Run(setting.run_dir)
+    assert (run.state, run.code) == ("finished", LOSSY)
+
+
+def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, run_launcher, capsys) -> None:
+    start(setting, max_steps=4)
+    save(4)
+
+    def resume_run() -> int:
+        return run_launcher(lambda *_, **__: End(0), "--resume", str(setting.run_dir), max_steps=4)
+
+    assert resume_run() == 0
+    assert "complete: all 4 steps are done" in capsys.readouterr().out
+    files = RunFiles(setting.run_dir)
+    assert files.resumes.exists(), "its final adapter was missing"
+    files.final.mkdir()
+    (files.final / adapter_files.CONFIG).touch()
+    before = files.ends.read_text(), files.resumes.read_text()
+    assert resume_run() == 0
+    assert (files.ends.read_text(), files.resumes.read_text()) == before
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
+    assert run_state.Run(setting.run_dir).state == "finished"
+    shutil.rmtree(setting.run_dir / "checkpoints")  # as with SAVE_STEPS=-1
+    files.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)))
+    assert resume_run() == 0
+    assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
