@@ -47,7 +47,7 @@ async def cut_thoughts(actor, tokenizer):
     # Tokens that would end the thinking or the response are never drawn, and neither are header tokens.
     never = {token: -100.0 for token in tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))}
     params = [
-        SamplingParams(max_tokens=400, min_tokens=1, seed=seed, temperature=3.0, logprobs=0, logit_bias=never)
+        SamplingParams(max_tokens=400, min_tokens=1, seed=seed, temperature=2.0, logprobs=0, logit_bias=never)
         for seed in range(SAMPLES)
     ]
     budget = Budget(THINKING, ANSWER)
@@ -55,7 +55,7 @@ async def cut_thoughts(actor, tokenizer):
     rollouts = await asyncio.gather(*calls)
     left = actor.get_num_unfinished_requests()
     stops = list(range(7, len(tokenizer), 24))
-    short = SamplingParams(max_tokens=400, temperature=3.0, logprobs=0, logit_bias=never, stop_token_ids=stops)
+    short = SamplingParams(max_tokens=400, temperature=2.0, logprobs=0, logit_bias=never, stop_token_ids=stops)
     plain, unreached = [], []
     for seed in range(SAMPLES):
         short.seed = seed
