@@ -8,6 +8,7 @@
 # --gpu runs setup, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
+# $OPENRLHF_VERSION selects the lock, as in scripts/setup.sh.
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
 # Tests run in up to four processes, one more than there are cores. All tests of a file run in the same process.
 # -n 0 uses one process.

@@ -50,18 +50,29 @@ def make(model: str) -> BaseOnCpu:
     return BaseOnCpu(downloaded_folder(model))
 
 
-def _build(folder: Path) -> Any:
-    """Return vLLM's model with parameters that nobody has touched, so that they take no memory."""
+def configure(model: object) -> VllmConfig:
+    """Return an engine's configuration, as far as vLLM's classes for gpt-oss with MXFP4 experts read it.
+
+    Args:
+        model: the configuration of transformers or vLLM.
+    """
     config = VllmConfig(device_config=DeviceConfig("cpu"))
-    described: Any = SimpleNamespace(  # what the model reads of it
-        hf_config=get_config(folder, trust_remote_code=False),
+    described: Any = SimpleNamespace(
+        hf_config=model,
         dtype=torch.bfloat16,
         head_dtype=torch.bfloat16,
         is_mm_prefix_lm=False,
         enable_return_routed_experts=False,
+        quantization_config=None,
         skip_tokenizer_init=True,
     )
     config.model_config, config.quant_config = described, getattr(mxfp4, "GptOssMxfp4Config", mxfp4.Mxfp4Config)()
+    return config
+
+
+def _build(folder: Path) -> Any:
+    """Return vLLM's model with parameters that nobody has touched, so that they take no memory."""
+    config = configure(get_config(folder, trust_remote_code=False))
     model: Any = GptOssForCausalLM
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), _choose_triton():
         return model(vllm_config=config)

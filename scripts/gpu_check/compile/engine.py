@@ -4,9 +4,12 @@ vLLM's own code chooses layouts, paddings and tiles. On Hopper, engines take Fla
 TRITON_ATTN is what they fall back to. On Blackwell, experts are Triton's unless FlashInfer can be used.
 """
 
+import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import GptOssConfig
@@ -16,13 +19,17 @@ from scripts.gpu_check.rung import Skipped
 
 TOKENS = (1, 64, 2048, 8192)  # of a pass
 SEQUENCES = (4, 256)  # few are decoded in segments, which a second kernel sums
-_BLOCK = 16  # tokens in a block of the cache
+_BLOCKS, _BLOCK = 1024, 16  # of the cache, and a block's tokens
 _EXPERT_RANK = 16
 
 
 def simulate_card(card: Card) -> None:
-    """Let vLLM take the card for this machine's. It can load its compiled operators nowhere but beside a driver."""
+    """Let vLLM take the card for this machine's, without FlashInfer.
+
+    It can load its compiled operators nowhere but beside a driver.
+    """
     import vllm.platforms
+    import vllm.utils.flashinfer
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
     class Described(Platform):
@@ -34,7 +41,13 @@ def simulate_card(card: Card) -> None:
         def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
             return DeviceCapability(*card.capability)
 
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return f"{card}"
+
     vllm.platforms._current_platform = Described()  # type: ignore[assignment]
+    vllm.utils.flashinfer.has_flashinfer = lambda: False  # type: ignore[assignment]
+    sys.modules["vllm.vllm_flash_attn"] = mock.MagicMock()  # vLLM 0.29 refuses to import it without its operators
     from vllm import _custom_ops
 
     for name in (
@@ -57,8 +70,10 @@ def attention(config: GptOssConfig, workers: int) -> None:
     heads, groups, size = config.num_attention_heads // workers, config.num_key_value_heads // workers, config.head_dim
     scale: Any = SimpleNamespace(_k_scale=_empty(1, dtype=torch.float32), _v_scale=_empty(1, dtype=torch.float32))
     sizes = [(count, length) for count in SEQUENCES for length in (1, 64)]
+    # In vLLM 0.29, a pass may see the future, and another call writes to the cache.
+    causal: Any = {"causal": True} if "causal" in {field.name for field in fields(TritonAttentionMetadata)} else {}
     for window in (config.sliding_window, None):
-        layer = TritonAttentionImpl(heads, size, size**-0.5, groups, None, window, "auto", sinks=_empty(heads))
+        layer: Any = TritonAttentionImpl(heads, size, size**-0.5, groups, None, window, "auto", sinks=_empty(heads))
         for count, length in sizes:
             threshold, tokens = MIN_LAUNCH_GRID_SIZE_2D // groups, count * length
             segments = (threshold, heads, NUM_PAR_SOFTMAX_SEGMENTS)
@@ -80,10 +95,22 @@ def attention(config: GptOssConfig, workers: int) -> None:
                 cu_prefix_query_lens=None,
                 prefix_kv_lens=None,
                 suffix_kv_lens=None,
+                **causal,
             )
             query, key, value = (_empty(tokens, number, size) for number in (heads, groups, groups))
-            cache = _empty(1024, 2, _BLOCK, groups, size)
+            cache = _make_cache(groups, size)
+            if hasattr(layer, "do_kv_cache_update"):
+                layer.do_kv_cache_update(scale, key, value, cache, metadata.slot_mapping)
             layer.forward(scale, query, key, value, cache, metadata, output=torch.empty_like(query))
+
+
+def _make_cache(groups: int, size: int) -> torch.Tensor:
+    """Return a layer's cache as TRITON_ATTN takes it. In vLLM 0.29, values lie beside their keys."""
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+    if hasattr(TritonAttentionBackend, "get_kv_cache_shape"):
+        return _empty(*TritonAttentionBackend.get_kv_cache_shape(_BLOCKS, _BLOCK, groups, size))
+    return _empty(_BLOCKS, _BLOCK, groups, 2 * size).transpose(1, 2)
 
 
 def experts(config: GptOssConfig, workers: int) -> None:
@@ -94,40 +121,30 @@ def experts(config: GptOssConfig, workers: int) -> None:
     """
     if find_spec("vllm.third_party.triton_kernels") is None:
         raise Skipped("vLLM's build for CPUs has no triton_kernels")
-    from vllm.model_executor.layers.fused_moe.gpt_oss_triton_kernels_moe import triton_kernel_moe_forward
-    from vllm.model_executor.layers.quantization import mxfp4
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.models.gpt_oss import MLPBlock
+    from vllm.utils.torch_utils import set_default_torch_dtype
 
     from grpo.lora import expert_side_path
+    from grpo.model import base_on_cpu
 
-    mxfp4.has_flashinfer = lambda: False  # type: ignore[assignment]
-    run: Any = SimpleNamespace(compilation_config=SimpleNamespace(max_cudagraph_capture_size=None))
-    mxfp4.get_current_vllm_config = lambda: run
-    kind: Any = SimpleNamespace(is_lora_enabled=False, use_pplx_kernels=False, use_deepep_ll_kernels=False)
-    method = mxfp4.Mxfp4MoEMethod(kind)
-    assert method.mxfp4_backend == mxfp4.Mxfp4Backend.TRITON, method.mxfp4_backend
-    with torch.device("meta"):
-        layer: Any = torch.nn.Module()
-        inner = config.intermediate_size // workers
-        method.create_weights(layer, config.num_local_experts, config.hidden_size, inner, torch.bfloat16)
-        layer.quant_method, layer.hidden_size, layer.top_k = method, config.hidden_size, config.num_experts_per_tok
-        layer.moe_config = SimpleNamespace(tp_rank=0, tp_size=workers)
-        serial = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
-        engine: Any = SimpleNamespace(parallel_config=serial, model_config=SimpleNamespace(hf_config=config))
-        expert_side_path.attach(layer, engine, rank=_EXPERT_RANK, scale=2.0)
+    one: Any = SimpleNamespace(world_size=1, rank_in_group=0)
+    parallel_state._TP = SimpleNamespace(world_size=workers, rank_in_group=0)  # type: ignore[assignment]
+    parallel_state._DP = parallel_state._PCP = one
+    run = base_on_cpu.configure(config)
+    with set_current_vllm_config(run), set_default_torch_dtype(torch.bfloat16), torch.device("meta"):
+        layer: Any = expert_side_path.find_weights(MLPBlock(run, layer_idx=0).experts)
+        method = layer.quant_method
+        assert method.mxfp4_backend.name == "TRITON", method.mxfp4_backend
+        without = method.apply_monolithic
+        expert_side_path.attach(layer, run, rank=_EXPERT_RANK, scale=2.0)
         method.process_weights_after_loading(layer)
+        method.moe_quant_config = method.get_fused_moe_quant_config(layer)  # vLLM 0.15 does it in the first pass
         for tokens in TOKENS:
             states, logits = _empty(tokens, config.hidden_size), _empty(tokens, config.num_local_experts)
-            triton_kernel_moe_forward(
-                states,
-                layer.w13_weight,
-                layer.w2_weight,
-                logits,
-                config.num_experts_per_tok,
-                renormalize=True,
-                global_num_experts=config.num_local_experts,
-                quant_config=method.get_fused_moe_quant_config(layer),
-            )
-            method.apply_monolithic(layer, states, logits)
+            for apply in (without, method.apply_monolithic):
+                apply(layer, states, logits)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from vllm.config import DeviceConfig, VllmConfig
-from vllm.device_allocator import cumem
-from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
 from grpo.lora import adapter, side_path
@@ -144,10 +144,14 @@ def test_on_a_gpu_it_is_the_peak_since_the_last_sync(monkeypatch):
 
 
 def test_sleep_leaves_a_base_that_the_actor_maps(monkeypatch):
+    # vLLM's build for GPUs loads its allocator only beside a driver; its build for CPUs has none.
+    monkeypatch.setitem(sys.modules, "vllm.cumem_allocator", None)
+    from vllm.device_allocator import cumem
+
     allocator = SimpleNamespace(use_memory_pool=lambda tag: tag, get_current_usage=lambda: 0)
     monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", lambda: allocator)
-    monkeypatch.setattr(CpuPlatform, "is_cuda_alike", lambda _: True)
-    monkeypatch.setattr(CpuPlatform, "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda _: True)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     model = SimpleNamespace(enable_sleep_mode=True, enable_cumem_allocator=True)
 
     def get_pool(additional: dict[str, str], tag: str) -> object:
