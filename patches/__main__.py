@@ -158,7 +158,7 @@ def _drift(options: Options) -> Answer:
         drifts.append(drift.measure(series, old.tree, new, previous))
         previous = new.tree
     report = {"from": series.version, "versions": [asdict(each) for each in drifts]}
-    return Exit.OK, report, "\n".join(drift.table(drifts))
+    return Exit.OK, report, "\n".join(drift.table(drifts, options.changes))
 
 
 def _export(options: Options) -> Answer:
@@ -195,7 +195,8 @@ COMMANDS: dict[str, tuple[Callable[[Options], Answer], str, str]] = {
     "diff": (_diff, "print your hand edits; without any, what the patches change", "target wheel"),
     "refresh": (_refresh, "move the series to another OpenRLHF version, in a git repository of its own",
                 "to|continue! work retire target wheel"),
-    "drift": (_drift, "tell how the series fits every OpenRLHF released after the pinned one", "target wheel"),
+    "drift": (_drift, "tell how the series fits every OpenRLHF released after the pinned one",
+              "changes target wheel"),
     "export": (_export, "authors: write the commits of a git worktree as patches", "from!"),
     "import": (_import, "authors: create that git worktree from the pristine package and the series",
                "to! target wheel"),
@@ -213,6 +214,7 @@ FLAGS: dict[str, dict] = {
     "continue": {"action": "store_true", "help": "go on after your edits"},
     "work": {**DIR, "help": "the git repository (default: openrlhf-V-refresh)"},
     "retire": {"nargs": 2, "action": "append", "default": [], "metavar": ("PATCH", "REASON"), "help": "not needed"},
+    "changes": {"action": "store_true", "help": "also print what each release changed in code that patches rely on"},
     "from": {**DIR, "help": "the git worktree"},
 }
 

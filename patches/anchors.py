@@ -1,6 +1,8 @@
 """What the hooks of a patch rely on in OpenRLHF: functions, classes and flags, named in its header.
 
 Relies-On: openrlhf/models/actor.py: Actor.forward; openrlhf/cli/train_ppo_ray.py: --kl_estimator, train
+
+A class stands for all its methods, also for those that a later version adds.
 """
 
 import ast
@@ -57,13 +59,34 @@ def _find(tree: Tree, path: str, name: str) -> tuple[str | None, str | None]:
     return None, None
 
 
+def _parts(name: str, text: str | None) -> dict[str, str]:
+    """Return the source by name: of a class each method's, and under its own name what is left; else all of it."""
+    [node] = ast.parse(text).body if text else [None]
+    if not text or not isinstance(node, ast.ClassDef):
+        return {name: text} if text else {}
+    lines, parts = text.splitlines(), {}
+    for method in reversed(node.body):
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            start = min([method.lineno, *(each.lineno for each in method.decorator_list)]) - 1
+            parts[f"{name}.{method.name}"] = "\n".join(lines[start : method.end_lineno])
+            del lines[start : method.end_lineno]
+    return {name: "\n".join(line for line in lines if line.strip())} | dict(reversed(parts.items()))
+
+
 def changes(patch: Path, old: Tree, new: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each anchor of a patch that differs, with the difference."""
+    """Yield each anchor of a patch that differs, with the difference; of a class, each method that does."""
     for path, name in find_anchors(patch):
         (was_in, before), (is_in, after) = _find(old, path, name), _find(new, path, name)
         if is_in and is_in != was_in:
             yield f"{path}: {name}", f"moved to {is_in}"
-        lines = difflib.unified_diff((before or "").splitlines(), (after or "").splitlines(), n=0, lineterm="")
-        body = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-        if body:
-            yield f"{path}: {name}", "it is gone" if after is None else "\n".join(body)
+        if before and not after:
+            yield f"{path}: {name}", "it is gone"
+            continue
+        was, now = _parts(name, before), _parts(name, after)
+        for part in was | now:
+            lines = difflib.unified_diff(
+                was.get(part, "").splitlines(), now.get(part, "").splitlines(), n=0, lineterm=""
+            )
+            body = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+            if body:
+                yield f"{path}: {part}", "\n".join(body) if part in now else "it is gone"

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Drift:
     upstream: list[str] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)  # patches whose header says what upstream does by now
     relies: list[str] = field(default_factory=list)  # patches whose anchors this release changed, with these
+    changes: list[tuple[str, str]] = field(default_factory=list)  # each of these anchors, with the difference
 
 
 def measure(series: Series, old: Tree, new: Wheel, previous: Tree) -> Drift:
@@ -50,16 +52,18 @@ def measure(series: Series, old: Tree, new: Wheel, previous: Tree) -> Drift:
             else:
                 drift.fitting.append(patch)
     for file in series.files():
-        if changed := [anchor.rpartition(": ")[2] for anchor, _ in anchors.changes(file, previous, new.tree)]:
+        changes = list(anchors.changes(file, previous, new.tree))
+        if changed := [anchor.rpartition(": ")[2] for anchor, _ in changes]:
             drift.relies.append(f"{file.stem} ({', '.join(dict.fromkeys(changed))})")
+        drift.changes = list(dict.fromkeys([*drift.changes, *changes]))
         since = re.search(r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", file.read_text(encoding="utf-8"), re.M)
         if since and order(since[1]) <= order(new.version):
             drift.partly.append(f"{file.stem} {' '.join(since[2].split())}")
     return drift
 
 
-def table(drifts: list[Drift]) -> Iterator[str]:
-    """Yield the lines of the report."""
+def table(drifts: list[Drift], with_changes: bool) -> Iterator[str]:
+    """Yield the lines of the report, if asked with what each release changed in the code that patches rely on."""
     for each in drifts:
         total = len(each.fitting) + len(each.stops) + len(each.upstream)
         yield f"{each.version}: {len(each.fitting)} of {total} fit, {len(each.stops)} stop"
@@ -72,3 +76,5 @@ def table(drifts: list[Drift]) -> Iterator[str]:
             if names:
                 yield f"  {what}: {', '.join(name.removesuffix('.patch') for name in names)}"
         yield "  stack: " + ", ".join(f"{name} {wanted}" for name, wanted in each.stack.items())
+        for anchor, difference in each.changes if with_changes else ():
+            yield f"  {anchor}\n{textwrap.indent(difference, '    ')}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, page
 
 LOCK = ROOT / "requirements" / "lock-cpu.txt"
 
@@ -18,8 +18,7 @@ def read_locked_version(name: str, lock: Path = LOCK) -> str:
 
 
 def test_the_page_of_versions_has_the_locked_ones() -> None:
-    page = (ROOT / "docs" / "versions.md").read_text()
-    header, _, *rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    header, *rows = page("docs/versions.md").tables[0]
     locks = [path for path in ROOT.glob("requirements/**/lock-?pu.txt")]
     assert len(locks) == 2 * len(rows)
     for lock in locks:

@@ -299,3 +299,36 @@ def test_drift_tells_what_fits_stops_and_is_upstream(world, pristine_tree, patch
     assert second["stack"] == {"torch": "==2.1.10"}
     assert world.call("drift", "--wheel", str(wheels)) == 0
     assert "1.10: 1 of 3 fit, 2 stop" in capsys.readouterr().out
+
+
+def test_drift_tells_what_a_release_changed_in_the_methods_of_a_class(world, make_wheel, tmp_path, capsys):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    body = {"__init__": "self.a = 1", "fit": "return self.a", "old": "return 0", "kept": "return 3"}
+    old = _loop("SIZE = 1", body)
+    new = _loop("SIZE = 1", {"new": "return 4"} | body | {"fit": "return self.a + 1"}).replace(
+        b"    def old", b"    def _old"
+    )
+    header = HEADER.format("x").replace("loop.py: step", "loop.py: Loop")
+    write_series("1.0", [Change("own", header, {ACTOR: (PRISTINE[ACTOR], b"")})], PRISTINE | {LOOP: old})
+    for version, text in {"1.0": old, "1.1": new, "1.2": new, "1.3": new.replace(b"SIZE = 1", b"SIZE = 2")}.items():
+        make_wheel(wheels, PRISTINE | {LOOP: text}, version)
+    capsys.readouterr()
+    assert world.call("drift", "--wheel", str(wheels), "--json") == 0
+    names = {each["version"]: dict(each["changes"]) for each in json.loads(capsys.readouterr().out)["versions"]}
+    assert names["1.1"] == {
+        f"{LOOP}: Loop.fit": "-        return self.a\n+        return self.a + 1",
+        f"{LOOP}: Loop.new": "+    @other\n+    def new(self):\n+        return 4",
+        f"{LOOP}: Loop._old": "+    @other\n+    def _old(self):\n+        return 0",
+        f"{LOOP}: Loop.old": "it is gone",
+    }
+    assert names["1.2"] == {} and names["1.3"] == {f"{LOOP}: Loop": "-    SIZE = 1\n+    SIZE = 2"}
+    assert world.call("drift", "--wheel", str(wheels), "--changes") == 0
+    text = capsys.readouterr().out
+    assert "own (Loop)" in text and "    -    SIZE = 1" in text
+
+
+def _loop(first: str, methods: dict[str, str]) -> bytes:
+    """The file of a class with decorated methods."""
+    bodies = [f"    @other\n    def {name}(self):\n        {body}\n" for name, body in methods.items()]
+    return "\n".join([f"class Loop:\n    {first}\n", *bodies]).encode()
