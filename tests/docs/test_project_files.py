@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.docs.pages import ROOT, page
+from tests.docs.pages import ROOT, get_page
 
 LOCK = ROOT / "requirements" / "lock-cpu.txt"
 
@@ -18,7 +18,7 @@ def read_locked_version(name: str, lock: Path = LOCK) -> str:
 
 
 def test_the_page_of_versions_has_the_locked_ones() -> None:
-    header, *rows = page("docs/versions.md").tables[0]
+    header, *rows = get_page("docs/versions.md").tables[0]
     locks = [path for path in ROOT.glob("requirements/**/lock-?pu.txt")]
     assert len(locks) == 2 * len(rows)
     for lock in locks:
