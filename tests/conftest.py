@@ -23,7 +23,6 @@ LARGE = (
     "two_nodes",
     "doors",
     "options",
-    "environment",
     "loss_and_lengths",
     "agreement",
     "bench",

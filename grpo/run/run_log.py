@@ -10,11 +10,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.rollout.multi_turn.settings import environments_by_prompt
-from grpo.rollout.rows import Sample
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
@@ -26,6 +25,9 @@ from grpo.stack.json_files import replace, replace_rows
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptDataset
+
+if TYPE_CHECKING:  # the log is written without torch
+    from grpo.rollout.rows import Sample
 
 logger = logging.getLogger("openrlhf.grpo.run_log")
 
@@ -103,7 +105,7 @@ class RunLog:
         """Append the line of an engine that was replaced."""
         self._append(self._files.replaced, {"step": self._step + 1, "time": time.time(), **replaced})
 
-    def write_rollouts(self, step: int, samples: Sequence[Sample], tokenizer: Tokenizer) -> None:
+    def write_rollouts(self, step: int, samples: Sequence["Sample"], tokenizer: Tokenizer) -> None:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
 
         Args:

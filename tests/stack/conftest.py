@@ -3,12 +3,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts import local_ray
 
+from . import doors
 from .runs import ROOT, train
 
 TINY_MODEL = ROOT / ".cache" / "tiny-model"
@@ -47,6 +49,17 @@ def finished_run(tiny_model, tmp_path_factory) -> Path:
     output = train("--run-dir", run_dir, "--steps", 6, **settings)
     assert "NO KEY: a local server answers instead of Gemini" in output
     return run_dir
+
+
+@pytest.fixture(scope="session")
+def attacked(finished) -> Iterator[doors.Run]:
+    """The run that is held while it is attacked, with many options; the first test that needs its end ends it."""
+    # Not pytest's temporary folder: other users can never enter it.
+    with (
+        tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder,
+        doors.going(Path(folder), finished / "final") as run,
+    ):
+        yield run
 
 
 @pytest.fixture(scope="module")

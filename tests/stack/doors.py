@@ -53,11 +53,12 @@ def reward_func(queries, prompts, labels):
     return own.reward_func(queries, prompts, labels)
 """
 STEPS = 2  # until it is held
+PROMPTS = 8  # of a step
 
 
 @dataclass
 class Run:
-    """A run that is going: 2 engines with TP=2, 4 actor ranks, and problems in the form of AIME."""
+    """A run that is going: 2 engines with TP=2, 4 actor ranks, problems also in the form of AIME, and many options."""
 
     folder: Path
     launcher: subprocess.Popen[str]
@@ -101,25 +102,36 @@ class Run:
 
 
 @contextlib.contextmanager
-def hold_run(folder: Path) -> Iterator[Run]:
-    """Start a run in `folder`, with its checkpoints next to it, and yield it when it is held after STEPS steps."""
+def hold_run(folder: Path, adapter: Path) -> Iterator[Run]:
+    """Start a run in `folder`, with its checkpoints next to it, and yield it when it is held after STEPS steps.
+
+    The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer.
+
+    Args:
+        adapter: what the policy starts from.
+    """
     folder.chmod(0o755)
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(mode=0o755)
     (folder / "reward.py").write_text(REWARD)
     write_aime(folder / "aime.jsonl")
-    prepare = [sys.executable, "-m", "data.prepare", "--source", folder / "aime.jsonl", "--out", folder / "data"]
-    subprocess.run(prepare, cwd=ROOT, check=True)
+    sources = ["--source", folder / "aime.jsonl", "--source", "synthetic", "--train-count", "72", "--eval-count", "6"]
+    subprocess.run([sys.executable, "-m", "data.prepare", *sources, "--out", folder / "data"], cwd=ROOT, check=True)
     variables = {
         "NUM_ENGINES": "2", "ENGINE_TP": "2", "ACTOR_GPUS": "4",
         "TRAIN_DATA": str(folder / "data" / "train.jsonl"), "EVAL_DATA": str(folder / "data" / "eval.jsonl"),
-        "PROMPT_MAX_LEN": "512", "GENERATE_MAX_LEN": "48", "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4",
-        "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4", "NUM_EPISODES": "5",
+        "PROMPT_MAX_LEN": "512", "ROLLOUT_BATCH_SIZE": str(PROMPTS), "N_SAMPLES_PER_PROMPT": "8",
+        "TRAIN_BATCH_SIZE": "32", "MICRO_TRAIN_BATCH_SIZE": "8", "MICRO_ROLLOUT_BATCH_SIZE": "8", "NUM_EPISODES": "5",
+        "THINKING_BUDGET": "8", "ANSWER_BUDGET": "16", "GENERATE_MAX_LEN": "30", "LENGTH_SCHEDULE": "28,30@2",
+        "KL_COEF": "0.001", "POLICY_LOSS": "cispo", "LOSS_AGGREGATION": "constant", "OVERLONG_BUFFER": "24",
+        "ROUTING_REPLAY": "1", "LOG_SAMPLES": "8", "ADAPTER": str(adapter),
+        "DYNAMIC_FILTERING": "1", "DYNAMIC_FILTERING_BATCHES": "1", "RETIRE_AFTER": "1", "DROP_GIBBERISH": "20",
         "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
-        "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_STEPS": str(STEPS),
+        "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_AT_START": "0", "EVAL_STEPS": str(STEPS),
     }  # fmt: skip
+    words = ["--steps", "50", "--run-dir", folder / "run", "--", "--use_kl_loss", "--kl_estimator", "k3"]
     launcher = subprocess.Popen(
-        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run"],
+        [ROOT / "train_grpo.sh", "--tiny", *words],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -129,7 +141,7 @@ def hold_run(folder: Path) -> Iterator[Run]:
     run = Run(folder / "run", launcher, checkpoints)
     try:
         deadline = time.monotonic() + 900
-        while len(run.read_evaluations()) < 2:
+        while not run.read_evaluations():
             assert launcher.poll() is None, launcher.communicate()[0]
             assert time.monotonic() < deadline, "the run was not evaluated in time"
             time.sleep(0.5)

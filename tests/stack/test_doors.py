@@ -6,8 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +23,8 @@ as_somebody_else = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def run(tiny_model) -> Iterator[doors.Run]:
-    # Not pytest's temporary folder: other users can never enter it.
-    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder, doors.hold_run(Path(folder)) as run:
-        yield run
+def run(attacked: doors.Run) -> doors.Run:
+    return attacked
 
 
 def test_every_socket_is_on_loopback_and_none_is_a_client_server(run: doors.Run) -> None:
@@ -137,14 +133,14 @@ def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Ru
 
 
 def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
-    """2 engines with TP=2, 4 actor ranks, and problems in the form of AIME through data.prepare."""
+    """2 engines with TP=2, 4 actor ranks, and problems through data.prepare, most in the form of AIME."""
     run.end()
     data = run.folder.parent / "data"
-    assert (len(read_lines(data / "train.jsonl")), len(read_lines(data / "eval.jsonl"))) == (72, 18)
+    assert (len(read_lines(data / "train.jsonl")), len(read_lines(data / "eval.jsonl"))) == (72 + 72, 18 + 6)
     steps = read_lines(run.folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)) and len(steps) >= doors.STEPS
     assert all(step["grad_norm"] >= 0 and step["reward_error"] == 0 for step in steps)
-    assert [(row["step"], row["n"]) for row in run.read_evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
+    assert [(row["step"], row["n"]) for row in run.read_evaluations()] == [(doors.STEPS, 18 + 6)]
     assert list_processes(run.folder) == {}
 
 

@@ -1,7 +1,14 @@
-"""The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints."""
+"""The box of one GPU: engine and actor share it, in an environment of one's own with tools, which rewrites its history.
+
+With evaluations and checkpoints. A run that is ended by SIGTERM saves its step; continued from an earlier checkpoint,
+it has the numbers of an undisturbed one.
+"""
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,44 +16,67 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.tiny_model import tools
+from tests.faults import assert_seen
 from tests.soak.proof import find_differences, has_same_tensors
 
 from .recorded import Agreement, Sample, read_samples, shift_by_one_token
 from .rounding import load_reference_model
-from .runs import ROOT, kill, read_lines, train
+from .runs import ROOT, going, list_processes, read_lines, train, wait_for
 
-SAVED, LAST, STEPS = 1, 2, 3
+SAVED, LAST = 2, 3  # before the SIGTERM in step 4
 EVALUATED = 24
+TOOL_MODEL = ROOT / ".cache" / "tiny-model" / "python"
 SETTINGS = {
-    "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
-    "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
+    "MODEL": str(TOOL_MODEL / "mxfp4"), "ENGINE_MODEL": str(TOOL_MODEL / "bf16"),
+    "TRAIN_DATA": str(TOOL_MODEL / "data" / "train.jsonl"), "PROMPT_MAX_LEN": "240", "TURN_LIMIT": "3",
+    "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "16", "LOSS_AGGREGATION": "sequence_mean",
+    "SAVE_STEPS": str(SAVED), "EVAL_STEPS": "1", "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
+# Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that
+# ended it is an <|end|> in the next prompt, which begins a sample.
+INSISTENT = """
+from grpo.rollout.multi_turn import python
+
+class Environment(python.Environment):
+    async def reply(self, messages):
+        if "plus" in self.prompt and "boxed" not in messages[-1]["content"]:
+            raise RuntimeError("no box")
+        is_asked = sum(message["role"] == "user" for message in messages) > 1
+        return None if "plus" in self.prompt or is_asked else [{"role": "user", "content": "Are you sure?"}]
+"""
 
 
 @dataclass
 class Parts:
-    """A run that was killed in step 3 and continued after step 1, and a copy of what the kill left."""
+    """A run that was ended by SIGTERM in step 4 and continued after step 2, and a copy of what it had left."""
 
     before: Path
     after: Path
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> Parts:
+def parts(tiny_model, tmp_path_factory) -> Parts:
+    words = ["--environment", "python", "--base", tiny_model / "bf16", "--out", TOOL_MODEL]
+    subprocess.run([sys.executable, "-m", "scripts.make_tiny_tools", *words], cwd=ROOT, check=True)
     folder = tmp_path_factory.mktemp("runs")
-    run, held_out = folder / "run", folder / "eval.jsonl"
+    run, held_out, own = folder / "run", folder / "eval.jsonl", folder / "insistent.py"
     held_out.write_text("\n".join(map(json.dumps, tools.rows("python", "eval")[:EVALUATED])))
-    settings = SETTINGS | {"EVAL_DATA": str(held_out)}
-    metrics, box = run / "metrics.jsonl", ("--gpus", 1, "--steps", STEPS)
+    own.write_text(INSISTENT)
+    settings = SETTINGS | {"EVAL_DATA": str(held_out), "ENVIRONMENT": str(own)}
+    metrics, code = run / "metrics.jsonl", 128 + signal.SIGTERM
 
     def is_evaluated() -> bool:  # the last that is done in a step
         rows = metrics.read_bytes().splitlines() if metrics.exists() else []
         return any(f'"step": {LAST},'.encode() in row and b'"exact_match"' in row for row in rows)
 
-    kill(run, is_evaluated, *box, "--run-dir", run, **settings)
+    with going("--gpus", 1, "--steps", LAST + 1, "--run-dir", run, code=code, **settings) as ended:
+        wait_for(is_evaluated, ended.launcher)
+        ended.launcher.send_signal(signal.SIGTERM)
+    assert_seen("SIGTERM", ended.output)
+    assert list_processes(run) == {}
     shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
-    output = train(*box, "--resume", run, "--from-step", SAVED, **settings)
+    output = train("--gpus", 1, "--steps", LAST, "--resume", run, "--from-step", SAVED, **settings)
     assert "starting Ray (1 stand-in for GPUs" in output and f"continuing after step {SAVED}" in output
     return Parts(folder / "before", run)
 
@@ -65,17 +95,21 @@ def test_engine_and_actor_hold_one_copy_of_the_base(parts):
 
 
 @pytest.mark.timeout(900)
-def test_rollouts_use_the_tool_and_train(parts):
+def test_rollouts_use_the_tool_and_train_on_every_sample(parts):
     steps = read_lines(parts.after / "metrics.jsonl")
-    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert [step["step"] for step in steps] == list(range(1, LAST + 1))
     for step in steps:
-        assert step["token_mismatch"] == step["dropped_values"] == 0 and step["grad_norm"] > 0
+        assert step["token_mismatch"] == step["dropped_values"] == step["branches_dropped"] == 0
+        assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2, "as many as without branches"
         assert step["turns"] > 1 and step["tool_calls"] > 0
+        assert 0 <= step["reward_missing"] == step["ended_by_error"] < 0.5
+        assert 0 <= step["branches"] < step["turns"]
+    assert any(step["branches"] for step in steps) and any(step["reward_missing"] for step in steps)
 
 
 @pytest.mark.timeout(900)
 def test_samples_of_several_turns_have_the_engines_log_probs(parts):
-    model = ROOT / ".cache" / "tiny-model" / "python" / "bf16"
+    model = TOOL_MODEL / "bf16"
     samples = read_samples(read_lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[
         :16
     ]
@@ -91,12 +125,11 @@ def has_several_turns(sample: Sample) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(parts):
-    """Of the steps that both made: an undisturbed run first, and then the resumed one."""
+def test_a_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(parts):
+    """Of the step that both made: an undisturbed run first, which saved it at the SIGTERM, and then the resumed one."""
     before, after = (read_lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
-    assert len(before) >= LAST and find_differences(before[:LAST], after[:LAST]) == []
+    assert len(before) >= LAST and find_differences(before[:LAST], after) == []
     before, after = (read_lines(run / "eval.jsonl") for run in (parts.before, parts.after))
-    assert [row["step"] for row in after] == [0, SAVED, LAST, STEPS]
-    assert find_differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
+    assert [row["step"] for row in after] == list(range(LAST + 1)) and find_differences(before[: LAST + 1], after) == []
     folders = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (parts.before, parts.after)]
     assert has_same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))

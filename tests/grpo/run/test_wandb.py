@@ -17,7 +17,8 @@ def own_home(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    wandb.teardown()  # else its service keeps working as long as these tests
 
 
 def log_in(home, host: str) -> None:
