@@ -46,6 +46,7 @@ def test_symbolic_links_are_refused(world, tmp_path, look):
     ).returncode == Exit.UNSAFE_FILE  # fmt: skip
 
 
+@pytest.mark.timeout(600)  # a hundred processes
 def test_a_failed_write_rolls_back(world, pristine_tree, patched_tree, look):
     """Every write operation fails once: an error, and the old files or (in the clean-up) the new ones."""
     names = set(pristine_tree) | set(patched_tree)

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 
+@pytest.mark.timeout(600)  # a hundred processes
 @pytest.mark.parametrize("killed", ["apply", "revert"])
 def test_killed_before_every_write(world, pristine_tree, patched_tree, look, killed):
     """SIGKILL just before write operation 0, 1, 2... of a real process, until it gets through."""

@@ -69,16 +69,18 @@ def foreign_cluster() -> Iterator[Cluster]:
     """Another user's Ray cluster on the same machine, with a process that has our driver's command line."""
     (base, held), mark = base_dir.make(), f"foreign-{uuid.uuid4().hex}"
     command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
-    head = subprocess.Popen(
-        command,
-        env=make_environment(**{processes.RUN_ID_VARIABLE: mark}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with (base / "log").open("w") as log:
+        head = subprocess.Popen(
+            command,
+            env=make_environment(**{processes.RUN_ID_VARIABLE: mark}),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         file = ray_head.address_file(base)
-        wait_until(lambda: file.is_file() and bool(file.read_text().strip()), "the foreign cluster did not start")
+        wait_until(lambda: head.poll() is not None or file.is_file() and bool(file.read_text().strip()), "no cluster")
+        assert head.poll() is None, (base / "log").read_text()
         cluster = Cluster(file.read_text().strip(), head, set())
         assert probe(cluster.address) == 0
         # What ray start has begun for good: gcs_server, raylet, monitor and so on, not idle workers.
