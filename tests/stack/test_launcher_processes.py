@@ -79,7 +79,7 @@ def foreign_cluster() -> Iterator[Cluster]:
         )
     try:
         file = ray_head.address_file(base)
-        wait_until(lambda: head.poll() is not None or file.is_file() and bool(file.read_text().strip()), "no cluster")
+        wait_until(lambda: head.poll() is not None or (file.is_file() and bool(file.read_text().strip())), "no cluster")
         assert head.poll() is None, (base / "log").read_text()
         cluster = Cluster(file.read_text().strip(), head, set())
         assert probe(cluster.address) == 0
