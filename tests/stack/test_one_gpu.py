@@ -1,4 +1,7 @@
-"""The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints."""
+"""The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints.
+
+The experts have adapters, too.
+"""
 
 import json
 import shutil
@@ -20,6 +23,7 @@ EVALUATED = 24
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
     "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
+    "TARGET_MODULES": "q_proj k_proj v_proj o_proj experts",
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 
