@@ -21,9 +21,9 @@ from tests import forked
 from tests.scripts.conftest import OF_EXPERTS, save_adapter
 
 from . import rounding
-from .rounding import Rounding, distributions, most_apart, reference_model, simulate
-from .runs import ROOT, lines
-from .served import log_probs, page_commands, serving
+from .rounding import Rounding, bound_differences, compute_distributions, load_reference_model, simulate
+from .runs import ROOT, read_lines
+from .served import read_log_probs, read_page_commands, serve_command
 
 PROBLEMS = 16
 SAMPLING = ["--n", 4, "--k", 1, 4]
@@ -43,21 +43,21 @@ def adapter(tiny_model, tmp_path_factory) -> Path:
     return save_adapter(tiny_model / "mxfp4", tmp_path_factory.mktemp("adapter"), r=16, lora_alpha=32)
 
 
-def command(model: Path, data: Path, out: Path, *options: object) -> list[str]:
+def make_command(model: Path, data: Path, out: Path, *options: object) -> list[str]:
     words = [sys.executable, "-m", "eval.evaluate", "--model", model, "--data", data, "--out", out]
     return list(map(str, [*words, "--max-tokens", 40, *options]))
 
 
 def evaluate(*arguments: object, run=forked.run) -> tuple[list[dict], str]:
     """Run an evaluation to its end; return its samples, and what it printed."""
-    words = command(*arguments)
+    words = make_command(*arguments)
     done = run(words, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
-    return lines(Path(words[words.index("--out") + 1]) / "samples.jsonl"), done.stdout
+    return read_lines(Path(words[words.index("--out") + 1]) / "samples.jsonl"), done.stdout
 
 
 @pytest.fixture(scope="module")
-def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]:
+def greedy_samples(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]:
     """The most likely response to each problem, of the base and of the model with the adapter."""
     out = tmp_path_factory.mktemp("greedy")
     options = ["--n", 1, "--temperature", 0]
@@ -69,12 +69,12 @@ def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]
 @pytest.fixture(scope="module")
 def reference(tiny_model, adapter) -> torch.nn.Module:
     """transformers and PEFT in float32."""
-    return reference_model(tiny_model / "mxfp4", adapter)
+    return load_reference_model(tiny_model / "mxfp4", adapter)
 
 
-def chosen_tokens(tokenizer, data: Path, samples: list[dict]) -> list[tuple[list[int], list[int]]]:
+def read_chosen_tokens(tokenizer, data: Path, samples: list[dict]) -> list[tuple[list[int], list[int]]]:
     """Return prompt and response of each sample whose tokens its text tells."""
-    prompts = {row["id"]: row["prompt"] for row in lines(data)}
+    prompts = {row["id"]: row["prompt"] for row in read_lines(data)}
     chosen = []
     for sample in samples:
         chat = [{"role": "user", "content": prompts[sample["id"]]}]
@@ -88,34 +88,34 @@ def chosen_tokens(tokenizer, data: Path, samples: list[dict]) -> list[tuple[list
 
 def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
     """Whether each token is the likeliest of `model`, or so near to it that a pass in bf16 may take it instead."""
-    chosen = chosen_tokens(tokenizer, data, samples)
+    chosen = read_chosen_tokens(tokenizer, data, samples)
     texts = [prompt + response for prompt, response in chosen]
 
-    def responses() -> list[torch.Tensor]:
+    def compute_response_log_probs() -> list[torch.Tensor]:
         """The log-probs at each token of the responses, `[tokens, rows]`."""
-        pairs = zip(distributions(model, texts), chosen, strict=True)
+        pairs = zip(compute_distributions(model, texts), chosen, strict=True)
         return [values[len(prompt) - 1 : -1] for values, (prompt, _) in pairs]
 
-    likeliest = [values.argmax(-1) for values in responses()]
+    likeliest = [values.argmax(-1) for values in compute_response_log_probs()]
 
-    def below_the_likeliest() -> torch.Tensor:
+    def compute_gaps() -> torch.Tensor:
         """By how much each token of the responses is less likely, `[tokens]`."""
         gaps = []
-        for values, (_, response), best in zip(responses(), chosen, likeliest, strict=True):
+        for values, (_, response), best in zip(compute_response_log_probs(), chosen, likeliest, strict=True):
             positions = torch.arange(len(response))
             gaps.append(values[positions, best] - values[positions, response])
         return torch.cat(gaps)
 
-    return bool((below_the_likeliest() <= most_apart(simulate(model, below_the_likeliest))).all())
+    return bool((compute_gaps() <= bound_differences(simulate(model, compute_gaps))).all())
 
 
 @pytest.mark.timeout(900)
-def test_engine_agrees_with_transformers_and_peft(greedy, reference, tiny_model, data):
+def test_engine_agrees_with_transformers_and_peft(greedy_samples, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
-    assert is_greedy(reference, tokenizer, data, greedy["adapter"])
+    assert is_greedy(reference, tokenizer, data, greedy_samples["adapter"])
     with reference.disable_adapter():
-        assert is_greedy(reference, tokenizer, data, greedy["base"])
-        assert not is_greedy(reference, tokenizer, data, greedy["adapter"]), "the adapter changes nothing"
+        assert is_greedy(reference, tokenizer, data, greedy_samples["base"])
+        assert not is_greedy(reference, tokenizer, data, greedy_samples["adapter"]), "the adapter changes nothing"
 
 
 @pytest.mark.timeout(900)
@@ -124,7 +124,7 @@ def test_the_engine_applies_an_adapter_of_experts_as_peft_does(tiny_model, data,
     of_experts = save_adapter(tiny_model / "mxfp4", tmp_path / "adapter", **ranks)
     options = ["--n", 1, "--temperature", 0, "--adapter", of_experts]
     samples, _ = evaluate(tiny_model / "bf16", data, tmp_path / "out", *options)
-    reference = reference_model(tiny_model / "mxfp4", of_experts)
+    reference = load_reference_model(tiny_model / "mxfp4", of_experts)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     assert is_greedy(reference, tokenizer, data, samples)
     with reference.disable_adapter():
@@ -132,19 +132,19 @@ def test_the_engine_applies_an_adapter_of_experts_as_peft_does(tiny_model, data,
 
 
 @pytest.mark.timeout(900)
-def test_the_pages_servers_agree_with_peft(greedy, reference, tiny_model, data, adapter, tmp_path):
+def test_the_pages_servers_agree_with_peft(greedy_samples, reference, tiny_model, data, adapter, tmp_path):
     """The adapter beside its base, and the merged model."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
-    texts = [prompt + response for prompt, response in chosen_tokens(tokenizer, data, greedy["adapter"])]
+    texts = [prompt + response for prompt, response in read_chosen_tokens(tokenizer, data, greedy_samples["adapter"])]
     export_model(tiny_model / "mxfp4", adapter, tmp_path / "merged", experts="bf16")
-    beside, alone = page_commands()
+    beside, alone = read_page_commands()
     paths = {"openai/gpt-oss-120b": tiny_model / "bf16", "runs/NAME/final": adapter}
-    with TemporaryDirectory() as folder, serving(beside, paths, Path(folder)) as server:
-        base, mine = (log_probs(server, name, texts) for name in (str(tiny_model / "bf16"), "mine"))
-    with TemporaryDirectory() as folder, serving(alone, {"merged": tmp_path / "merged"}, Path(folder)) as server:
-        merged = log_probs(server, str(tmp_path / "merged"), texts)
-    exact = torch.cat(rounding.log_probs(reference, texts))
-    apart = Rounding.simulated(reference, texts)
+    with TemporaryDirectory() as folder, serve_command(beside, paths, Path(folder)) as server:
+        base, mine = (read_log_probs(server, name, texts) for name in (str(tiny_model / "bf16"), "mine"))
+    with TemporaryDirectory() as folder, serve_command(alone, {"merged": tmp_path / "merged"}, Path(folder)) as server:
+        merged = read_log_probs(server, str(tmp_path / "merged"), texts)
+    exact = torch.cat(rounding.compute_log_probs(reference, texts))
+    apart = Rounding.simulate(reference, texts)
     assert apart.covers(exact, mine) and apart.covers(exact, merged) and apart.covers(mine, merged)
     assert not apart.covers(mine, base), "the adapter changes nothing"
 
@@ -164,7 +164,7 @@ class Environment(environment.Environment):
 
 
 @pytest.mark.timeout(900)
-def test_conversations_are_sampled_on_tokens(greedy, tiny_model, data, tmp_path):
+def test_conversations_are_sampled_on_tokens(greedy_samples, tiny_model, data, tmp_path):
     file = tmp_path / "guessing.py"
     file.write_text(GUESSING)
     options = ["--n", 1, "--temperature", 0, "--environment", file, "--max-model-len", 400]
@@ -176,7 +176,7 @@ def test_conversations_are_sampled_on_tokens(greedy, tiny_model, data, tmp_path)
         assert (row["ending"], row["turns"]) == ("done", 2)
         assert row["messages"][2]["content"] == row["messages"][0]["content"]
     said = [row["messages"][1]["content"] for row in sorted(rows, key=lambda row: row["id"])]
-    alone = [row["response"] for row in sorted(greedy["base"], key=lambda row: row["id"])]
+    alone = [row["response"] for row in sorted(greedy_samples["base"], key=lambda row: row["id"])]
     # In other batches bf16 rounds otherwise, so a few may differ.
     equal = sum(bool(turn) and turn in response for turn, response in zip(said, alone, strict=True))
     assert equal >= 0.75 * PROBLEMS, (said, alone)
@@ -189,19 +189,19 @@ def is_running(process: int) -> bool:
         return False
 
 
-def children(process: int) -> list[int]:
+def list_children(process: int) -> list[int]:
     listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [grandchild for child in map(int, listed) for grandchild in (child, *children(child))]
+    return [grandchild for child in map(int, listed) for grandchild in (child, *list_children(child))]
 
 
 @pytest.fixture(scope="module")
-def sampled(tiny_model, data, adapter, tmp_path_factory) -> tuple[Path, list[dict]]:
+def sampled_evaluation(tiny_model, data, adapter, tmp_path_factory) -> tuple[Path, list[dict]]:
     """Four samples a problem of the model with the adapter: the folder, and the samples."""
     out = tmp_path_factory.mktemp("sampled") / "whole"
     return out, evaluate(tiny_model / "bf16", data, out, *SAMPLING, "--adapter", adapter)[0]
 
 
-def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
+def pair_samples(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
     """Pair the samples of two evaluations."""
     by_key = [{(row["id"], row["sample"]): row for row in rows} for rows in (wholes, others)]
     assert by_key[0].keys() == by_key[1].keys() and len(others) == len(by_key[1]) == 4 * PROBLEMS
@@ -209,13 +209,15 @@ def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
 
 
 @pytest.mark.timeout(900)
-def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_model, data, adapter, tmp_path):
-    whole, expected = sampled
+def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(
+    sampled_evaluation, tiny_model, data, adapter, tmp_path
+):
+    whole, expected = sampled_evaluation
     budgets = ["--thinking-budget", THINKING, "--answer-budget", 10]
     rows, printed = evaluate(tiny_model / "bf16", data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     equal = {0.0: [], 1.0: []}
-    for plain, sample in same(expected, rows):
+    for plain, sample in pair_samples(expected, rows):
         assert plain["seed"] == sample["seed"]
         assert sample["thinking_length"] <= THINKING
         assert sample["response_length"] - sample["thinking_length"] <= 10, "what was forced is counted"
@@ -238,17 +240,19 @@ def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_
 
 
 @pytest.mark.timeout(900)
-def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(sampled, tiny_model, data, adapter, tmp_path):
-    (whole, expected), cut = sampled, tmp_path / "cut"
+def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(
+    sampled_evaluation, tiny_model, data, adapter, tmp_path
+):
+    (whole, expected), cut = sampled_evaluation, tmp_path / "cut"
     options = [*SAMPLING, "--adapter", adapter]
-    words = command(tiny_model / "bf16", data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
+    words = make_command(tiny_model / "bf16", data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         started = time.monotonic()
         while not (cut / "samples.jsonl").exists() or (cut / "samples.jsonl").read_bytes().count(b"\n") < 10:
             assert process.poll() is None and time.monotonic() - started < 400
             time.sleep(0.01)
-        others = children(process.pid)
+        others = list_children(process.pid)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -261,7 +265,7 @@ def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(sampled, ti
     assert (cut / "samples.jsonl").read_bytes().startswith(before)
     assert f"{PROBLEMS:8}" in printed and "pass@4" in printed
     assert not any(map(is_running, others))
-    pairs = same(expected, rows)
+    pairs = pair_samples(expected, rows)
     assert len({row["seed"] for row in rows}) == 4 * PROBLEMS
     assert all(a["seed"] == b["seed"] for a, b in pairs)
     # Batched otherwise: a near tie may round to another token.

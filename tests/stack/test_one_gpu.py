@@ -12,11 +12,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.tiny_model import tools
-from tests.soak.proof import differences, same_tensors
+from tests.soak.proof import find_differences, has_same_tensors
 
-from .recorded import Agreement, Sample, of_the_next_token, read_samples
-from .rounding import reference_model
-from .runs import ROOT, kill, lines, train
+from .recorded import Agreement, Sample, read_samples, shift_by_one_token
+from .rounding import load_reference_model
+from .runs import ROOT, kill, read_lines, train
 
 SAVED, LAST, STEPS = 1, 2, 3
 EVALUATED = 24
@@ -57,7 +57,7 @@ def parts(tmp_path_factory) -> Parts:
 
 @pytest.mark.timeout(900)
 def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
-    gates = [*lines(parts.before / "parity.jsonl"), *lines(parts.after / "parity.jsonl")]
+    gates = [*read_lines(parts.before / "parity.jsonl"), *read_lines(parts.after / "parity.jsonl")]
     assert {gate["has_adapter"] for gate in gates} == {False, True}
     assert not [problem for gate in gates for problem in gate["problems"]]
 
@@ -70,7 +70,7 @@ def test_engine_and_actor_hold_one_copy_of_the_base(parts):
 
 @pytest.mark.timeout(900)
 def test_rollouts_use_the_tool_and_train(parts):
-    steps = lines(parts.after / "metrics.jsonl")
+    steps = read_lines(parts.after / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
         assert step["token_mismatch"] == step["dropped_values"] == 0 and step["grad_norm"] > 0
@@ -80,11 +80,13 @@ def test_rollouts_use_the_tool_and_train(parts):
 @pytest.mark.timeout(900)
 def test_samples_of_several_turns_have_the_engines_log_probs(parts):
     model = ROOT / ".cache" / "tiny-model" / "python" / "bf16"
-    samples = read_samples(lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[:16]
+    samples = read_samples(read_lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[
+        :16
+    ]
     assert any(map(has_several_turns, samples))
-    agreement = Agreement.of(samples, reference_model(model))
+    agreement = Agreement.measure(samples, load_reference_model(model))
     assert agreement.holds()
-    assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
+    assert agreement.notices(shift_by_one_token(agreement.exact)), "the comparison proves nothing"
 
 
 def has_several_turns(sample: Sample) -> bool:
@@ -95,10 +97,10 @@ def has_several_turns(sample: Sample) -> bool:
 @pytest.mark.timeout(900)
 def test_a_killed_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(parts):
     """Of the steps that both made: an undisturbed run first, and then the resumed one."""
-    before, after = (lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
-    assert len(before) >= LAST and differences(before[:LAST], after[:LAST]) == []
-    before, after = (lines(run / "eval.jsonl") for run in (parts.before, parts.after))
+    before, after = (read_lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
+    assert len(before) >= LAST and find_differences(before[:LAST], after[:LAST]) == []
+    before, after = (read_lines(run / "eval.jsonl") for run in (parts.before, parts.after))
     assert [row["step"] for row in after] == [0, SAVED, LAST, STEPS]
-    assert differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
+    assert find_differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
     folders = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (parts.before, parts.after)]
-    assert same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))
+    assert has_same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))
