@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports"
     )
-    command_line.add_argument("--adapter", type=Path, help="a LoRA adapter of the attention, in PEFT format")
+    command_line.add_argument("--adapter", type=Path, help="a LoRA adapter of attention or experts, in PEFT format")
     command_line.add_argument(
         "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.model.architecture import Architecture
-from grpo.model.footprint import Cache
+from grpo.model.footprint import Cache, count_expert_adapter
 from grpo.model.released import RELEASED
 
 LARGE = RELEASED["openai/gpt-oss-120b"]
@@ -20,6 +20,11 @@ ALL_REDUCE = 8e-6  # assumed: seconds of one between GPUs of a node; a layer has
 _EXPERTS = 0.51e-3  # measured without a GPU: 0.44 to 0.58 ms of Python for the routing and two products of experts
 _ATTENTION = 0.25e-3  # assumed: norms, projections, and attention
 _SIDE_PATH = 4 * 10e-6  # assumed: 10 us for each launch of the adapter's side path
+# Operations of a layer in grpo.lora.expert_side_path, besides its products with frozen weights. vLLM's routing, whose
+# place they take, still counts in _EXPERTS.
+_EXPERT_STEPS = 36
+_EXPERT_LAUNCHES = _EXPERT_STEPS * 10e-6  # assumed, as above
+_EXPERT_KERNELS = _EXPERT_STEPS * 3e-6  # assumed: seconds of a GPU for a small kernel in a CUDA graph
 _LAUNCH = 20e-6  # assumed: for an all-reduce
 # Seconds between passes. With one GPU vLLM schedules the next pass during this one.
 _SCHEDULING = 1.6e-3  # published: what asynchronous scheduling saves
@@ -40,12 +45,14 @@ class Engine:
         width: its GPUs.
         eager: whether it works without CUDA graphs.
         factors: of measured passes to calculated ones, by the number of sequences, eager and not; {} without any.
+        expert_rank: of the adapters of experts; 0 if they have none.
     """
 
     model: Architecture
     width: int
     eager: bool
     factors: Factors
+    expert_rank: int = 0
 
     @property
     def unsure(self) -> tuple[float, float]:
@@ -57,7 +64,8 @@ class Engine:
         """Say where the figures are from."""
         if not self.factors.get(self.eager):
             return "calculated, see docs/gpu.md"
-        return "measured on this machine" + (", with 1 GPU" if self.width > 1 else "")
+        more = ", with 1 GPU" if self.width > 1 else ""
+        return "measured on this machine" + more + (", adapters of experts calculated" if self.expert_rank else "")
 
     def seconds(self, sequences: int, at_once: int, prompt: int, response: int) -> float:
         """Return the seconds for this many rollouts of this many tokens. The cache holds ``at_once`` whole ones."""
@@ -88,13 +96,17 @@ class Engine:
         experts = sum(size for name, size in sizes.items() if ".experts." in name)
         others = sum(sizes.values()) - experts - sizes["model.embed_tokens.weight"]
         chosen = 1 - (1 - model.experts_per_token / model.experts) ** sequences
-        read = (chosen * experts + others) / self.width + sequences * Cache(model, self.width).bytes(tokens)
+        adapter = model.layers * count_expert_adapter(model, self.expert_rank, self.width)
+        read = chosen * (experts / self.width + adapter) + others / self.width
+        read += sequences * Cache(model, self.width).bytes(tokens)
         reduces = 2 * ALL_REDUCE if self.width > 1 else 0.0
-        return model.layers * (_LAYER + reduces) + read / _READ
+        of_adapter = _EXPERT_KERNELS if self.expert_rank else 0.0
+        return model.layers * (_LAYER + of_adapter + reduces) + read / _READ
 
     def _launches(self) -> float:
         reduces = 2 * _LAUNCH if self.width > 1 else 0.0
-        return self.model.layers * (_EXPERTS + _ATTENTION + _SIDE_PATH + reduces)
+        of_adapter = _EXPERT_LAUNCHES if self.expert_rank else 0.0
+        return self.model.layers * (_EXPERTS + _ATTENTION + _SIDE_PATH + of_adapter + reduces)
 
     def _factor(self, sequences: int) -> float:
         """Return the factor between those of the nearest numbers of sequences that were measured."""

@@ -18,7 +18,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
-from grpo.model.footprint import IN_FLIGHT, Actor, Cache
+from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_expert_adapter
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
@@ -182,10 +182,8 @@ def _side_path(args: Namespace, architecture: Architecture) -> int:
     workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
     of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
     widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
-    of_expert = 2 * hidden + 3 * architecture.intermediate // workers
-    padded = 8 * math.ceil(architecture.find_expert_rank(args) / 8)  # grpo.lora.expert_side_path
-    of_experts = architecture.experts * padded * of_expert
-    return 2 * architecture.layers * (args.lora_rank * widths + of_experts)
+    of_experts = count_expert_adapter(architecture, architecture.find_expert_rank(args), workers)
+    return architecture.layers * (2 * args.lora_rank * widths + of_experts)
 
 
 def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:

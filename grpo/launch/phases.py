@@ -155,7 +155,8 @@ def sampling(config: Config, model: Architecture, rates: Rates) -> Phase:
 def _decode(config: Config, model: Architecture, rates: Rates, responses: int) -> tuple[Engine, float]:
     """Return an engine, and the seconds for this many of the longest responses on all engines."""
     args, need = config.args, gpu_memory.needs(config)
-    engine = Engine(model, args.vllm_tensor_parallel_size, args.enforce_eager, rates.decoding)
+    width, rank = args.vllm_tensor_parallel_size, model.find_expert_rank(args)
+    engine = Engine(model, width, args.enforce_eager, rates.decoding, rank)
     count, at_once = math.ceil(responses / args.vllm_num_engines), need.at_once if need else decoding.MOST_AT_ONCE
     return engine, engine.seconds(count, at_once, args.prompt_max_len, args.generate_max_len)
 

@@ -1,4 +1,4 @@
-"""The memory of the actor on its GPU, by part, and of an engine's cache, from a model's shapes. Works without torch.
+"""The memory of the actor on its GPU, by part, and some of an engine's, from a model's shapes. Works without torch.
 
 Resident parts follow from shapes alone. What a pass needs is linear in its tokens. Two counts of it, named below, were
 read off measurements on an H100; docs/boxes.md compares the formula with those.
@@ -20,6 +20,7 @@ _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
 WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
 _BLOCK = 16  # tokens of a block of vLLM's cache
+_RANKS = 8  # an engine pads the ranks of experts' adapters to a multiple: grpo.lora.expert_side_path
 # Tokens that vLLM 0.29 computes at once: two batches of `max_num_batched_tokens`, which engines leave at its default.
 # vLLM 0.15 has one batch, so that the plan's cache is up to 75 MB too large there.
 IN_FLIGHT = 2 * 2_048
@@ -131,6 +132,12 @@ class Actor:
     def _scores(self, tokens: int) -> int:
         """Return the bytes of a chunk's logits and of their gradient."""
         return min(tokens, SCORED_TOKENS) * self.architecture.vocabulary * 2 * _BF16
+
+
+def count_expert_adapter(architecture: Architecture, rank: int, workers: int) -> int:
+    """Return the bytes of a layer's adapters of experts in one of an engine's workers, which cut the inner width."""
+    widths = 2 * architecture.hidden + 3 * architecture.intermediate // workers
+    return _BF16 * architecture.experts * _RANKS * math.ceil(rank / _RANKS) * widths
 
 
 @dataclass(frozen=True)

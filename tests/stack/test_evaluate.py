@@ -18,7 +18,7 @@ from data.prepare import Options, Source, prepare
 from eval import compare
 from scripts.export_model import export_model
 from tests import forked
-from tests.scripts.conftest import save_adapter
+from tests.scripts.conftest import OF_EXPERTS, save_adapter
 
 from . import rounding
 from .rounding import Rounding, bound_differences, compute_distributions, load_reference_model, simulate
@@ -116,6 +116,19 @@ def test_engine_agrees_with_transformers_and_peft(greedy_samples, reference, tin
     with reference.disable_adapter():
         assert is_greedy(reference, tokenizer, data, greedy_samples["base"])
         assert not is_greedy(reference, tokenizer, data, greedy_samples["adapter"]), "the adapter changes nothing"
+
+
+@pytest.mark.timeout(900)
+def test_the_engine_applies_an_adapter_of_experts_as_peft_does(tiny_model, data, tmp_path):
+    ranks = {"r": 16, "lora_alpha": 32, "target_modules": [], "target_parameters": OF_EXPERTS["target_parameters"]}
+    of_experts = save_adapter(tiny_model / "mxfp4", tmp_path / "adapter", **ranks)
+    options = ["--n", 1, "--temperature", 0, "--adapter", of_experts]
+    samples, _ = evaluate(tiny_model / "bf16", data, tmp_path / "out", *options)
+    reference = load_reference_model(tiny_model / "mxfp4", of_experts)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
+    assert is_greedy(reference, tokenizer, data, samples)
+    with reference.disable_adapter():
+        assert not is_greedy(reference, tokenizer, data, samples), "the adapter changes nothing"
 
 
 @pytest.mark.timeout(900)

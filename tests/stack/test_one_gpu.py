@@ -31,6 +31,7 @@ SETTINGS = {
     "TRAIN_DATA": str(TOOL_MODEL / "data" / "train.jsonl"), "PROMPT_MAX_LEN": "240", "TURN_LIMIT": "3",
     "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "16", "LOSS_AGGREGATION": "sequence_mean",
     "SAVE_STEPS": str(SAVED), "EVAL_STEPS": "1", "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
+    "TARGET_MODULES": "q_proj k_proj v_proj o_proj experts",
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 # Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that

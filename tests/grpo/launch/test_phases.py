@@ -203,6 +203,28 @@ def test_measured_passes_replace_calculated_ones(setting, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_adapters_of_experts_lengthen_a_pass_by_their_steps_and_by_what_the_gpu_reads(eager: bool) -> None:
+    plain, adapted, doubled = (Engine(LARGE, 1, eager, {}, rank) for rank in (0, 16, 32))
+    assert adapted.time_pass(16, 568) > 1.1 * plain.time_pass(16, 568)
+    weights = 2 * LARGE.layers * LARGE.experts * 16 * 5 * 2880  # A and B of gate_up and down, 16 ranks of bf16
+    every, few = (doubled.time_gpu(count, 568) - adapted.time_gpu(count, 568) for count in (10_000, 1))
+    assert every == pytest.approx(weights / 1.67e12) and few == pytest.approx(every * 4 / 128)
+    halved = [Engine(LARGE, 2, eager, {}, rank).time_gpu(10_000, 568) for rank in (16, 32)]
+    assert (halved[1] - halved[0]) / every == pytest.approx(3.5 / 5), "a worker has half of what is as wide as inside"
+
+
+def test_sampling_counts_adapters_of_experts_that_passes_were_measured_without(setting, tmp_path: Path) -> None:
+    numbers = {"decode_s": {"eager": {"1": 0.050}}, "model": "gpt-oss-120b"}
+    rates = Rates.from_report(write_report(tmp_path, {"name": "engine speed", "numbers": numbers}))
+    changes = {"target_modules": ["q_proj", "experts"], "enforce_eager": True}
+    plain, adapted = (
+        compute_phases(make_config(setting, **flags), rates)["sampling"] for flags in ({"enforce_eager": True}, changes)
+    )
+    assert adapted.seconds > 1.1 * plain.seconds and adapted.source.endswith("adapters of experts calculated")
+    assert "experts" not in plain.source
+
+
 @pytest.mark.parametrize(("sequences", "ms"), [(4, 3.72), (8, 4.05), (16, 4.83), (32, 5.82), (64, 7.36)])
 def test_published_passes_with_graphs_on_8_gpus(sequences: int, ms: float) -> None:
     """InferenceX, issue 828, 1,024 + 1,024 tokens: the two constants are fitted to the first and the last."""
