@@ -215,6 +215,16 @@ def test_an_engine_that_was_killed_is_replaced(checkpoint, small_checkpoint, tmp
     other.kill()
 
 
+def test_memory_that_the_actor_still_holds_is_noticed(checkpoint, owner):
+    """Else the engine that was started again would find no room for its base."""
+    base = MappedBase(owner.description)
+    kept = load(checkpoint, base).lm_head.weight[:1]
+    with pytest.raises(BaseError, match="still refers"):
+        base.drop()
+    del kept
+    assert not read_mapping("self")
+
+
 def test_an_actor_that_was_killed_leaves_the_base(checkpoint, owner):
     child = os.fork()
     if not child:
