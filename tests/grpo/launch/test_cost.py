@@ -110,7 +110,7 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     shared |= {"attn_implementation": "sinks", "vllm_num_engines": 4}
     config = config_of(setting, gpu_gb=80, **one | shared)
     text = text_of(fitting.choose_engine_share(config))
-    assert "ENFORCE_EAGER=0 would take" in text and "ENGINE_TP=" not in text
+    assert "ENFORCE_EAGER=0 would take" in text and "would sample in" not in text
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
