@@ -88,7 +88,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch):
 
     def run(at_length) -> Passed:
         monkeypatch.setattr(actor, "build", lambda shape, device: None)
-        monkeypatch.setattr(actor, "measure_at_length", lambda engine, shape, tokens, device: at_length(tokens))
+        monkeypatch.setattr(actor, "measure_at_length", lambda engine, shape, tokens: at_length(tokens))
         return actor.measure_lengths(0, "tiny", Architecture(**TINY), (64, 128, 256))
 
     return run
