@@ -21,6 +21,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from grpo.model.model_reader import CheckpointReader
+
 _ALIGNED = 64  # bytes, as the allocators of PyTorch align at least
 _PIECE = 1 << 22  # words of a tensor that are summed at a time
 
@@ -232,6 +234,20 @@ class MappedBase:
             raise BaseError(f"the engine does not hold {name} as the actor computes it: they load different models")
         self._buffers[name] = owner, leaf
         self._place(name)
+
+    def compare(self, reader: CheckpointReader) -> None:
+        """Compare all bytes with the model's files, as an actor with a base of its own reads them.
+
+        Raises:
+            BaseError: if they differ.
+        """
+        for name, (owner, leaf) in self._buffers.items():
+            held = getattr(owner, leaf)
+            for number, part in enumerate(held.reshape(-1).split(_PIECE)):
+                expected = torch.empty_like(part)
+                reader.fill(name, held.shape, number * _PIECE, expected)
+                if not torch.equal(part.view(torch.uint8), expected.view(torch.uint8)):
+                    raise BaseError(f"the engine holds other values of {name} than the model's files")
 
     def drop(self) -> None:
         """Let go of the memory, whose owner has ended. Until :meth:`replace` the model cannot compute.

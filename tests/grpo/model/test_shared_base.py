@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,20 @@ def test_memory_that_is_still_mapped_for_writing_is_not_sealed():
 
 def test_a_model_on_the_engines_base_computes_the_same(checkpoint, owner):
     assert torch.equal(logits(load(checkpoint, MappedBase(owner.description))), logits(load(checkpoint)))
+
+
+@pytest.mark.parametrize(
+    "name", ["self_attn.k_proj.weight", "mlp.experts.down_proj_scales", "mlp.experts.down_proj_bias"]
+)
+def test_an_engine_with_other_weights_of_the_same_shapes_is_refused(name, checkpoint, owner, tmp_path):
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    name = f"model.layers.1.{name}"
+    stored = model_files.read(other).tensors[name]
+    content = bytearray(stored.file.read_bytes())
+    content[stored.stop - 1] ^= 1
+    stored.file.write_bytes(content)
+    with pytest.raises(BaseError, match=f"other values of {name}"):
+        load(other, MappedBase(owner.description))
 
 
 def read_mapping(process: int | str) -> list[dict[str, int]]:
