@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo.launch import gpu_limits, gpu_memory, splits
+from grpo.launch import fitting, gpu_limits, gpu_memory, splits
 from grpo.launch.config import Config
 from grpo.launch.decoding import ALL_REDUCE, RAY
 from grpo.launch.host_memory import is_for_gpus
@@ -89,6 +89,9 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
         yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(_switch_pipeline(config))}: {how}"
+    elif not args.vllm_enable_sleep:
+        asleep = fitting.leave_to_engine(config.assume_flags(vllm_enable_sleep=True))
+        yield f"{_INDENT}-- --vllm_enable_sleep would take {seconds(asleep)}: the cache has the actor's memory, too"
     eager = config.assume_flags(enforce_eager=not args.enforce_eager)
     yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(eager)}"
 

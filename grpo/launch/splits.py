@@ -62,8 +62,7 @@ def _pair(config: Config) -> Config:
         actor_num_gpus_per_node=config.gpus,
     )
     _fit_batches(changed)
-    need = gpu_memory.needs(changed)
-    return changed.assume_flags(vllm_gpu_memory_utilization=need.share_left) if need else changed
+    return fitting.leave_to_engine(changed)
 
 
 def _separate(config: Config) -> Config:
