@@ -48,27 +48,35 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
 
 
 @dataclass
-class Terminated:
-    """A run that gets SIGTERM, and in the end what it printed."""
+class Run:
+    """A run under way, and in the end what it printed."""
 
     launcher: subprocess.Popen
     output: str = ""
 
 
 @contextlib.contextmanager
-def terminating(*options: object, **variables: str) -> Iterator[Terminated]:
-    """Start a run, and send its launcher SIGTERM at the end of the context."""
+def running(*options: object, code: int = 0, signum: int = 0, **variables: str) -> Iterator[Run]:
+    """Start a run, send its launcher a signal (0: none) at the end of the context, and wait for its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    launcher = subprocess.Popen(**_call(options, variables), **pipes)
-    run = Terminated(launcher)
+    run = Run(subprocess.Popen(**_call(options, variables), **pipes))
     try:
         yield run
-        launcher.send_signal(signal.SIGTERM)
-        run.output, _ = launcher.communicate(timeout=LIMIT)
+        run.launcher.send_signal(signum)
+        run.output, _ = run.launcher.communicate(timeout=LIMIT)
     finally:
-        launcher.kill()
-        launcher.wait()
-    assert launcher.returncode == 128 + signal.SIGTERM, run.output[-5000:]
+        run.launcher.kill()
+        run.launcher.wait()
+    assert run.launcher.returncode == code, run.output[-5000:]
+
+
+def phase_of(run_dir: Path) -> tuple[str, int] | None:
+    """The phase that a run is in, and its step."""
+    try:
+        phase = json.loads((run_dir / "logs" / "phase.json").read_text())
+    except FileNotFoundError:
+        return None
+    return phase["phase"], phase["step"]
 
 
 def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:

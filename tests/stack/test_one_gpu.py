@@ -1,19 +1,22 @@
 """The box of one GPU: engine and actor share it, in an environment with tools, with evaluations and checkpoints."""
 
+import contextlib
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
 from scripts.tiny_model import tools
+from tests.soak.faults import find
 from tests.soak.proof import differences, same_tensors
 
 from .recorded import Agreement, Sample, of_the_next_token, read_samples
 from .rounding import reference_model
-from .runs import ROOT, kill, lines, train
+from .runs import ROOT, kill, lines, phase_of, processes_of, running, wait_for
 
 SAVED, LAST, STEPS = 1, 2, 3
 EVALUATED = 24
@@ -26,10 +29,18 @@ SETTINGS = {
 
 @dataclass
 class Parts:
-    """A run that was killed in step 3 and continued after step 1, and a copy of what the kill left."""
+    """A run that was killed in step 3 and continued after step 1, and a copy of what the kill left.
+
+    In step 2 of the continued part its engine is killed while it samples, and in step 3 the engine's core while the
+    actor trains.
+
+    Attributes:
+        held: the bases that processes held then, before the first kill and after each step: inodes by process.
+    """
 
     before: Path
     after: Path
+    held: list[dict[int, list[str]]]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +57,35 @@ def parts(tmp_path_factory) -> Parts:
 
     kill(run, is_evaluated, *box, "--run-dir", run, **settings)
     shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
-    output = train(*box, "--resume", run, "--from-step", SAVED, **settings)
-    assert "starting Ray (1 stand-in for GPUs" in output and f"continuing after step {SAVED}" in output
-    return Parts(folder / "before", run)
+    with running(*box, "--resume", run, "--from-step", SAVED, **settings) as resumed:
+        wait_for(lambda: phase_of(run) == ("generate", LAST), resumed.launcher)
+        held = [held_bases(run)]
+        kill_role("an engine", run)
+        wait_for(lambda: phase_of(run) == ("generate", STEPS), resumed.launcher)
+        held.append(held_bases(run))
+        wait_for(lambda: phase_of(run) == ("train", STEPS), resumed.launcher)
+        kill_role("the core of an engine", run)
+        wait_for(lambda: len(lines(metrics)) == STEPS, resumed.launcher)
+        held.append(held_bases(run))
+    assert "starting Ray (1 stand-in for GPUs" in resumed.output
+    assert f"continuing after step {SAVED}" in resumed.output and "restarting" not in resumed.output
+    return Parts(folder / "before", run, held)
+
+
+def kill_role(role: str, run: Path) -> None:
+    process = find(role, [psutil.Process(pid) for pid in processes_of(run) if psutil.pid_exists(pid)])
+    assert process
+    process.kill()
+
+
+def held_bases(run: Path) -> dict[int, list[str]]:
+    """The inodes of the bases that the processes of a run map, once for each mapping."""
+    found = {}
+    for pid in processes_of(run):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            mappings = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found[pid] = [each.split()[4] for each in mappings if "/memfd:grpo-base" in each]
+    return {pid: inodes for pid, inodes in found.items() if inodes}
 
 
 @pytest.mark.timeout(900)
@@ -62,6 +99,17 @@ def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
 def test_engine_and_actor_hold_one_copy_of_the_base(parts):
     for run in (parts.before, parts.after):
         assert "maps the engine's base" in (run / "logs" / "driver.log").read_text()
+
+
+@pytest.mark.timeout(900)
+def test_an_engine_that_was_killed_is_replaced_with_one_copy_of_the_base(parts):
+    """It loads another base than the one that died, and the actor lets go of that one, also while it trains."""
+    assert [row["step"] for row in lines(parts.after / "logs" / "replaced.jsonl")] == [LAST, STEPS]
+    assert [row["engines_replaced"] for row in lines(parts.after / "metrics.jsonl")][SAVED:] == [1.0, 1.0]
+    for held in parts.held:
+        assert len(held) == 2 and all(len(inodes) == 1 for inodes in held.values()), "one in each of core and actor"
+    bases = [{inode for inodes in held.values() for inode in inodes} for held in parts.held]
+    assert all(len(base) == 1 for base in bases) and len(set.union(*bases)) == len(bases)
 
 
 @pytest.mark.timeout(900)

@@ -5,7 +5,6 @@ An engine that is killed while it samples is replaced, and the numbers stay the 
 The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way, and to more ranks.
 """
 
-import json
 import os
 import re
 import shutil
@@ -20,18 +19,10 @@ from safetensors import safe_open
 from scripts.export_model import export_model
 from tests.faults import assert_seen, note
 
-from .runs import lines, processes_of, terminating, train, wait_for
+from .runs import lines, phase_of, processes_of, running, train, wait_for
 
 LAST = 6  # the steps of the finished run
 SAVED, NEXT = LAST - 2, LAST - 1
-
-
-def phase_of(run_dir: Path) -> tuple:
-    try:
-        phase = json.loads((run_dir / "logs" / "phase.json").read_text())
-    except FileNotFoundError:
-        return ()
-    return phase["phase"], phase["step"]
 
 
 def kill_engine(run_dir: Path) -> None:
@@ -66,7 +57,7 @@ def resumed(finished, tmp_path_factory) -> Path:
         # The launcher takes the file back to the checkpoint first.
         return (run_dir / "resumes.jsonl").exists() and any(row["step"] == NEXT for row in lines(metrics))
 
-    with terminating(*call, "--from-step", SAVED, **settings) as run:
+    with running(*call, "--from-step", SAVED, code=128 + signal.SIGTERM, signum=signal.SIGTERM, **settings) as run:
         wait_for(lambda: phase_of(run_dir) == ("generate", NEXT), run.launcher)
         time.sleep(0.3)  # the prompts are with the engines
         kill_engine(run_dir)
