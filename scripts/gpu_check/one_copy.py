@@ -63,18 +63,16 @@ def share_model(
             numbers["decode_s"] = {str(count): engine.seconds_per_pass(count) for count in sequences}
             note(**numbers)
             base, trainer = _map_base(engine, shape, device, numbers)
-            agreement = _compare(engine, trainer.module, folder, shape, device)
-            numbers |= agreement.numbers
-            note(**numbers)
             actor.time_lengths(trainer, shape, lengths, numbers, maps=True)
             base.check()
+            agreement = _compare(engine, trainer.module, folder, shape, device)  # last: the report keeps the rest
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in numbers["decode_s"].values())
     parts = [
         f"{model}: {numbers['base_gb']:.1f} GB of base",
         f"{numbers['memory_gb']:.1f} GB in use with the engine, {numbers['shared_gb']:.1f} GB with the actor too",
         f"ms a pass at {', '.join(numbers['decode_s'])} sequences: {passes}",
     ]
-    return Passed("; ".join([*parts, actor.describe_lengths(numbers), agreement.line]), numbers)
+    return Passed("; ".join([*parts, actor.describe_lengths(numbers), agreement.line]), numbers | agreement.numbers)
 
 
 def _write_model(
