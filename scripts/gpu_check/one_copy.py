@@ -72,7 +72,9 @@ def share_model(
         f"{numbers['memory_gb']:.1f} GB in use with the engine, {numbers['shared_gb']:.1f} GB with the actor too",
         f"ms a pass at {', '.join(numbers['decode_s'])} sequences: {passes}",
     ]
-    return Passed("; ".join([*parts, actor.describe_lengths(numbers), agreement.line]), numbers | agreement.numbers)
+    return Passed(
+        "; ".join([*parts, actor.describe_lengths(numbers), agreement.line]), {**numbers, **agreement.numbers}
+    )
 
 
 def _write_model(
