@@ -23,6 +23,7 @@ EVALUATED = 24
 SETTINGS = {
     "ENVIRONMENT": "python", "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "32", "SAVE_STEPS": str(SAVED),
     "EVAL_STEPS": str(SAVED), "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
+    "MICRO_TRAIN_BATCH_SIZE": "1",  # an update that lasts until the core is killed
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 
@@ -59,12 +60,14 @@ def parts(tmp_path_factory) -> Parts:
     shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
     with running(*box, "--resume", run, "--from-step", SAVED, **settings) as resumed:
         wait_for(lambda: phase_of(run) == ("generate", LAST), resumed.launcher)
+        engine = find_process("an engine", run)
         held = [held_bases(run)]
-        kill_role("an engine", run)
+        engine.kill()
         wait_for(lambda: phase_of(run) == ("generate", STEPS), resumed.launcher)
+        core = find_process("the core of an engine", run)
         held.append(held_bases(run))
         wait_for(lambda: phase_of(run) == ("train", STEPS), resumed.launcher)
-        kill_role("the core of an engine", run)
+        core.kill()
         wait_for(lambda: len(lines(metrics)) == STEPS, resumed.launcher)
         held.append(held_bases(run))
     assert "starting Ray (1 stand-in for GPUs" in resumed.output
@@ -72,10 +75,10 @@ def parts(tmp_path_factory) -> Parts:
     return Parts(folder / "before", run, held)
 
 
-def kill_role(role: str, run: Path) -> None:
+def find_process(role: str, run: Path) -> psutil.Process:
     process = find(role, [psutil.Process(pid) for pid in processes_of(run) if psutil.pid_exists(pid)])
     assert process
-    process.kill()
+    return process
 
 
 def held_bases(run: Path) -> dict[int, list[str]]:
