@@ -18,7 +18,7 @@ LIMIT = 800  # seconds until something has gone wrong
 def train(*options: object, code: int = 0, **variables: str) -> str:
     """Run the launcher with `--tiny`, without a key for the judge, to its end and return what it printed."""
     finished = subprocess.run(
-        **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        **_make_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
     )
     assert finished.returncode == code, finished.stdout[-5000:]
     return finished.stdout
@@ -26,14 +26,14 @@ def train(*options: object, code: int = 0, **variables: str) -> str:
 
 def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variables: str) -> None:
     """Start a run, and end all its processes by SIGKILL when it has got to a place."""
-    launcher = subprocess.Popen(**_call(options, variables), stdout=subprocess.DEVNULL)
+    launcher = subprocess.Popen(**_make_call(options, variables), stdout=subprocess.DEVNULL)
     started: dict[int, str] = {}
 
     def is_there() -> bool:
         nonlocal started
         if reached():
             return True
-        started = processes_of(run_dir)  # looked up before: a step is over faster than they are found
+        started = list_processes(run_dir)  # looked up before: a step is over faster than they are found
         return False
 
     try:
@@ -44,7 +44,7 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
     finally:
         launcher.kill()
         launcher.wait()
-    wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
+    wait_for(lambda: not list_processes(run_dir) and _is_free(run_dir))
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Run:
 def running(*options: object, code: int = 0, signum: int = 0, **variables: str) -> Iterator[Run]:
     """Start a run, send its launcher a signal (0: none) at the end of the context, and wait for its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    run = Run(subprocess.Popen(**_call(options, variables), **pipes))
+    run = Run(subprocess.Popen(**_make_call(options, variables), **pipes))
     try:
         yield run
         run.launcher.send_signal(signum)
@@ -79,7 +79,7 @@ def phase_of(run_dir: Path) -> tuple[str, int] | None:
     return phase["phase"], phase["step"]
 
 
-def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
+def _make_call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
     return {
         "args": [ROOT / "train_grpo.sh", "--tiny", *map(str, options)],
         "env": {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **variables},
@@ -105,11 +105,11 @@ def _is_free(run_dir: Path) -> bool:
         return True
 
 
-def lines(path: Path) -> list[dict]:
+def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def processes_of(run_dir: Path) -> dict[int, str]:
+def list_processes(run_dir: Path) -> dict[int, str]:
     """Ids and command lines of living processes that this run started: they inherited its directory."""
     running = {}
     for process in Path("/proc").glob("[0-9]*"):

@@ -20,7 +20,7 @@ TINY = Architecture(
 SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
 
 
-def of_ladder(name: str) -> Rung:
+def find_rung(name: str) -> Rung:
     found = next(each for each in LADDER if each.name == name)
     assert found.find_lack(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
     return found
@@ -28,7 +28,7 @@ def of_ladder(name: str) -> Rung:
 
 @pytest.mark.timeout(900)
 def test_an_engine_agrees_with_the_actor(tiny_model):
-    result = rung.run_apart(of_ladder("engine"), 0)
+    result = rung.run_apart(find_rung("engine"), 0)
     assert result.verdict == rung.PASSED, result
     assert result.numbers["workers"] == 2
     assert result.numbers["difference_nat"] < 0.05 < result.numbers["without_adapter_nat"]

@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 from scripts.tiny_model import tools
 from tests.soak.faults import find
-from tests.soak.proof import differences, same_tensors
+from tests.soak.proof import find_differences, has_same_tensors
 
-from .recorded import Agreement, Sample, of_the_next_token, read_samples
-from .rounding import reference_model
-from .runs import ROOT, kill, lines, phase_of, processes_of, running, wait_for
+from .recorded import Agreement, Sample, read_samples, shift_by_one_token
+from .rounding import load_reference_model
+from .runs import ROOT, kill, list_processes, phase_of, read_lines, running, wait_for
 
 SAVED, LAST, STEPS = 1, 2, 3
 EVALUATED = 24
@@ -68,7 +68,7 @@ def parts(tmp_path_factory) -> Parts:
         held.append(held_bases(run))
         wait_for(lambda: phase_of(run) == ("train", STEPS), resumed.launcher)
         core.kill()
-        wait_for(lambda: len(lines(metrics)) == STEPS, resumed.launcher)
+        wait_for(lambda: len(read_lines(metrics)) == STEPS, resumed.launcher)
         held.append(held_bases(run))
     assert "starting Ray (1 stand-in for GPUs" in resumed.output
     assert f"continuing after step {SAVED}" in resumed.output and "restarting" not in resumed.output
@@ -76,7 +76,7 @@ def parts(tmp_path_factory) -> Parts:
 
 
 def find_process(role: str, run: Path) -> psutil.Process:
-    process = find(role, [psutil.Process(pid) for pid in processes_of(run) if psutil.pid_exists(pid)])
+    process = find(role, [psutil.Process(pid) for pid in list_processes(run) if psutil.pid_exists(pid)])
     assert process
     return process
 
@@ -84,7 +84,7 @@ def find_process(role: str, run: Path) -> psutil.Process:
 def held_bases(run: Path) -> dict[int, list[str]]:
     """The inodes of the bases that the processes of a run map, once for each mapping."""
     found = {}
-    for pid in processes_of(run):
+    for pid in list_processes(run):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             mappings = Path(f"/proc/{pid}/maps").read_text().splitlines()
             found[pid] = [each.split()[4] for each in mappings if "/memfd:grpo-base" in each]
@@ -93,7 +93,7 @@ def held_bases(run: Path) -> dict[int, list[str]]:
 
 @pytest.mark.timeout(900)
 def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
-    gates = [*lines(parts.before / "parity.jsonl"), *lines(parts.after / "parity.jsonl")]
+    gates = [*read_lines(parts.before / "parity.jsonl"), *read_lines(parts.after / "parity.jsonl")]
     assert {gate["has_adapter"] for gate in gates} == {False, True}
     assert not [problem for gate in gates for problem in gate["problems"]]
 
@@ -107,8 +107,8 @@ def test_engine_and_actor_hold_one_copy_of_the_base(parts):
 @pytest.mark.timeout(900)
 def test_an_engine_that_was_killed_is_replaced_with_one_copy_of_the_base(parts):
     """It loads another base than the one that died, and the actor lets go of that one, also while it trains."""
-    assert [row["step"] for row in lines(parts.after / "logs" / "replaced.jsonl")] == [LAST, STEPS]
-    assert [row["engines_replaced"] for row in lines(parts.after / "metrics.jsonl")][SAVED:] == [1.0, 1.0]
+    assert [row["step"] for row in read_lines(parts.after / "logs" / "replaced.jsonl")] == [LAST, STEPS]
+    assert [row["engines_replaced"] for row in read_lines(parts.after / "metrics.jsonl")][SAVED:] == [1.0, 1.0]
     for held in parts.held:
         assert len(held) == 2 and all(len(inodes) == 1 for inodes in held.values()), "one in each of core and actor"
     bases = [{inode for inodes in held.values() for inode in inodes} for held in parts.held]
@@ -117,7 +117,7 @@ def test_an_engine_that_was_killed_is_replaced_with_one_copy_of_the_base(parts):
 
 @pytest.mark.timeout(900)
 def test_rollouts_use_the_tool_and_train(parts):
-    steps = lines(parts.after / "metrics.jsonl")
+    steps = read_lines(parts.after / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
         assert step["token_mismatch"] == step["dropped_values"] == 0 and step["grad_norm"] > 0
@@ -127,11 +127,13 @@ def test_rollouts_use_the_tool_and_train(parts):
 @pytest.mark.timeout(900)
 def test_samples_of_several_turns_have_the_engines_log_probs(parts):
     model = ROOT / ".cache" / "tiny-model" / "python" / "bf16"
-    samples = read_samples(lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[:16]
+    samples = read_samples(read_lines(parts.after / "samples" / "step_1.jsonl"), AutoTokenizer.from_pretrained(model))[
+        :16
+    ]
     assert any(map(has_several_turns, samples))
-    agreement = Agreement.of(samples, reference_model(model))
+    agreement = Agreement.measure(samples, load_reference_model(model))
     assert agreement.holds()
-    assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
+    assert agreement.notices(shift_by_one_token(agreement.exact)), "the comparison proves nothing"
 
 
 def has_several_turns(sample: Sample) -> bool:
@@ -142,10 +144,10 @@ def has_several_turns(sample: Sample) -> bool:
 @pytest.mark.timeout(900)
 def test_a_killed_run_that_is_resumed_has_the_numbers_of_an_undisturbed_one(parts):
     """Of the steps that both made: an undisturbed run first, and then the resumed one."""
-    before, after = (lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
-    assert len(before) >= LAST and differences(before[:LAST], after[:LAST]) == []
-    before, after = (lines(run / "eval.jsonl") for run in (parts.before, parts.after))
+    before, after = (read_lines(run / "metrics.jsonl") for run in (parts.before, parts.after))
+    assert len(before) >= LAST and find_differences(before[:LAST], after[:LAST]) == []
+    before, after = (read_lines(run / "eval.jsonl") for run in (parts.before, parts.after))
     assert [row["step"] for row in after] == [0, SAVED, LAST, STEPS]
-    assert differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
+    assert find_differences(before, after[: len(before)]) == [] and before[-1]["step"] == LAST
     folders = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (parts.before, parts.after)]
-    assert same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))
+    assert has_same_tensors(*(folder / "adapter_model.safetensors" for folder in folders))

@@ -19,19 +19,19 @@ from safetensors import safe_open
 from scripts.export_model import export_model
 from tests.faults import assert_seen, note
 
-from .runs import lines, phase_of, processes_of, running, train, wait_for
+from .runs import list_processes, phase_of, read_lines, running, train, wait_for
 
 LAST = 6  # the steps of the finished run
 SAVED, NEXT = LAST - 2, LAST - 1
 
 
 def kill_engine(run_dir: Path) -> None:
-    victim = next(pid for pid, line in processes_of(run_dir).items() if line.startswith("ray::LLMRayActor"))
+    victim = next(pid for pid, line in list_processes(run_dir).items() if line.startswith("ray::LLMRayActor"))
     os.kill(victim, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def resumed(finished, tmp_path_factory) -> Path:
+def resumed_run(finished_run, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the one before.
 
     Each rank now holds the whole base, and there are two engines. In the next step one of them is killed. After it
@@ -41,7 +41,7 @@ def resumed(finished, tmp_path_factory) -> Path:
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
-    shutil.copytree(finished, run_dir)
+    shutil.copytree(finished_run, run_dir)
     state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -55,7 +55,7 @@ def resumed(finished, tmp_path_factory) -> Path:
 
     def has_made_the_next_step() -> bool:
         # The launcher takes the file back to the checkpoint first.
-        return (run_dir / "resumes.jsonl").exists() and any(row["step"] == NEXT for row in lines(metrics))
+        return (run_dir / "resumes.jsonl").exists() and any(row["step"] == NEXT for row in read_lines(metrics))
 
     with running(*call, "--from-step", SAVED, code=128 + signal.SIGTERM, signum=signal.SIGTERM, **settings) as run:
         wait_for(lambda: phase_of(run_dir) == ("generate", NEXT), run.launcher)
@@ -65,15 +65,15 @@ def resumed(finished, tmp_path_factory) -> Path:
     assert f"continuing after step {SAVED}" in run.output
     assert_seen("SIGTERM", run.output)
     assert_seen("an engine is killed while it samples", run.output)
-    note("an engine is killed while it samples", lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
+    note("an engine is killed while it samples", read_lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
     assert re.search(rf"step {NEXT}: an engine died and was replaced", run.output) and "restart" not in run.output
     assert "continuing after step" in train(*call, **(settings | {"NUM_ENGINES": "1", "ACTOR_GPUS": "1"}))
     return run_dir
 
 
 @pytest.mark.timeout(1500)
-def test_metrics_equal_those_of_an_uninterrupted_run(finished, resumed):
-    expected, actual = lines(finished / "metrics.jsonl"), lines(resumed / "metrics.jsonl")
+def test_metrics_equal_those_of_an_uninterrupted_run(finished_run, resumed_run):
+    expected, actual = read_lines(finished_run / "metrics.jsonl"), read_lines(resumed_run / "metrics.jsonl")
     assert [row["step"] for row in actual] == [row["step"] for row in expected] == list(range(1, LAST + 1))
     assert actual[:SAVED] == expected[:SAVED]
     for row, wanted in zip(actual, expected, strict=True):
@@ -82,55 +82,55 @@ def test_metrics_equal_those_of_an_uninterrupted_run(finished, resumed):
         # Engines that batch requests otherwise may round a near tie to another token.
         for name in ("reward", "correct", "response_length", "advantage_std"):
             assert row[name] == pytest.approx(wanted[name], rel=0.15, abs=0.03), (row["step"], name)
-    assert [row["step"] for row in lines(resumed / "eval.jsonl")] == [0, LAST]
+    assert [row["step"] for row in read_lines(resumed_run / "eval.jsonl")] == [0, LAST]
 
 
 @pytest.mark.timeout(1500)
-def test_it_draws_the_same_prompts_and_samples(finished, resumed):
+def test_it_draws_the_same_prompts_and_samples(finished_run, resumed_run):
     for step in (NEXT, LAST):
-        expected, actual = (lines(run / "samples" / f"step_{step}.jsonl") for run in (finished, resumed))
+        expected, actual = (read_lines(run / "samples" / f"step_{step}.jsonl") for run in (finished_run, resumed_run))
         assert [row["prompt"] for row in actual] == [row["prompt"] for row in expected]
         assert Counter(row["id"] for row in actual) == Counter(row["id"] for row in expected)
     # The first step after the checkpoint samples from the same policy with the same seeds, also what an engine lost.
-    expected, actual = (lines(run / "samples" / f"step_{NEXT}.jsonl") for run in (finished, resumed))
+    expected, actual = (read_lines(run / "samples" / f"step_{NEXT}.jsonl") for run in (finished_run, resumed_run))
     same = sum(a["response"] == b["response"] for a, b in zip(actual, expected, strict=True))
     assert same >= 0.9 * len(expected)
 
 
 @pytest.mark.timeout(1500)
-def test_an_engine_was_replaced_and_agrees_with_the_actor(resumed):
-    rows = lines(resumed / "metrics.jsonl")
+def test_an_engine_was_replaced_and_agrees_with_the_actor(resumed_run):
+    rows = read_lines(resumed_run / "metrics.jsonl")
     assert [row["engines_replaced"] for row in rows] == [float(row["step"] == NEXT) for row in rows]
-    [record] = lines(resumed / "logs" / "replaced.jsonl")
+    [record] = read_lines(resumed_run / "logs" / "replaced.jsonl")
     assert record["step"] == NEXT and record["prompts"] > 0
-    assert {row["step"] for row in lines(resumed / "parity.jsonl")} >= {1, NEXT}
-    assert not [problem for row in lines(resumed / "parity.jsonl") for problem in row["problems"]]
+    assert {row["step"] for row in read_lines(resumed_run / "parity.jsonl")} >= {1, NEXT}
+    assert not [problem for row in read_lines(resumed_run / "parity.jsonl") for problem in row["problems"]]
 
 
 @pytest.mark.timeout(1500)
-def test_it_ends_with_its_checkpoints_and_no_process(resumed):
-    (aside,) = (resumed / "checkpoints").glob("set-aside-*")
-    kept = {path.name for path in (resumed / "checkpoints").iterdir()}
+def test_it_ends_with_its_checkpoints_and_no_process(resumed_run):
+    (aside,) = (resumed_run / "checkpoints").glob("set-aside-*")
+    kept = {path.name for path in (resumed_run / "checkpoints").iterdir()}
     # If the SIGTERM came late, the last step was saved by itself.
     assert kept in [{f"step_{before}", f"step_{LAST}", aside.name} for before in (SAVED, NEXT)]
     assert [path.name for path in aside.iterdir()] == [f"step_{LAST}"]
-    assert (resumed / f"final-{aside.name}" / "adapter_model.safetensors").is_file()
-    assert (resumed / "final" / "adapter_model.safetensors").is_file()
-    assert [row["step"] for row in lines(resumed / "resumes.jsonl")] in ([SAVED, NEXT], [SAVED, LAST])
-    assert [row["code"] for row in lines(resumed / "ends.jsonl")][-2:] == [143, 0]
-    assert processes_of(resumed) == {}
+    assert (resumed_run / f"final-{aside.name}" / "adapter_model.safetensors").is_file()
+    assert (resumed_run / "final" / "adapter_model.safetensors").is_file()
+    assert [row["step"] for row in read_lines(resumed_run / "resumes.jsonl")] in ([SAVED, NEXT], [SAVED, LAST])
+    assert [row["code"] for row in read_lines(resumed_run / "ends.jsonl")][-2:] == [143, 0]
+    assert list_processes(resumed_run) == {}
 
 
 @pytest.mark.timeout(1500)
-def test_adapters_of_whole_and_shared_bases_are_alike_and_are_exported(finished, resumed, tiny_model, tmp_path):
-    adapters = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (finished, resumed)]
-    shared, whole = map(layout, adapters)
+def test_adapters_of_whole_and_shared_bases_are_alike_and_are_exported(finished_run, resumed_run, tiny_model, tmp_path):
+    adapters = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (finished_run, resumed_run)]
+    shared, whole = map(read_layout, adapters)
     assert whole == shared
     merge = export_model(tiny_model / "mxfp4", adapters[1], tmp_path / "exported")
     assert 2 * merge.merged == len(whole)
 
 
-def layout(adapter: Path) -> dict[str, tuple]:
+def read_layout(adapter: Path) -> dict[str, tuple]:
     """Shape and type of each tensor."""
     with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary

@@ -8,7 +8,7 @@ from grpo.launch import cost, fitting, gpu_memory
 from grpo.launch.plan import make_plan, size
 
 from .boxes import BOXES, LARGE, RECIPE
-from .conftest import judge_of
+from .conftest import make_judge
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,13 @@ def config_of(setting, gpus: int, is_paired: bool, **changes):
     pair = BOXES["1"] | {"vllm_num_engines": gpus, "actor_num_gpus_per_node": gpus}
     sizes = {"pretrain": LARGE, "engine_model": LARGE, "generate_max_len": 3072}
     free = dict.fromkeys(fitting.MICRO_BATCHES)
-    return fitting.choose(setting.config(**RECIPE | sizes | free | (pair if is_paired else BOXES[str(gpus)]) | changes))
+    return fitting.choose(
+        setting.make_config(**RECIPE | sizes | free | (pair if is_paired else BOXES[str(gpus)]) | changes)
+    )
 
 
 def text_of(config) -> str:
-    return "\n".join(cost.describe(make_plan(config), config, judge_of()))
+    return "\n".join(cost.describe(make_plan(config), config, make_judge()))
 
 
 def seconds(pattern: str, text: str) -> int:

@@ -67,7 +67,7 @@ def owner(checkpoint, tmp_path_factory) -> Iterator[Owner]:
     owner.kill()
 
 
-def logits(model: torch.nn.Module) -> torch.Tensor:
+def compute_logits(model: torch.nn.Module) -> torch.Tensor:
     tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return model(tokens).logits
@@ -77,7 +77,7 @@ def load(checkpoint: Path, base: MappedBase | None = None) -> torch.nn.Module:
     return loading.load_gpt_oss(checkpoint, sharded=False, base=base)
 
 
-def killed_by(write: Callable[[], object]) -> int:
+def find_killing_signal(write: Callable[[], object]) -> int:
     """Return the signal that ends a process which does this; 0 if none does."""
     child = os.fork()
     if not child:
@@ -128,8 +128,8 @@ def test_nobody_can_write(owner):
     memory = shared_base.SealedMemory(4096)
     memory.map_for_writing().fill_(7)
     mine, theirs = memory.seal(), shared_base.map_tensors(owner.description)["lm_head.weight"]
-    assert killed_by(lambda: mine.sum()) == 0
-    assert killed_by(lambda: mine.fill_(8)) == killed_by(lambda: theirs.zero_()) == signal.SIGSEGV
+    assert find_killing_signal(lambda: mine.sum()) == 0
+    assert find_killing_signal(lambda: mine.fill_(8)) == find_killing_signal(lambda: theirs.zero_()) == signal.SIGSEGV
     file = os.open(owner.description["storages"][0], os.O_RDWR)
     with pytest.raises(PermissionError):
         os.write(file, b"x")
@@ -149,7 +149,9 @@ def test_memory_that_is_still_mapped_for_writing_is_not_sealed():
 
 
 def test_a_model_on_the_engines_base_computes_the_same(checkpoint, owner):
-    assert torch.equal(logits(load(checkpoint, MappedBase(owner.description))), logits(load(checkpoint)))
+    assert torch.equal(
+        compute_logits(load(checkpoint, MappedBase(owner.description))), compute_logits(load(checkpoint))
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_an_engine_that_was_killed_is_replaced(checkpoint, small_checkpoint, tmp
     first = start_owner(checkpoint, tmp_path / "first")
     base = MappedBase(first.description)
     model = load(checkpoint, base)
-    expected = logits(model)
+    expected = compute_logits(model)
     first.kill()
     with pytest.raises(BaseError, match="has ended"):
         MappedBase(first.description)
@@ -223,7 +225,7 @@ def test_an_engine_that_was_killed_is_replaced(checkpoint, small_checkpoint, tmp
         base.replace(other.description)
     base.replace(second.description)
     base.check()
-    assert torch.equal(logits(model), expected)
+    assert torch.equal(compute_logits(model), expected)
     with pytest.raises(BaseError, match="different models"):
         load(checkpoint, MappedBase(other.description))
     second.kill()

@@ -55,7 +55,7 @@ class Engine:
         return Reference(None, [{"rank": 0, "workers": 1, "tensors": 1, "checksum": self.confirms}])
 
 
-def calls_of(*engines: Engine) -> EngineCalls:
+def make_calls(*engines: Engine) -> EngineCalls:
     return EngineCalls(engines, None)
 
 
@@ -91,9 +91,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return mine
 
 
-def sampled(ray: Ray, deaths: list[tuple[int, int, str]], adapter: Any, prompts: int = 6) -> tuple[set, EngineCalls]:
+def sample_prompts(
+    ray: Ray, deaths: list[tuple[int, int, str]], adapter: Any, prompts: int = 6
+) -> tuple[set, EngineCalls]:
     """Sample prompts with two engines; the engine `which` dies before the response number `at`."""
-    engines, calls = [Engine(0), Engine(1)], calls_of()
+    engines, calls = [Engine(0), Engine(1)], make_calls()
     calls.adapter = adapter
     pending = [calls.send(engines[n % 2], {"prompt": n, "seed": 100 + n}) for n in range(prompts)]
     answers: list = []
@@ -118,7 +120,7 @@ def sampled(ray: Ray, deaths: list[tuple[int, int, str]], adapter: Any, prompts:
 def test_every_prompt_is_answered_once_with_its_seed(ray: Ray, deaths: list, is_synced: bool) -> None:
     ray.lost, ray.killed = {}, []
     adapter = Sent("adapter", [], EXPECTED, 0) if is_synced else None
-    answers, calls = sampled(ray, deaths, adapter)
+    answers, calls = sample_prompts(ray, deaths, adapter)
     assert answers == {(n, 100 + n) for n in range(6)}
     assert calls.replaced <= len(deaths)
 
@@ -126,7 +128,7 @@ def test_every_prompt_is_answered_once_with_its_seed(ray: Ray, deaths: list, is_
 @pytest.mark.parametrize("how", DEATHS)
 @pytest.mark.parametrize("is_synced", [False, True])
 def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bool) -> None:
-    engine, calls, notes = Engine(0), calls_of(), []
+    engine, calls, notes = Engine(0), make_calls(), []
     calls.note, calls.policy = notes.append, 7
     told: list = []
     calls.lost = lambda one: told.append((one, "lost", one.asked))
@@ -146,7 +148,7 @@ def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bo
 
 
 def test_an_engine_that_was_only_out_of_reach_keeps_its_adapter(ray: Ray) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.lost[sent] = DEATHS["actor"]
     _, again = calls.wait([sent])
@@ -155,7 +157,7 @@ def test_an_engine_that_was_only_out_of_reach_keeps_its_adapter(ray: Ray) -> Non
 
 def test_an_engine_that_is_dead_when_prompts_are_drawn_is_replaced(ray: Ray) -> None:
     engines = [Engine(0), Engine(1)]
-    calls = calls_of(*engines)
+    calls = make_calls(*engines)
     asked = Reference(engines[0], 0)
     engines[0].get_num_unfinished_requests = SimpleNamespace(remote=lambda: asked)
     ray.die(engines[0], [asked], DEATHS["actor"])
@@ -167,7 +169,7 @@ def test_an_engine_that_is_dead_when_prompts_are_drawn_is_replaced(ray: Ray) -> 
 def test_an_engine_that_dies_while_nobody_asks_it_is_replaced_before_the_sync(ray: Ray, is_back: bool) -> None:
     """Also if it has started again meanwhile: the actor still maps the base of the one that died."""
     engines, told = [Engine(0), Engine(1)], []
-    calls = calls_of(*engines)
+    calls = make_calls(*engines)
     calls.lost = lambda one: told.append((one, "lost"))
     calls.back = lambda one: told.append((one, "back"))
     engines[1].adapter = None
@@ -180,7 +182,7 @@ def test_an_engine_that_dies_while_nobody_asks_it_is_replaced_before_the_sync(ra
 
 
 def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     calls.replaced = replacement.MOST
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
@@ -189,7 +191,7 @@ def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
 
 
 def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
     engine.has_policy = SimpleNamespace(remote=ActorDiedError)
@@ -198,7 +200,7 @@ def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
 
 
 def test_an_engine_on_a_lost_node_ends_the_run(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [sent], DEATHS["actor"])
     engine.has_policy = SimpleNamespace(remote=lambda: DEATHS["actor"])  # Ray waits for the node without limit
@@ -208,7 +210,7 @@ def test_an_engine_on_a_lost_node_ends_the_run(ray: Ray, monkeypatch: pytest.Mon
 
 
 def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     engine.confirms = 2
     calls.adapter = Sent("adapter", [], EXPECTED, 0)
     sent = calls.send(engine, {"prompt": 1, "seed": 1})
@@ -218,7 +220,7 @@ def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
 
 
 def test_another_error_is_left_to_the_loop(ray: Ray) -> None:
-    calls = calls_of()
+    calls = make_calls()
     sent = calls.send(Engine(0), {"prompt": 1, "seed": 1})
     ray.lost[sent] = ValueError("of the reward")
     assert calls.wait([sent]) == ([sent], {})
@@ -236,18 +238,18 @@ class Rewards(Ray):
         return ([], references) if self.missing and not lost else super().wait(lost or references)
 
 
-def prompt(seed: int) -> dict[str, Any]:
+def make_prompt(seed: int) -> dict[str, Any]:
     return {"prompt": 1, "seed": seed, "sampling_params": SimpleNamespace(seed=seed)}
 
 
 def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, engines, sampled = Rewards(), [Engine(0), Engine(1)], threading.Event()
-    calls = calls_of(*engines)
+    calls = make_calls(*engines)
     monkeypatch.setattr(replacement, "ray", ray)
     known: list[list[int]] = [[], []]
     for number, engine in enumerate(engines):
         engine.sampled = SimpleNamespace(remote=lambda number=number: known[number])
-    sent = [calls.send(engines[seed % 2], prompt(seed)) for seed in (2, 3, 4)]
+    sent = [calls.send(engines[seed % 2], make_prompt(seed)) for seed in (2, 3, 4)]
     for now, is_sampled in (([2, 4], False), ([2], False), ([2, 4, 6], True)):
         known[0], known[1] = now, [3] if now != [2, 4] else []
         assert calls.wait(sent, sampled) == ([], {})
@@ -256,12 +258,12 @@ def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytes
 
 def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, engine, sampled = Rewards(), Engine(0), threading.Event()
-    calls = calls_of(engine)
+    calls = make_calls(engine)
     monkeypatch.setattr(replacement, "ray", ray)
     monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.0)
     known = [2]
     engine.sampled = SimpleNamespace(remote=lambda: known)
-    sent = calls.send(engine, prompt(2))
+    sent = calls.send(engine, make_prompt(2))
     calls.wait([sent], sampled)
     assert sampled.is_set()
     ray.die(engine, [sent], DEATHS["actor"])
@@ -276,14 +278,14 @@ def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.Mon
 
 def test_an_engine_that_cannot_be_asked_has_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, engine, sampled = Rewards(), Engine(0), threading.Event()
-    calls = calls_of(engine)
+    calls = make_calls(engine)
     monkeypatch.setattr(replacement, "ray", ray)
     engine.sampled = SimpleNamespace(remote=lambda: DEATHS["actor"])
-    assert calls.wait([calls.send(engine, prompt(2))], sampled) == ([], {}) and not sampled.is_set()
+    assert calls.wait([calls.send(engine, make_prompt(2))], sampled) == ([], {}) and not sampled.is_set()
 
 
 def test_two_batches_replace_an_engine_once(ray: Ray) -> None:
-    engine, calls = Engine(0), calls_of()
+    engine, calls = Engine(0), make_calls()
     sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(2)]
     ray.die(engine, sent, DEATHS["actor"])
     engine.load_adapter = SimpleNamespace(remote=lambda *sent: time.sleep(0.2) or engine._load(*sent))
@@ -298,25 +300,25 @@ def test_two_batches_replace_an_engine_once(ray: Ray) -> None:
 @pytest.mark.parametrize("is_replaced_first", [True, False])
 def test_a_sync_and_a_replacement_leave_the_adapter_of_the_sync(ray: Ray, is_replaced_first: bool) -> None:
     """A replacement that begins during a sync must not install the adapter before it, nor end after it."""
-    engine, calls, may_end = Engine(0), calls_of(), threading.Event()
+    engine, calls, may_end = Engine(0), make_calls(), threading.Event()
     calls.adapter = Sent("older", [], EXPECTED, 0)
     lost = calls.send(engine, {"prompt": 1, "seed": 1})
     ray.die(engine, [lost], DEATHS["actor"])
     begun = threading.Event()
 
-    def slowly(*sent: Any) -> Any:
+    def load_slowly(*sent: Any) -> Any:
         begun.set()
         assert may_end.wait(60)
         return engine._load(*sent)
 
     def send() -> Sent:
-        (engine._load if is_replaced_first else slowly)("newer", [])
+        (engine._load if is_replaced_first else load_slowly)("newer", [])
         return Sent("newer", [], EXPECTED, 0)
 
     sync = threading.Thread(target=calls.sync, args=(send,))
     replace = threading.Thread(target=calls.wait, args=([lost],))
     if is_replaced_first:
-        engine.load_adapter = SimpleNamespace(remote=slowly)
+        engine.load_adapter = SimpleNamespace(remote=load_slowly)
     first, second = (replace, sync) if is_replaced_first else (sync, replace)
     first.start()
     assert begun.wait(60)

@@ -14,7 +14,7 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
-def chosen(*options: str, edited: dict[str, str] | None = None, **given: str) -> dict[str, str]:
+def choose_settings(*options: str, edited: dict[str, str] | None = None, **given: str) -> dict[str, str]:
     return choose.choose(parse(options), given, recipe() | (edited or {}))
 
 
@@ -26,13 +26,13 @@ def test_a_default_stands_once():
 
 
 def test_the_environment_wins_over_the_box_and_the_box_over_the_script():
-    assert chosen()["NUM_ENGINES"] == "2"
-    assert chosen("--gpus", "4")["NUM_ENGINES"] == "1"
-    assert chosen("--gpus", "4", edited={"NUM_ENGINES": "3"})["NUM_ENGINES"] == "1"
-    assert chosen("--gpus", "4", NUM_ENGINES="3")["NUM_ENGINES"] == "3"
-    assert chosen("--tiny", edited={"LORA_RANK": "32"})["LORA_RANK"] == "8"
-    assert chosen("--steps", "4", STEPS="5")["STEPS"] == "4"
-    assert chosen(edited={"RESTARTS": "5"})["RESTARTS"] == "5", "a line for any setting may be added"
+    assert choose_settings()["NUM_ENGINES"] == "2"
+    assert choose_settings("--gpus", "4")["NUM_ENGINES"] == "1"
+    assert choose_settings("--gpus", "4", edited={"NUM_ENGINES": "3"})["NUM_ENGINES"] == "1"
+    assert choose_settings("--gpus", "4", NUM_ENGINES="3")["NUM_ENGINES"] == "3"
+    assert choose_settings("--tiny", edited={"LORA_RANK": "32"})["LORA_RANK"] == "8"
+    assert choose_settings("--steps", "4", STEPS="5")["STEPS"] == "4"
+    assert choose_settings(edited={"RESTARTS": "5"})["RESTARTS"] == "5", "a line for any setting may be added"
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_the_environment_wins_over_the_box_and_the_box_over_the_script():
 )
 def test_one_copy_of_the_model_pairs_an_engine_with_each_rank(options, count):
     pairs = {"NUM_ENGINES": count, "ENGINE_TP": "1", "ACTOR_GPUS": count, "COLOCATE": "1"}
-    values = chosen(*options, ACTOR_SHARD="engine")
-    assert values | pairs == values == chosen(*options, edited={"ACTOR_SHARD": "engine"})
-    assert chosen(*options, ACTOR_SHARD="engine", COLOCATE="0")["COLOCATE"] == "0"
+    values = choose_settings(*options, ACTOR_SHARD="engine")
+    assert values | pairs == values == choose_settings(*options, edited={"ACTOR_SHARD": "engine"})
+    assert choose_settings(*options, ACTOR_SHARD="engine", COLOCATE="0")["COLOCATE"] == "0"
 
 
 def test_an_edit_of_the_script_counts_where_a_value_follows_from_others():
-    assert chosen(edited={"PIPELINE": "1"})["OLD_LOG_PROBS"] == "engine"
-    assert chosen(edited={"PIPELINE": "1", "OLD_LOG_PROBS": "trainer"})["OLD_LOG_PROBS"] == "trainer"
-    assert chosen(edited={"COLOCATE": "1"})["ACTOR_GPUS"] == "8"
+    assert choose_settings(edited={"PIPELINE": "1"})["OLD_LOG_PROBS"] == "engine"
+    assert choose_settings(edited={"PIPELINE": "1", "OLD_LOG_PROBS": "trainer"})["OLD_LOG_PROBS"] == "trainer"
+    assert choose_settings(edited={"COLOCATE": "1"})["ACTOR_GPUS"] == "8"
 
 
 def test_an_empty_variable_is_no_value_except_where_empty_is_one():

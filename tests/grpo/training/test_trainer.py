@@ -27,7 +27,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def rollout(correct: float = 0.0, limit: float = 9.0) -> SimpleNamespace:
+def make_rollout(correct: float = 0.0, limit: float = 9.0) -> SimpleNamespace:
     numbers = {"correct": correct, "truncated": 0.0, "response_length": 3.0, "length_limit": limit}
     return SimpleNamespace(
         prompts=["p"], labels=["l"], rewards=torch.tensor([0.5]), scores=torch.tensor([0.7]),
@@ -52,7 +52,7 @@ class Loader(list):
 
 
 @pytest.fixture
-def made(monkeypatch, tmp_path: Path):
+def make_stub_trainer(monkeypatch, tmp_path: Path):
     """Return a function that makes a trainer whose ranks and engines do nothing but note the calls."""
     monkeypatch.setattr(module.ray, "get", lambda references: references)
     monkeypatch.setattr(module.step_metrics, "number_samples", lambda *_: None)
@@ -72,45 +72,45 @@ def made(monkeypatch, tmp_path: Path):
             added_tokens_decoder={}, decode=lambda *_, **__: "text", encode=lambda *_, **__: [9]
         )
 
-        def of_ranks(method: str, **given):
+        def run_on_ranks(method: str, **given):
             calls.append((method, given))
             return [{}] if method == "states" else [{"grad_norms": [0.1]}]
 
-        trainer.actors = SimpleNamespace(async_run_method=of_ranks, async_run_method_batch=lambda *_, **__: [])
+        trainer.actors = SimpleNamespace(async_run_method=run_on_ranks, async_run_method_batch=lambda *_, **__: [])
         trainer.engines, trainer.problems, trainer.held_out = [ENGINE], Loader(), Loader()[:1]
         monkeypatch.setattr(module.Sampler, "sample_step", lambda _, step: sample(step))
-        monkeypatch.setattr(module.Sampler, "sample_held_out", lambda *_: [rollout(correct=1.0)])
+        monkeypatch.setattr(module.Sampler, "sample_held_out", lambda *_: [make_rollout(correct=1.0)])
         return trainer, calls
 
     return make
 
 
-def one_rollout(step):
-    return [rollout(limit=step.max_new_tokens)], None, 1, False
+def sample_one_rollout(step):
+    return [make_rollout(limit=step.max_new_tokens)], None, 1, False
 
 
-def test_a_run_is_evaluated_by_exact_match_before_its_first_step_and_after_each(made, tmp_path):
-    made(one_rollout)[0].fit()
+def test_a_run_is_evaluated_by_exact_match_before_its_first_step_and_after_each(make_stub_trainer, tmp_path):
+    make_stub_trainer(sample_one_rollout)[0].fit()
     rows = json_files.read_rows(tmp_path / "eval.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
 
 
-def test_a_step_trains_then_syncs_then_saves(made, tmp_path):
-    trainer, calls = made(one_rollout)
+def test_a_step_trains_then_syncs_then_saves(make_stub_trainer, tmp_path):
+    trainer, calls = make_stub_trainer(sample_one_rollout)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", *["update", "sync", "save"] * 3]
     assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
-def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(made):
-    trainer, calls = made(one_rollout, adapter="/of/another/run", max_steps=1)
+def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(make_stub_trainer):
+    trainer, calls = make_stub_trainer(sample_one_rollout, adapter="/of/another/run", max_steps=1)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", "sync", "update", "sync", "save"]
 
 
-def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(made):
-    trainer, calls = made(one_rollout, actor_shard="engine", max_steps=1)
+def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(make_stub_trainer):
+    trainer, calls = make_stub_trainer(sample_one_rollout, actor_shard="engine", max_steps=1)
     trainer.fit()
     calls.clear()
     engine_calls = trainer.sampler.engine_calls
@@ -119,8 +119,8 @@ def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(
     assert calls == [("drop_base", {"engine": 0}), ("map_base", {"engine": 0})]
 
 
-def test_a_checkpoint_has_the_position_and_the_random_states(made):
-    trainer, calls = made(one_rollout)
+def test_a_checkpoint_has_the_position_and_the_random_states(make_stub_trainer):
+    trainer, calls = make_stub_trainer(sample_one_rollout)
     random.seed(5)
     trainer.fit()
     expected = random.random()
@@ -131,17 +131,17 @@ def test_a_checkpoint_has_the_position_and_the_random_states(made):
     assert states["data_loader_state_dict"] == {"position": 1}
 
 
-def test_an_episode_without_enough_prompts_is_followed_by_the_next(made, tmp_path):
-    results = iter([one_rollout(SimpleNamespace(max_new_tokens=9)), ([], None, 0, True)] * 2)
-    trainer, calls = made(lambda _: next(results), num_episodes=2, max_steps=None)
+def test_an_episode_without_enough_prompts_is_followed_by_the_next(make_stub_trainer, tmp_path):
+    results = iter([sample_one_rollout(SimpleNamespace(max_new_tokens=9)), ([], None, 0, True)] * 2)
+    trainer, calls = make_stub_trainer(lambda _: next(results), num_episodes=2, max_steps=None)
     trainer.fit()
     assert [given["states"]["episode"] for method, given in calls if method == "save"] == [0, 1]
 
 
-def test_a_step_draws_under_its_limit_and_saves_the_schedules_state(made):
+def test_a_step_draws_under_its_limit_and_saves_the_schedules_state(make_stub_trainer):
     drawn = []
-    trainer, calls = made(
-        lambda step: (drawn.append(step.max_new_tokens), one_rollout(step))[1], length_schedule="5,8@2,9@3"
+    trainer, calls = make_stub_trainer(
+        lambda step: (drawn.append(step.max_new_tokens), sample_one_rollout(step))[1], length_schedule="5,8@2,9@3"
     )
     trainer.fit()
     assert drawn == [5, 8, 9]
@@ -174,7 +174,7 @@ class Overlap:
             step.sampled.set()
             if batch < 3:
                 assert self.changed.wait_for(lambda: self.begun > batch, 60)
-        return one_rollout(step)
+        return sample_one_rollout(step)
 
     def update(self, _):
         with self.changed:
@@ -186,9 +186,9 @@ class Overlap:
         return {"grad_norms": [0.1, 0.1]}
 
 
-def test_with_pipeline_the_loop_samples_only_while_it_trains(made, monkeypatch):
+def test_with_pipeline_the_loop_samples_only_while_it_trains(make_stub_trainer, monkeypatch):
     loop = Overlap()
-    trainer, _ = made(loop.sample, pipeline=True, save_steps=math.inf)
+    trainer, _ = make_stub_trainer(loop.sample, pipeline=True, save_steps=math.inf)
     monkeypatch.setattr(Trainer, "_update", lambda _, batches: loop.update(batches))
     monkeypatch.setattr(Trainer, "_sync", lambda _: loop.note("sync"))
     monkeypatch.setattr(module.Evaluation, "run", lambda _, step: loop.note(f"evaluation {step}"))
@@ -202,8 +202,8 @@ def test_with_pipeline_the_loop_samples_only_while_it_trains(made, monkeypatch):
     ]
 
 
-def test_a_failed_step_lets_no_request_save_it(made, monkeypatch):
-    trainer, _ = made(one_rollout)
+def test_a_failed_step_lets_no_request_save_it(make_stub_trainer, monkeypatch):
+    trainer, _ = make_stub_trainer(sample_one_rollout)
 
     def fail(_, batches):
         raise FloatingPointError("the adapter is not finite")

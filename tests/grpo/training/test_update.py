@@ -22,12 +22,12 @@ from grpo.update import importance
 from grpo.update.loss import PolicyLoss
 from grpo.update.passes import old_log_probs
 from grpo.update.ranks import Ranks
-from tests.grpo.routed_model import TOKENS, others, small_model
+from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
 
 LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
 
 
-def experiences() -> list[Batch]:
+def make_experiences() -> list[Batch]:
     """One sample each: a prompt of two tokens, and a response."""
     generator = torch.Generator().manual_seed(0)
     samples = []
@@ -90,7 +90,7 @@ class Policy(torch.nn.Module):
         return (log_probs, output) if return_output else log_probs
 
 
-def arguments(**changes) -> SimpleNamespace:
+def make_arguments(**changes) -> SimpleNamespace:
     values = {
         "loss_aggregation": "token_mean", "generate_max_len": 20, "eps_clip_low_high": (0.2, 0.2), "dual_clip": None,
         "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
@@ -106,12 +106,12 @@ def arguments(**changes) -> SimpleNamespace:
 def train(args: SimpleNamespace, micro: int) -> tuple[torch.Tensor, dict[str, float]]:
     """Update on one optimizer batch in micro-batches; return the gradient, and what the rank reports."""
     policy, noted = Policy(), []
-    rank = rank_of(args, policy, micro, len(LENGTHS) // micro, lambda *all: noted.append(all[-1]))
+    rank = make_rank(args, policy, micro, len(LENGTHS) // micro, lambda *all: noted.append(all[-1]))
     status = rank.update()
     return policy.table.grad, status | {"noted": noted}
 
 
-def rank_of(args, policy, micro, accumulated, note, optimizer_step=lambda: None) -> Rank:
+def make_rank(args, policy, micro, accumulated, note, optimizer_step=lambda: None) -> Rank:
     """A single rank with the rollouts of a step."""
     rank = object.__new__(Rank)
     policy.accumulated, policy.optimizer_step = accumulated, optimizer_step
@@ -119,7 +119,7 @@ def rank_of(args, policy, micro, accumulated, note, optimizer_step=lambda: None)
     args.micro_train_batch_size = micro
     rank.metrics = SimpleNamespace(note_update=lambda: None, pop=dict, note=note)
     rank.loss, rank.rows = PolicyLoss(args), []
-    for experience in experiences():
+    for experience in make_experiences():
         rank.append(experience)
     return rank
 
@@ -138,7 +138,7 @@ FORMS = {
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_gradient_is_the_same_for_any_micro_batch(single_rank, aggregation, form):
-    args = arguments(loss_aggregation=aggregation, **FORMS[form])
+    args = make_arguments(loss_aggregation=aggregation, **FORMS[form])
     (whole, status), *others = [train(args, micro) for micro in (4, 2, 1)]
     assert whole.abs().max() > 1e-4
     for gradient, other in others:
@@ -150,14 +150,14 @@ def test_the_gradient_is_the_same_for_any_micro_batch(single_rank, aggregation, 
 @pytest.mark.parametrize("kind", ["ppo", "cispo", "sapo"])
 def test_a_masked_rollout_is_in_no_term_and_in_no_denominator(single_rank, aggregation, kind):
     """The gradient is that of the other rollouts alone, with KL and entropy."""
-    made, hidden = experiences(), (0.0, 1.0, 1.0, 0.0)
+    made, hidden = make_experiences(), (0.0, 1.0, 1.0, 0.0)
     for one, mark in zip(made, hidden, strict=True):
         one.info["masked_rollouts"] = torch.tensor([mark])
     gradients = []
     for rollouts in (made, [made[0], made[3]]):
         policy = Policy()
-        args = arguments(loss_aggregation=aggregation, policy_loss_type=kind, max_epochs=1)
-        rank = rank_of(args, policy, len(rollouts), 1, lambda *_: None)
+        args = make_arguments(loss_aggregation=aggregation, policy_loss_type=kind, max_epochs=1)
+        rank = make_rank(args, policy, len(rollouts), 1, lambda *_: None)
         rank.rows.clear()
         for rollout in rollouts:
             rank.append(rollout)
@@ -168,7 +168,7 @@ def test_a_masked_rollout_is_in_no_term_and_in_no_denominator(single_rank, aggre
 
 
 def test_forms_differ(single_rank):
-    losses = {form: train(arguments(**changes), 2)[0] for form, changes in FORMS.items()}
+    losses = {form: train(make_arguments(**changes), 2)[0] for form, changes in FORMS.items()}
     for one, other in itertools.combinations(losses, 2):
         assert not torch.allclose(losses[one], losses[other], rtol=1e-3), (one, other)
 
@@ -176,26 +176,26 @@ def test_forms_differ(single_rank):
 def test_kl_and_entropy_are_those_of_the_whole_batch(single_rank):
     """By hand: the gradient of everything together, in two epochs."""
     policy, total = Policy(), torch.zeros(())
-    for one in experiences():
+    for one in make_experiences():
         log_probs, output = policy(one.sequences, one.action_mask, return_output=True)
         ratio = (log_probs - one.action_log_probs).exp()
         objective = torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
         kl = ratio.detach().clamp(max=10) * (log_probs - one.base_action_log_probs) ** 2 / 2
         total = total + ((0.1 * kl - objective - 0.05 * output.scores.entropy[:, :-1]) * one.action_mask).sum()
     (2 * total / sum(LENGTHS)).backward()
-    torch.testing.assert_close(train(arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(train(make_arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_rank_reports_the_measurements_of_the_loss(single_rank):
-    _, status = train(arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
+    _, status = train(make_arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
     names = {"importance_cut", "importance_weight", "advantage_clipped", "vllm_kl", "clip_ratio_low", "clip_ratio_high"}
     assert status["noted"][0].keys() >= names and status["entropy_loss"] > 0
-    assert "vllm_kl" not in train(arguments(), 4)[1]["noted"][0]
+    assert "vllm_kl" not in train(make_arguments(), 4)[1]["noted"][0]
 
 
 def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
     """Two optimizer steps of two samples each: the ratio of both is to the policy before the first."""
-    args, policy, before, steps = arguments(max_epochs=1), Policy(), Policy(), itertools.count()
+    args, policy, before, steps = make_arguments(max_epochs=1), Policy(), Policy(), itertools.count()
     used = []
 
     def note(experience, current, *_):
@@ -205,7 +205,7 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
         if next(steps) % 2:
             policy.table.data += 0.1 * torch.randn_like(policy.table)
 
-    rank_of(args, policy, 1, 2, note, optimizer_step).update()
+    make_rank(args, policy, 1, 2, note, optimizer_step).update()
     assert policy.passes == [False, False, True, True, True, True]  # with and without gradients
     assert not torch.equal(policy.table, before.table)
     for experience, old in used:
@@ -283,7 +283,7 @@ def test_a_pass_replays_a_routing():
     class Actor(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.model = small_model()
+            self.model = make_small_model()
 
         def forward(self, sequences, *_):
             return self.model(sequences).logits
@@ -291,7 +291,7 @@ def test_a_pass_replays_a_routing():
     rank = object.__new__(Rank)
     rank.actor, mask = Actor(), torch.ones_like(TOKENS)
     plain = rank.forward(TOKENS, mask, mask)
-    assert (plain - rank.forward(TOKENS, mask, mask, routing=others())).abs().max() > 1e-3
+    assert (plain - rank.forward(TOKENS, mask, mask, routing=draw_choices())).abs().max() > 1e-3
     assert torch.equal(rank.forward(TOKENS, mask, mask), plain)
 
 

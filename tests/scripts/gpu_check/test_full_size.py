@@ -43,20 +43,20 @@ def test_the_plan_is_that_of_the_docs() -> None:
 
 
 def test_random_values_have_a_sensible_scale() -> None:
-    def filled(name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def fill_values(name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         values = torch.empty(shape, dtype=dtype)
         fill_(name, values, shape[-1], torch.Generator().manual_seed(0))
         return values
 
     for name in ("mlp.experts.down_proj_blocks", "mlp.experts.w2_weight"):  # of transformers, of vLLM
-        assert len(filled(name, 8, 64, 16, dtype=torch.uint8).unique()) == 256
+        assert len(fill_values(name, 8, 64, 16, dtype=torch.uint8).unique()) == 256
     for name in ("mlp.experts.down_proj_scales", "mlp.experts.w2_weight_scale"):
-        assert filled(name, 8, 64, dtype=torch.uint8).unique().tolist() == [118, 119, 120, 121]
+        assert fill_values(name, 8, 64, dtype=torch.uint8).unique().tolist() == [118, 119, 120, 121]
     for name in ("model.norm.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.attn.norm.weight"):
-        assert (filled(name, 9) == 1).all()
+        assert (fill_values(name, 9) == 1).all()
     for name in ("model.embed_tokens.weight", "model.embedding.weight"):
-        assert 0.9 < float(filled(name, 99, 99).float().std()) < 1.1
-    assert 0.09 < float(filled("lm_head.weight", 99, 99).float().std()) < 0.11
+        assert 0.9 < float(fill_values(name, 99, 99).float().std()) < 1.1
+    assert 0.09 < float(fill_values("lm_head.weight", 99, 99).float().std()) < 0.11
 
 
 ACTOR = f"""
@@ -83,7 +83,7 @@ def test_an_actor_is_trained_at_two_lengths(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch):
+def run_lengths(monkeypatch: pytest.MonkeyPatch):
     """Run the rung with an actor of the test: what it does at each length."""
 
     def run(at_length) -> Passed:
@@ -94,21 +94,21 @@ def lengths(monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_what_is_too_long_is_said_unless_nothing_fits(lengths) -> None:
-    def fits_up_to(most: int):
-        def at_length(tokens: int) -> tuple[float, ...]:
+def test_what_is_too_long_is_said_unless_nothing_fits(run_lengths) -> None:
+    def make_measure(most: int):
+        def measure(tokens: int) -> tuple[float, ...]:
             if tokens > most:
                 raise torch.OutOfMemoryError
             return 1.0, 2.0, 3.0, 4.0
 
-        return at_length
+        return measure
 
-    passed = lengths(fits_up_to(128))
+    passed = run_lengths(make_measure(128))
     assert passed.numbers["tokens"] == [64, 128] and passed.numbers["too_long"] == 256
     assert passed.line.endswith("; 256 tokens do not fit")
-    assert "too_long" not in lengths(fits_up_to(256)).numbers
+    assert "too_long" not in run_lengths(make_measure(256)).numbers
     with pytest.raises(torch.OutOfMemoryError):
-        lengths(fits_up_to(32))
+        run_lengths(make_measure(32))
 
 
 class Actor:
@@ -128,46 +128,46 @@ class Actor:
 
 
 @pytest.fixture
-def of_actor(monkeypatch: pytest.MonkeyPatch):
+def use_actor(monkeypatch: pytest.MonkeyPatch):
     @contextmanager
     def use(made: Actor):
         with asyncio.Runner() as loop:
             began = []
 
-            def clock() -> float:
+            def read_clock() -> float:
                 began.append(made.now)
                 made.now = 0.0
                 return sum(began)
 
-            monkeypatch.setattr(engine_speed, "time", SimpleNamespace(perf_counter=clock))
+            monkeypatch.setattr(engine_speed, "time", SimpleNamespace(perf_counter=read_clock))
             yield engine_speed.Engine(made, loop, [[1, 2, 3]] * 4, engine_speed.Lengths(3, 2, 10))
 
     return use
 
 
-def test_a_pass_takes_the_difference_of_two_calls(of_actor) -> None:
-    with of_actor(Actor()) as found:
+def test_a_pass_takes_the_difference_of_two_calls(use_actor) -> None:
+    with use_actor(Actor()) as found:
         assert found.seconds_per_pass(4) == pytest.approx(0.5)
 
 
-def test_a_cache_that_would_not_hold_the_calls_is_refused(of_actor) -> None:
-    with of_actor(Actor({"cache_tokens": 52})) as found:
+def test_a_cache_that_would_not_hold_the_calls_is_refused(use_actor) -> None:
+    with use_actor(Actor({"cache_tokens": 52})) as found:
         assert found.describe() == {"cache_tokens": 52}
-    with of_actor(Actor({"cache_tokens": 51})) as found, pytest.raises(UserError, match="holds 51 tokens; the"):
+    with use_actor(Actor({"cache_tokens": 51})) as found, pytest.raises(UserError, match="holds 51 tokens; the"):
         found.describe()
 
 
-def test_values_that_are_not_finite_are_noticed(of_actor) -> None:
-    with of_actor(Actor(logprob=float("nan"))) as found, pytest.raises(UserError, match="not finite"):
+def test_values_that_are_not_finite_are_noticed(use_actor) -> None:
+    with use_actor(Actor(logprob=float("nan"))) as found, pytest.raises(UserError, match="not finite"):
         found.generate(4, 2)
 
 
-def test_weights_that_choose_the_same_experts_are_noticed(of_actor) -> None:
+def test_weights_that_choose_the_same_experts_are_noticed(use_actor) -> None:
     shape = Architecture(**TINY | {"experts": 128, "experts_per_token": 4})  # four tokens: 15.3 if they are independent
-    with of_actor(Actor(experts=8)) as found:
+    with use_actor(Actor(experts=8)) as found:
         assert found.distinct_experts(4, shape) == 8
     with (
-        of_actor(Actor(experts=4)) as found,
+        use_actor(Actor(experts=4)) as found,
         pytest.raises(UserError, match=r"choose 4\.0 of 128 .* independent ones 15"),
     ):
         found.distinct_experts(4, shape)
@@ -181,7 +181,7 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
     )
 
     @contextmanager
-    def started(folder: Path, way: str, *rest: object):
+    def start_engines(folder: Path, way: str, *rest: object):
         if way == "graphs":
             raise RuntimeError("capture failed")
         yield engines
@@ -189,7 +189,7 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
     def check(gpus: int) -> Passed:
         return engine_speed.measure_ways("gpt-oss-120b", Architecture(**TINY), "NVIDIA H100")
 
-    monkeypatch.setattr(engine_speed, "start_engine", started)
+    monkeypatch.setattr(engine_speed, "start_engine", start_engines)
     monkeypatch.setattr(engine_speed, "write_model", lambda *_: None)
     monkeypatch.setattr(engine_speed, "check", check)
     result = rung.run_here(Rung("engine speed", "engine_speed:check", ""), 1)
@@ -198,7 +198,7 @@ def test_graphs_that_fail_leave_the_eager_times(monkeypatch: pytest.MonkeyPatch)
     assert (result.numbers["model"], result.numbers["gpu"]) == ("gpt-oss-120b", "NVIDIA H100")
 
 
-def rollouts(difference: float, adapter: float, count: int = 12) -> list:
+def make_rollouts(difference: float, adapter: float, count: int = 12) -> list:
     from grpo.metrics.scored_rollouts import Rollout
 
     torch.manual_seed(0)
@@ -212,12 +212,12 @@ def rollouts(difference: float, adapter: float, count: int = 12) -> list:
 
 
 def test_engines_and_actors_are_judged() -> None:
-    passed = engine.judge("2 layers", rollouts(0.01, 0.5))
+    passed = engine.judge("2 layers", make_rollouts(0.01, 0.5))
     assert passed.line.startswith("2 layers: 0.0") and passed.numbers["difference_nat"] < 0.02
     for found, said in (
-        (rollouts(0.2, 0.5), "mean difference"),
-        (rollouts(0.01, 0.01), "the adapter changes nothing"),
-        (rollouts(0.01, 0.5, 2), "2 prompts are too few to judge"),
+        (make_rollouts(0.2, 0.5), "mean difference"),
+        (make_rollouts(0.01, 0.01), "the adapter changes nothing"),
+        (make_rollouts(0.01, 0.5, 2), "2 prompts are too few to judge"),
     ):
         with pytest.raises(UserError, match=said):
             engine.judge("2 layers", found)
