@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo.launch import gpu_limits, gpu_memory
+from grpo.launch import fitting, gpu_limits, gpu_memory, splits
 from grpo.launch.config import Config
 from grpo.launch.decoding import ALL_REDUCE, RAY
 from grpo.launch.host_memory import is_for_gpus
@@ -63,6 +63,7 @@ def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
         ),
         *_other_ways(plan, config, judge, rates),
         *_layouts(plan.architecture, config, rates, parts[0]),
+        *_other_split(plan, config, judge, rates),
     ]
 
 
@@ -82,16 +83,25 @@ def _step(parts: Sequence[Phase], which: str, is_pipeline: bool) -> float:
 def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[str]:
     args = config.args
 
-    def seconds(**changes: Any) -> str:
-        return f"{seconds_of_step(plan, config.assume_flags(**changes), judge, rates):,.0f} s per step"
+    def seconds(other: Config) -> str:
+        return f"{seconds_of_step(plan, other, judge, rates):,.0f} s per step"
 
     if not args.colocate_all_models:
         how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
-        other: dict[str, Any] = {"pipeline": not args.pipeline}
-        if "OLD_LOG_PROBS" not in os.environ:  # train_grpo.sh then lets PIPELINE choose
-            other["old_log_probs"] = "trainer" if args.pipeline else "engine"
-        yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(**other)}: {how}"
-    yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(enforce_eager=not args.enforce_eager)}"
+        yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(_switch_pipeline(config))}: {how}"
+    elif not args.vllm_enable_sleep:
+        asleep = fitting.leave_to_engine(config.assume_flags(vllm_enable_sleep=True))
+        yield f"{_INDENT}-- --vllm_enable_sleep would take {seconds(asleep)}: the cache has the actor's memory, too"
+    eager = config.assume_flags(enforce_eager=not args.enforce_eager)
+    yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(eager)}"
+
+
+def _switch_pipeline(config: Config) -> Config:
+    """Return the configuration with the other value of PIPELINE."""
+    other: dict[str, Any] = {"pipeline": not config.args.pipeline}
+    if "OLD_LOG_PROBS" not in os.environ:  # train_grpo.sh then lets PIPELINE choose
+        other["old_log_probs"] = "trainer" if config.args.pipeline else "engine"
+    return config.assume_flags(**other)
 
 
 def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> Iterator[str]:
@@ -120,6 +130,35 @@ def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> I
         yield f"{_INDENT}  for an engine of several GPUs, assumes {several}"
 
 
+def _other_split(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[str]:
+    """Yield how fast a step is if engines and actor share the GPUs with one copy of the model, or if they do not."""
+    other = splits.find_other(config)
+    if other is None or plan.architecture is None or not plan.architecture.mxfp4:
+        return
+    settings = splits.describe_settings(other)
+    if problem := next(splits.find_problems(other), None):
+        yield f"{_INDENT}{settings} is not possible: {problem.what}"
+        return
+    (low, then, high), (least, now, most) = (
+        [_time_step(plan, split, judge, rates, which) for which in ("low", "seconds", "high")]
+        for split in (other, config)
+    )
+    sure = "" if low > most or high < least else ", within the margin of error"
+    share = then / now - 1
+    yield (
+        f"{_INDENT}{settings} would take {then:,.0f} s per step: {abs(share):.0%} "
+        f"{'faster' if share < 0 else 'slower'}{sure};"
+    )
+    if not other.args.colocate_all_models:
+        ahead = seconds_of_step(plan, _switch_pipeline(other), judge, rates)
+        yield f"{_INDENT}  with PIPELINE=1 also, {ahead:,.0f} s"
+    yield f"{_INDENT}  {splits.describe_memory(other)}"
+
+
 def seconds_of_step(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> float:
     """Return the seconds of a step, if every rollout has the longest length."""
-    return _step(list(phases(plan, config, judge, rates)), "seconds", config.args.pipeline)
+    return _time_step(plan, config, judge, rates, "seconds")
+
+
+def _time_step(plan: Plan, config: Config, judge: RunJudge, rates: Rates, which: str) -> float:
+    return _step(list(phases(plan, config, judge, rates)), which, config.args.pipeline)

@@ -68,7 +68,11 @@ def load_gpt_oss(
         raise CheckpointError(f"{directory}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     is_packed = packed and architecture.Architecture.from_config(files.config).mxfp4
     config = AutoConfig.from_pretrained(directory)
-    return build_gpt_oss(config, CheckpointReader(files), attn_implementation, ds_config, is_packed, sharded, base)
+    reader = CheckpointReader(files)
+    model = build_gpt_oss(config, reader, attn_implementation, ds_config, is_packed, sharded, base)
+    if base:
+        base.compare(reader)
+    return model
 
 
 class Reader(Protocol):

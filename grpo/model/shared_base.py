@@ -9,6 +9,7 @@ that somebody has written.
 """
 
 import fcntl
+import gc
 import hashlib
 import mmap
 import os
@@ -18,6 +19,9 @@ from typing import Any, TypedDict
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from grpo.model.model_reader import CheckpointReader
 
 _ALIGNED = 64  # bytes, as the allocators of PyTorch align at least
 _PIECE = 1 << 22  # words of a tensor that are summed at a time
@@ -231,20 +235,39 @@ class MappedBase:
         self._buffers[name] = owner, leaf
         self._place(name)
 
+    def compare(self, reader: CheckpointReader) -> None:
+        """Compare all bytes with the model's files, as an actor with a base of its own reads them.
+
+        Raises:
+            BaseError: if they differ.
+        """
+        for name, (owner, leaf) in self._buffers.items():
+            held = getattr(owner, leaf)
+            for number, part in enumerate(held.reshape(-1).split(_PIECE)):
+                expected = torch.empty_like(part)
+                reader.fill(name, held.shape, number * _PIECE, expected)
+                if not torch.equal(part.view(torch.uint8), expected.view(torch.uint8)):
+                    raise BaseError(f"the engine holds other values of {name} than the model's files")
+
     def drop(self) -> None:
-        """Let go of the memory, whose owner has ended. Until :meth:`replace` the model cannot compute."""
-        for name, tensor in self._tensors.items():
-            owner, leaf = self._buffers[name]
-            owner.register_buffer(leaf, torch.empty_like(tensor, device="meta"))
-        self._tensors = {}
+        """Let go of the memory, whose owner has ended. Until :meth:`replace` the model cannot compute.
+
+        Raises:
+            BaseError: if something else in this process still refers to it.
+        """
+        storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in self._tensors.values()]
+        for name, (owner, leaf) in self._buffers.items():
+            owner.register_buffer(leaf, torch.empty_like(self._tensors.pop(name), device="meta"))
+        gc.collect()
+        if not all(storage.expired() for storage in storages):
+            raise BaseError("the actor still refers to the model of the engine that died, so no other has room for it")
 
     def replace(self, description: Description) -> None:
-        """Map the base of an engine that was started again.
+        """Map the base of an engine that was started again, after :meth:`drop`.
 
         Raises:
             BaseError: if it is another one.
         """
-        self.drop()
         if description["digest"] != self.digest:
             raise BaseError("the engine that was started again holds another base than before")
         self._tensors = map_tensors(description)

@@ -20,11 +20,13 @@ SAMPLED_BY = "sampled_by"  # of a response
 
 
 def end_orphans() -> None:
-    """End what this process's actor left when it died before."""
-    from grpo.rollout import cores  # imports Ray
+    """End what this process's actor left when it died before, and wait until nobody holds its memory."""
+    from grpo.rollout import cores, mapped_bases  # import Ray
 
-    if (actor := cores.own_actor()) and (pids := cores.end(actor)):
-        logger.warning("ended %s: left by the engine that died", pids)
+    if actor := cores.own_actor():
+        if pids := cores.end(actor):
+            logger.warning("ended %s: left by the engine that died", pids)
+        mapped_bases.wait_until_unmapped(actor)
 
 
 def wrap_engine(llm: AsyncLLM) -> continued.ContinuedLLM:

@@ -122,11 +122,19 @@ class EngineCalls:
         return int(ray.get(reference))
 
     def sync(self, send: Callable[[], "Sent"]) -> None:
-        """Send an adapter to the engines. One that dies meanwhile fails the sync, and is not replaced before its end.
+        """Send an adapter to the engines, after those that have died since they sampled are replaced.
+
+        An engine that dies meanwhile fails the sync.
 
         Args:
             send: brings every engine to the adapter, and returns what it has sent.
         """
+        asked = [engine.has_policy.remote() for engine in self.engines]
+        for engine, reference in zip(self.engines, asked, strict=True):
+            if error := _loss(reference):
+                self._replace(engine, error, [])
+            elif not ray.get(reference):
+                self._replace(engine, NoPolicyError("it was started again"), [])
         with self._changing:
             self.adapter = send()
 

@@ -14,6 +14,7 @@ BOXES = {
 }
 # Engines and actor that share GPUs have the whole box each.
 _SHARED = {8: ("4", "2", "8"), 4: ("2", "2", "4"), 2: ("2", "1", "2")}
+_TINY_PAIRS = 2
 
 TINY = {
     "NAME": "tiny",
@@ -41,14 +42,18 @@ TINY = {
 TOOLS = ("python", "retrieval")  # environments with a tiny model that uses their tools unreliably
 
 
-def list_box_values(gpus: int | None, is_tiny: bool, is_shared: bool) -> dict[str, str]:
+def list_box_values(gpus: int | None, is_tiny: bool, is_shared: bool, is_paired: bool = False) -> dict[str, str]:
     """Return the values of a box.
 
     Args:
         gpus: of --gpus; None without it.
         is_tiny: a tiny run without --gpus has a shape of its own.
         is_shared: whether engines and actor share GPUs.
+        is_paired: whether each GPU has an engine and a rank of the actor with one copy of the model.
     """
+    if is_paired:
+        count = str(gpus or (_TINY_PAIRS if is_tiny else 8))
+        return dict(zip(_SHAPE, (count, "1", count), strict=True)) | {"COLOCATE": "1"}
     shape = _SHARED.get(gpus or (0 if is_tiny else 8), ()) if is_shared else ()
     return BOXES[gpus or 8] | dict(zip(_SHAPE, shape, strict=False))
 

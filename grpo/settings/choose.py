@@ -12,6 +12,7 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 
 Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
+ENGINE_SHARE = 0.9  # of a GPU that an engine has alone
 _PREPARED = CHECKOUT / "data" / "prepared"
 
 
@@ -33,10 +34,11 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
     """
     gpus = options.gpus or (_choose_tiny_gpus() if options.is_tiny else None)
     is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
+    is_paired = (given.get("ACTOR_SHARD") or recipe.get("ACTOR_SHARD")) == "engine"
     layers = [
         {"STEPS": steps} if (steps := options.values.get("steps")) else {},
         given,
-        list_box_values(gpus, options.is_tiny, is_shared),
+        list_box_values(gpus, options.is_tiny, is_shared, is_paired),
         list_tiny_values(given) if options.is_tiny else {},
         recipe,
     ]
@@ -100,7 +102,7 @@ def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:
         "EVAL_DATA": str(train.with_name("eval.jsonl")),
         "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
         "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",
-        "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else "0.90",
+        "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else f"{ENGINE_SHARE:.2f}",
         "OFFLOAD": "1" if is_host else "0",
         "EVAL_N_SAMPLES_PER_PROMPT": "1" if is_greedy else "8",
     }

@@ -245,8 +245,8 @@ MEMORY = (
             "attn_implementation", choices=("sinks", "eager")),
     Setting("ACTOR_SHARD", str, "`zero3` gives each GPU a part of the frozen model, and gathers each layer for use. "
             "`none` keeps the whole model on each GPU, so only the adapter's gradients travel. `engine` uses the "
-            "model of the engine on the same GPU, so it needs COLOCATE=1 and ENGINE_TP=1.", "zero3", "actor_shard",
-            is_ours=True, choices=("zero3", "none", "engine")),
+            "model of the engine on the same GPU, so it sets COLOCATE=1 and an engine for each GPU.", "zero3",
+            "actor_shard", is_ours=True, choices=("zero3", "none", "engine")),
     Setting("OFFLOAD", bool, "1: keep the actor's parts of the model in host memory. Empty: 1 with EXPERTS=bf16 and "
             "ACTOR_SHARD=zero3, else 0.", "", "offload", is_ours=True),
     Setting("ADAM_OFFLOAD", bool, "1: keep the optimizer's state in host memory.", "1", "adam_offload"),

@@ -6,10 +6,10 @@ Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weigh
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from grpo.stack.problem import UserError
 from scripts.gpu_check import full_size
 from scripts.gpu_check.rung import Passed, choose_device, note
 from scripts.gpu_check.scoring import add_adapter, score_tokens
+
+if TYPE_CHECKING:
+    from grpo.model.shared_base import MappedBase
 
 LENGTHS = (4096, 16_384, 32_768)
 RANK = 64
@@ -38,8 +41,12 @@ class RandomWeights:
         fill_(name, out, shape[-1])
 
 
-def plan_bytes(shape: Architecture, tokens: int) -> int:
-    """Return the bytes that the plan calculates for a sequence, without those of CUDA and fragments."""
+def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
+    """Return the bytes that the plan calculates for a sequence, without those of CUDA and fragments.
+
+    Args:
+        maps: whether the base is an engine's.
+    """
     projections = [shape.projection(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     actor = Actor(
         architecture=shape,
@@ -47,6 +54,7 @@ def plan_bytes(shape: Architecture, tokens: int) -> int:
         ranks=1,
         packed=True,
         sharded=False,
+        maps=maps,
         offload=False,
         adam_offload=True,
         checkpointing=True,
@@ -72,26 +80,43 @@ def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequenc
     torch.manual_seed(0)
     begin = time.perf_counter()
     engine = build(shape, device)
-    names = ("tokens", "old_s", "train_s", "peak_gb", "reserved_gb", "planned_gb")
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     numbers: dict[str, Any] = {"model": model, "gpu": gpu, "start_s": time.perf_counter() - begin}
+    time_lengths(engine, shape, lengths, numbers)
+    return Passed(f"{model}: {describe_lengths(numbers)}", numbers)
+
+
+def time_lengths(
+    engine: Any, shape: Architecture, lengths: Sequence[int], numbers: dict[str, Any], maps: bool = False
+) -> None:
+    """Add to the numbers what log-probs and a training step take at some lengths, as far as they fit.
+
+    Args:
+        engine: of :func:`build`.
+        maps: whether its base is an engine's.
+    """
+    names = ("tokens", "old_s", "train_s", "peak_gb", "reserved_gb", "planned_gb")
     numbers |= {name: [] for name in names}
     for tokens in lengths:
         try:
-            values = measure_at_length(engine, shape, tokens, device)
+            values = measure_at_length(engine, shape, tokens)
         except torch.OutOfMemoryError:
             if not numbers["tokens"]:
                 raise
             numbers["too_long"] = tokens
             break
-        for name, value in zip(names, (tokens, *values, plan_bytes(shape, tokens) / 1e9), strict=True):
+        for name, value in zip(names, (tokens, *values, plan_bytes(shape, tokens, maps) / 1e9), strict=True):
             numbers[name].append(value)
         note(**numbers)
-    return Passed(_line(numbers), numbers)
 
 
-def build(shape: Architecture, device: torch.device) -> Any:
-    """Return DeepSpeed's engine around the model with its adapter."""
+def build(shape: Architecture, device: torch.device, base: "MappedBase | None" = None, scale: float = 0.02) -> Any:
+    """Return DeepSpeed's engine around the model with its adapter.
+
+    Args:
+        base: an engine's; None makes random weights.
+        scale: of the adapter's random values.
+    """
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig
@@ -121,7 +146,8 @@ def build(shape: Architecture, device: torch.device) -> Any:
     }
     args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(ds_config, args)
-    model = add_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
+    model = loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False, base=base)
+    model = add_adapter(model, RANK, scale)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config)[0]
@@ -129,9 +155,7 @@ def build(shape: Architecture, device: torch.device) -> Any:
     return engine
 
 
-def measure_at_length(
-    engine: Any, shape: Architecture, tokens: int, device: torch.device
-) -> tuple[float, float, float, float]:
+def measure_at_length(engine: Any, shape: Architecture, tokens: int) -> tuple[float, float, float, float]:
     """Return the seconds of log-probs and of a training step, and the GB that the step held and reserved at most.
 
     Raises:
@@ -139,7 +163,7 @@ def measure_at_length(
     """
     from grpo.model.vocabulary import Allocated
 
-    kept = Allocated(shape.vocabulary - 1)
+    kept, device = Allocated(shape.vocabulary - 1), engine.device
     ids = torch.randint(shape.vocabulary - 1, (1, tokens), device=device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     upstream = torch.randn(1, tokens - 1, device=device) / tokens  # advantages
@@ -169,7 +193,8 @@ def _count_bytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _line(numbers: dict[str, Any]) -> str:
+def describe_lengths(numbers: Mapping[str, Any]) -> str:
+    """Say what :func:`time_lengths` has found."""
     rows = zip(*(numbers[name] for name in ("tokens", "old_s", "train_s", "peak_gb", "planned_gb")), strict=True)
     parts = [
         f"{tokens:,} tokens: log-probs {old:.2f} s, a step {train:.2f} s, {peak:.1f} GB (plan {plan:.1f})"
@@ -177,4 +202,4 @@ def _line(numbers: dict[str, Any]) -> str:
     ]
     if "too_long" in numbers:
         parts.append(f"{numbers['too_long']:,} tokens do not fit")
-    return f"{numbers['model']}: {'; '.join(parts)}"
+    return "; ".join(parts)

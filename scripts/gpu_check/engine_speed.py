@@ -98,14 +98,19 @@ def write_model(folder: Path, shape: Architecture) -> None:
 
 
 class Engine:
-    """A running engine, with as many prompts as it decodes at once."""
+    """A running engine, with as many prompts as it decodes at once.
+
+    Attributes:
+        actor: OpenRLHF's, around vLLM's engine.
+        loop: in which it works.
+    """
 
     def __init__(self, actor: Any, loop: asyncio.Runner, prompts: Sequence[list[int]], lengths: Lengths) -> None:
-        self._actor, self._loop, self._prompts, self._lengths = actor, loop, prompts, lengths
+        self.actor, self.loop, self._prompts, self._lengths = actor, loop, prompts, lengths
 
     def describe(self) -> dict[str, float]:
         """Return the tokens of the cache and the memory in use."""
-        [described] = self._call("describe")
+        [described] = self.call("describe")
         needed = len(self._prompts) * (self._lengths.prompt + self._lengths.long)
         if described["cache_tokens"] < needed:
             raise UserError(f"the cache holds {described['cache_tokens']:,} tokens; the measurement needs {needed:,}")
@@ -118,9 +123,9 @@ class Engine:
             UserError: if they are fewer than half of what independent choices would give.
         """
         self.generate(count, self._lengths.short)  # with the prompts in the prefix cache, all are decoded at once
-        self._call("watch_routers", count)
+        self.call("watch_routers", count)
         self.generate(count, self._lengths.short)
-        [of_layers] = self._call("distinct_experts")
+        [of_layers] = self.call("distinct_experts")
         if not of_layers:
             raise UserError(f"no pass had {count} sequences at once")
         found = sum(of_layers) / len(of_layers)
@@ -157,23 +162,28 @@ class Engine:
                 for number in range(count)
             ]
             pairs = zip(self._prompts, params, strict=False)
-            return await asyncio.gather(*(self._actor.generate(*pair) for pair in pairs))
+            return await asyncio.gather(*(self.actor.generate(*pair) for pair in pairs))
 
         begin = time.perf_counter()
-        outputs = [result.outputs[0] for result in self._loop.run(draw())]
+        outputs = [result.outputs[0] for result in self.loop.run(draw())]
         seconds = time.perf_counter() - begin
         values = [at[token].logprob for one in outputs for token, at in zip(one.token_ids, one.logprobs, strict=True)]
         if len(values) != count * tokens or not all(map(math.isfinite, values)):
             raise UserError(f"{count} sequences of {tokens} tokens have log-probs that are not finite, or too few")
         return seconds
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return list(self._loop.run(self._actor.llm.collective_rpc(method, args=arguments)))
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every worker; return what they return."""
+        return list(self.loop.run(self.actor.llm.collective_rpc(method, args=arguments)))
 
 
 @contextmanager
-def start_engine(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) -> Iterator[Engine]:
-    """Start an engine with random weights, without Ray."""
+def start_engine(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths, **more: Any) -> Iterator[Engine]:
+    """Start an engine, without Ray, by default with random weights.
+
+    Args:
+        more: other arguments of vLLM's engine, and ``load_format``.
+    """
     import torch
 
     from benchmarks.parts.tiny_engine import start_engine
@@ -185,10 +195,8 @@ def start_engine(folder: Path, way: str, sequences: Sequence[int], lengths: Leng
         options["compilation_config"] = {"cudagraph_capture_sizes": sorted(sequences)}
     if torch.cuda.is_available():
         options["gpu_memory_utilization"] = UTILIZATION
-    actor = start_engine(
-        folder, most, longest, eager=way == EAGER, worker_extension_cls=WORKER,
-        additional_config={"lora_rank": 64, "lora_scale": 2.0}, **options,
-    )  # fmt: skip
+    options |= {"additional_config": {"lora_rank": 64, "lora_scale": 2.0}} | more
+    actor = start_engine(folder, most, longest, eager=way == EAGER, worker_extension_cls=WORKER, **options)
     vocabulary = read_json(folder / "config.json")["vocab_size"]
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(vocabulary, (most, lengths.prompt), generator=generator).tolist()

@@ -18,6 +18,7 @@ _SETUP = "run ./scripts/setup.sh --gpu, then this check again"
 _KERNEL = "report it with this report: the GPU, PyTorch and Triton decide it; do not train with this kernel"
 _ACTOR = "report it: --plan promises that the shortest sequence fits"
 _PARITY = "see docs/parity.md: the model has random weights, so rounding alone is left, or a kernel is wrong"
+_COPY = "set ACTOR_SHARD=none or zero3, and report it: engine and actor cannot share a model here"
 _LOOP = "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report"
 LADDER = (
     Rung("driver", "machine:driver", "install NVIDIA's driver, and start the container with --gpus all", gpus=0),
@@ -43,6 +44,7 @@ LADDER = (
     Rung("engine", "engine:check", _SETUP, packages=_WHOLE, seconds=900),
     Rung("engine and actor at real width", "width:check", _PARITY, packages=_WHOLE, seconds=600),
     Rung("engine speed", "engine_speed:check", _SETUP, packages=_WHOLE, seconds=1200),
+    Rung("one copy of the model", "one_copy:check", _COPY, packages=_WHOLE, seconds=1200),
     Rung("whole loop", "whole_loop:eager", _LOOP, packages=_WHOLE, seconds=900),
     Rung("whole loop with graphs", "whole_loop:graphs", _LOOP, packages=_WHOLE, seconds=1200),
 )

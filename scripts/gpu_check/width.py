@@ -6,11 +6,11 @@ what is left is the difference of the kernels.
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from grpo.model.released import RELEASED
 from scripts.gpu_check.engine import RANK, judge, make_prompt, rollouts
 from scripts.gpu_check.rung import Passed, choose_device, note
 from scripts.gpu_check.scoring import add_adapter
+
+if TYPE_CHECKING:
+    from grpo.model.vocabulary import Allocated
 
 LAYERS = 2  # one sliding, one full
 PROMPTS, TOKENS = 32, 96
@@ -40,8 +43,7 @@ def measure_width(gpus: int, shape: Architecture) -> Passed:
     from transformers import AutoTokenizer
 
     from grpo.lora import adapter
-    from grpo.metrics.scored_rollouts import compare
-    from grpo.model import loading, routing
+    from grpo.model import loading
     from grpo.model.vocabulary import find_allocated
 
     device = choose_device(gpus)
@@ -52,10 +54,30 @@ def measure_width(gpus: int, shape: Architecture) -> Passed:
         model = add_adapter(loading.load_gpt_oss(packed), RANK, compute_scale(shape))  # on the host, for now
         flat, specs = adapter.gather(model)
         prompts = [make_prompt(tokenizer, number) for number in range(PROMPTS)]
-        responses = sample(gpus, _write_for_engine(packed, gpus), flat, specs, prompts)
+        responses = sample(gpus, write_for_engine(packed, gpus), flat, specs, prompts)
         model = model.to(device).eval()
-    answers = [response["answer"] for response in responses]
-    of_actor = model, prompts, answers, find_allocated(tokenizer), device
+    what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
+    return compare_with_replay(what, model, prompts, responses, find_allocated(tokenizer), device)
+
+
+def compare_with_replay(
+    what: str,
+    model: Any,
+    prompts: Sequence[list[int]],
+    responses: Sequence[Mapping[str, Any]],
+    kept: "Allocated",
+    device: str,
+) -> Passed:
+    """Return by how much an engine's log-probs differ from those of the actor's model, with routing replay and without.
+
+    Args:
+        what: was compared.
+        responses: of :func:`draw`.
+    """
+    from grpo.metrics.scored_rollouts import compare
+    from grpo.model import routing
+
+    of_actor = model, prompts, [response["answer"] for response in responses], kept, device
     free = compare(rollouts(*of_actor)).rows[0].mean.value
     note(without_replay_nat=free)
     longest = max(len(response["observation_tokens"]) for response in responses)
@@ -64,15 +86,15 @@ def measure_width(gpus: int, shape: Architecture) -> Passed:
         found = rollouts(*of_actor)
     assert replay is not None
     differing, choices = replay.counts()
-    passed = judge(f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts, with routing replay", found)
+    passed = judge(f"{what}, with routing replay", found)
     share = differing / choices
     numbers = {**passed.numbers, "without_replay_nat": free, "choices_differing": share}
     return Passed(f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ", numbers)
 
 
-def compute_scale(shape: Architecture) -> float:
+def compute_scale(shape: Architecture, rank: int = RANK) -> float:
     """Return the scale of an adapter whose projections change about as much as they compute."""
-    return SCALE * (shape.hidden * RANK) ** -0.25
+    return SCALE * (shape.hidden * rank) ** -0.25
 
 
 def write_model(folder: Path, shape: Architecture) -> None:
@@ -90,7 +112,7 @@ def write_model(folder: Path, shape: Architecture) -> None:
     write_random_weights(folder, shape)
 
 
-def _write_for_engine(packed: Path, gpus: int) -> Path:
+def write_for_engine(packed: Path, gpus: int) -> Path:
     """Return what the engine loads: vLLM on a CPU has no kernel for MXFP4."""
     if gpus:
         return packed
@@ -115,34 +137,40 @@ def sample(
     gpus: int, model: Path, flat: torch.Tensor, specs: Sequence[Any], prompts: Sequence[list[int]]
 ) -> list[dict[str, Any]]:
     """Return a response to each prompt, with the engine's choices of experts; the engine has ended then."""
+    from benchmarks.parts.tiny_engine import start_engine
+    from grpo.lora import adapter
+
+    args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True, actor_shard=NO_SHARD)
+    options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
+    actor = start_engine(
+        model, len(prompts), max(map(len, prompts)) + TOKENS + 1, "auto",
+        worker_extension_cls="grpo.lora.side_path.AdapterWorker",
+        additional_config=adapter.engine_config(args), **options,
+    )  # fmt: skip
+    try:
+        with asyncio.Runner() as loop:
+            return loop.run(draw(actor, flat, specs, prompts))
+    finally:
+        actor.llm.shutdown()
+
+
+async def draw(
+    actor: Any, flat: torch.Tensor, specs: Sequence[Any], prompts: Sequence[list[int]]
+) -> list[dict[str, Any]]:
+    """Let an engine take an adapter; return a response to each prompt, with its choices of experts."""
     from vllm import SamplingParams
 
-    from benchmarks.parts.tiny_engine import start_engine
     from grpo.lora import adapter
     from grpo.lora.engine_actor import check_receipts, load_into_engine
     from grpo.rollout import routing
 
-    args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True, actor_shard=NO_SHARD)
-    options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
-    length = max(map(len, prompts)) + TOKENS + 1
-    actor = start_engine(
-        model, len(prompts), length, "auto", worker_extension_cls="grpo.lora.side_path.AdapterWorker",
-        additional_config=adapter.engine_config(args), **options,
-    )  # fmt: skip
     actor.executor = Single()
-
-    async def draw() -> list[dict[str, Any]]:
-        fields = [asdict(spec) for spec in specs]
-        receipts = await load_into_engine(actor.llm, flat.view(torch.uint8).numpy(), fields)
-        check_receipts([receipts], adapter.Receipt.of(flat, list(specs)))
-        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
-        calls = [
-            actor.generate_responses(prompt, "", routing.mark_recorded(params), length, None, 1) for prompt in prompts
-        ]
-        return [response for [response] in await asyncio.gather(*calls)]
-
-    try:
-        with asyncio.Runner() as loop:
-            return loop.run(draw())
-    finally:
-        actor.llm.shutdown()
+    fields = [asdict(spec) for spec in specs]
+    receipts = await load_into_engine(actor.llm, flat.view(torch.uint8).numpy(), fields)
+    check_receipts([receipts], adapter.Receipt.of(flat, list(specs)))
+    params = routing.mark_recorded(
+        SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
+    )
+    length = max(map(len, prompts)) + TOKENS + 1
+    calls = [actor.generate_responses(prompt, "", params, length, None, 1) for prompt in prompts]
+    return [response for [response] in await asyncio.gather(*calls)]

@@ -70,6 +70,15 @@ def going(*options: object, code: int = 0, **variables: str) -> Iterator[Going]:
     assert launcher.returncode == code, run.output[-5000:]
 
 
+def read_phase(run_dir: Path) -> tuple[str, int] | None:
+    """Return the phase that a run is in, and its step."""
+    try:
+        phase = json.loads((run_dir / "logs" / "phase.json").read_text())
+    except FileNotFoundError:
+        return None
+    return phase["phase"], phase["step"]
+
+
 def _make_call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
     return {
         "args": [ROOT / "train_grpo.sh", "--tiny", *map(str, options)],

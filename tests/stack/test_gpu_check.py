@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from grpo.model.architecture import Architecture
-from scripts.gpu_check import engine_speed, kept, rung, width
+from scripts.gpu_check import engine_speed, kept, one_copy, rung, width
 from scripts.gpu_check.ladder import LADDER
 from scripts.gpu_check.rung import Rung
 
@@ -52,6 +52,15 @@ def test_the_passes_of_an_engine_are_timed():
     assert 4 < passed.numbers["distinct_experts"] <= 8
     assert passed.numbers["cache_tokens"]["eager"] > 1000 and passed.numbers["model"] == "tiny"
     assert "tiny: ms a pass at 1, 4 sequences: eager " in passed.line and "of 32 experts a layer" in passed.line
+
+
+@pytest.mark.timeout(900)
+def test_engine_and_actor_share_a_model():
+    timed = replace(SHORT, prompt=128)
+    numbers = one_copy.share_model(0, "tiny", replace(TINY, mxfp4=True), (64, 96), (1, 4), timed).numbers
+    assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
+    assert list(numbers["decode_s"]) == ["1", "4"] and numbers["tokens"] == [64, 96]
+    assert all(map(math.isfinite, [*numbers["decode_s"].values(), *numbers["old_s"], *numbers["train_s"]]))
 
 
 KILLED = """

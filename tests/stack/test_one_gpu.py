@@ -1,9 +1,10 @@
 """The box of one GPU: engine and actor share it, in an environment of one's own with tools, which rewrites its history.
 
-With evaluations and checkpoints. A run that is ended by SIGTERM saves its step; continued from an earlier checkpoint,
-it has the numbers of an undisturbed one.
+The experts have adapters, too. With evaluations and checkpoints. A run that is ended by SIGTERM saves its step;
+continued from an earlier checkpoint, it has the numbers of an undisturbed one, although its engine dies twice.
 """
 
+import contextlib
 import json
 import shutil
 import signal
@@ -12,16 +13,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
 from scripts.tiny_model import tools
 from tests.faults import assert_seen
+from tests.soak.faults import find
 from tests.soak.proof import find_differences, has_same_tensors
 
 from .recorded import Agreement, Sample, read_samples, shift_by_one_token
 from .rounding import load_reference_model
-from .runs import ROOT, going, list_processes, read_lines, train, wait_for
+from .runs import ROOT, going, list_processes, read_lines, read_phase, wait_for
 
 SAVED, LAST = 2, 3  # before the SIGTERM in step 4
 EVALUATED = 24
@@ -32,6 +35,7 @@ SETTINGS = {
     "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "16", "LOSS_AGGREGATION": "sequence_mean",
     "SAVE_STEPS": str(SAVED), "EVAL_STEPS": "1", "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
     "TARGET_MODULES": "q_proj k_proj v_proj o_proj experts",
+    "MICRO_TRAIN_BATCH_SIZE": "1",  # an update that lasts until the core is killed
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
 # Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that
@@ -50,10 +54,17 @@ class Environment(python.Environment):
 
 @dataclass
 class Parts:
-    """A run that was ended by SIGTERM in step 4 and continued after step 2, and a copy of what it had left."""
+    """A run that was ended by SIGTERM in step 4 and continued after step 2, and a copy of what it had left.
+
+    In the continued step, the engine is killed while it samples, and the core of the next one while the actor trains.
+
+    Attributes:
+        held: the bases that processes held then, before each kill and in the end: inodes by process.
+    """
 
     before: Path
     after: Path
+    held: list[dict[int, list[str]]]
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +88,35 @@ def parts(tiny_model, tmp_path_factory) -> Parts:
     assert_seen("SIGTERM", ended.output)
     assert list_processes(run) == {}
     shutil.copytree(run, folder / "before", ignore=shutil.ignore_patterns("*.lock"))
-    output = train("--gpus", 1, "--steps", LAST, "--resume", run, "--from-step", SAVED, **settings)
-    assert "starting Ray (1 stand-in for GPUs" in output and f"continuing after step {SAVED}" in output
-    return Parts(folder / "before", run)
+    held = []
+    box = ("--gpus", 1, "--steps", LAST, "--resume", run, "--from-step", SAVED)
+    with going(*box, **settings) as resumed:
+        for phase, role in ("generate", "an engine"), ("train", "the core of an engine"):
+            wait_for(lambda phase=phase: read_phase(run) == (phase, LAST), resumed.launcher)
+            victim = find_process(role, run)
+            held.append(list_held_bases(run))
+            victim.kill()
+        wait_for(lambda: len(read_lines(metrics)) == LAST, resumed.launcher)
+        held.append(list_held_bases(run))
+    assert "starting Ray (1 stand-in for GPUs" in resumed.output
+    assert f"continuing after step {SAVED}" in resumed.output and "restarting" not in resumed.output
+    return Parts(folder / "before", run, held)
+
+
+def find_process(role: str, run: Path) -> psutil.Process:
+    process = find(role, [psutil.Process(pid) for pid in list_processes(run) if psutil.pid_exists(pid)])
+    assert process
+    return process
+
+
+def list_held_bases(run: Path) -> dict[int, list[str]]:
+    """Return the inodes of the bases that the processes of a run map, once for each mapping."""
+    found = {}
+    for pid in list_processes(run):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            mappings = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found[pid] = [each.split()[4] for each in mappings if "/memfd:grpo-base" in each]
+    return {pid: inodes for pid, inodes in found.items() if inodes}
 
 
 @pytest.mark.timeout(900)
@@ -93,6 +130,17 @@ def test_engine_and_actor_agree_before_and_after_the_first_update(parts):
 def test_engine_and_actor_hold_one_copy_of_the_base(parts):
     for run in (parts.before, parts.after):
         assert "maps the engine's base" in (run / "logs" / "driver.log").read_text()
+
+
+@pytest.mark.timeout(900)
+def test_an_engine_that_was_killed_is_replaced_with_one_copy_of_the_base(parts):
+    """It loads another base than the one that died, and the actor lets go of that one, also while it trains."""
+    assert [row["step"] for row in read_lines(parts.after / "logs" / "replaced.jsonl")] == [LAST, LAST]
+    assert read_lines(parts.after / "metrics.jsonl")[-1]["engines_replaced"] == 2
+    for held in parts.held:
+        assert len(held) == 2 and all(len(inodes) == 1 for inodes in held.values()), "one in each of core and actor"
+    bases = [{inode for inodes in held.values() for inode in inodes} for held in parts.held]
+    assert all(len(base) == 1 for base in bases) and len(set.union(*bases)) == len(bases)
 
 
 @pytest.mark.timeout(900)

@@ -6,7 +6,6 @@ The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes th
 kill; test_one_gpu.py continues after a SIGTERM.
 """
 
-import json
 import os
 import re
 import shutil
@@ -21,18 +20,10 @@ from safetensors import safe_open
 from scripts.export_model import export_model
 from tests.faults import assert_seen, note
 
-from .runs import going, list_processes, read_lines, train, wait_for
+from .runs import going, list_processes, read_lines, read_phase, train, wait_for
 
 LAST = 6  # the steps of the finished run
 SAVED, NEXT = LAST - 2, LAST - 1
-
-
-def read_phase(run_dir: Path) -> tuple:
-    try:
-        phase = json.loads((run_dir / "logs" / "phase.json").read_text())
-    except FileNotFoundError:
-        return ()
-    return phase["phase"], phase["step"]
 
 
 def kill_engine(run_dir: Path) -> None:

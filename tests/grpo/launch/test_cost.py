@@ -96,6 +96,19 @@ def test_engines_and_actor_on_the_same_gpus_take_turns(setting) -> None:
     assert "PIPELINE" not in text and "ENFORCE_EAGER=1" in text
 
 
+def test_the_plan_says_how_fast_a_step_is_if_the_engine_drops_its_cache_for_the_update(setting) -> None:
+    """Alone on its GPU while it samples, the engine holds more sequences."""
+    shared = {"colocate_all_models": True, "actor_shard": "engine", "micro_train_batch_size": 1, "gpu_gb": 80}
+    one = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1}
+    ways = [
+        make_config(setting, **shared | one, attn_implementation="sinks", vllm_enable_sleep=way) for way in (None, True)
+    ]
+    awake, asleep = (describe_cost(fitting.choose_engine_share(way)) for way in ways)
+    seconds = int(re.search(r"vllm_enable_sleep would take (\d+) s", awake)[1])
+    assert seconds == int(re.search(r"of (\d+) s, if every", asleep)[1]) and "vllm_enable_sleep" not in asleep
+    assert seconds < int(re.search(r"of (\d+) s, if every", awake)[1])
+
+
 def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None:
     config = make_config(setting, enforce_eager=True, gpu_gb=80, vllm_gpu_memory_utilization=0.9)
     eager, graphs = (
@@ -115,7 +128,7 @@ def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None
     shared |= {"attn_implementation": "sinks", "vllm_num_engines": 4}
     config = make_config(setting, gpu_gb=80, **one | shared)
     text = describe_cost(fitting.choose_engine_share(config))
-    assert "ENFORCE_EAGER=0 would take" in text and "ENGINE_TP=" not in text
+    assert "ENFORCE_EAGER=0 would take" in text and "would sample in" not in text
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])

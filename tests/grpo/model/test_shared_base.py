@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,20 @@ def test_a_model_on_the_engines_base_computes_the_same(checkpoint, owner):
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["self_attn.k_proj.weight", "mlp.experts.down_proj_scales", "mlp.experts.down_proj_bias"]
+)
+def test_an_engine_with_other_weights_of_the_same_shapes_is_refused(name, checkpoint, owner, tmp_path):
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    name = f"model.layers.1.{name}"
+    stored = model_files.read(other).tensors[name]
+    content = bytearray(stored.file.read_bytes())
+    content[stored.stop - 1] ^= 1
+    stored.file.write_bytes(content)
+    with pytest.raises(BaseError, match=f"other values of {name}"):
+        load(other, MappedBase(owner.description))
+
+
 def read_mapping(process: int | str) -> list[dict[str, int]]:
     """Return the bytes of each mapping of a base in a process by their names in proc(5): Size, Rss, Pss and so on."""
     mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{process}/smaps").read_text(), flags=re.MULTILINE)
@@ -215,6 +230,16 @@ def test_an_engine_that_was_killed_is_replaced(checkpoint, small_checkpoint, tmp
         load(checkpoint, MappedBase(other.description))
     second.kill()
     other.kill()
+
+
+def test_memory_that_the_actor_still_holds_is_noticed(checkpoint, owner):
+    """Else the engine that was started again would find no room for its base."""
+    base = MappedBase(owner.description)
+    kept = load(checkpoint, base).lm_head.weight[:1]
+    with pytest.raises(BaseError, match="still refers"):
+        base.drop()
+    del kept
+    assert not read_mapping("self")
 
 
 def test_an_actor_that_was_killed_leaves_the_base(checkpoint, owner):

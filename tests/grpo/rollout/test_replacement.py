@@ -165,6 +165,22 @@ def test_an_engine_that_is_dead_when_prompts_are_drawn_is_replaced(ray: Ray) -> 
     assert engines[0].adapter == "base" and calls.replaced == 1
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_engine_that_dies_while_nobody_asks_it_is_replaced_before_the_sync(ray: Ray, is_back: bool) -> None:
+    """Also if it has started again meanwhile: the actor still maps the base of the one that died."""
+    engines, told = [Engine(0), Engine(1)], []
+    calls = make_calls(*engines)
+    calls.lost = lambda one: told.append((one, "lost"))
+    calls.back = lambda one: told.append((one, "back"))
+    engines[1].adapter = None
+    for engine, asked in zip(engines, (2, 2 if is_back else 0), strict=True):
+        engine.asked = asked  # every third answer is not an error
+    sent = Sent("newer", [], EXPECTED, 0)
+    calls.sync(lambda: told.append("sync") or sent)
+    assert told == [(engines[1], "lost"), (engines[1], "back"), "sync"]
+    assert calls.replaced == 1 and engines[1].adapter == "base" and calls.adapter is sent
+
+
 def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
     engine, calls = Engine(0), make_calls()
     calls.replaced = replacement.MOST

@@ -35,6 +35,16 @@ def test_the_environment_wins_over_the_box_and_the_box_over_the_script():
     assert choose_settings(edited={"RESTARTS": "5"})["RESTARTS"] == "5", "a line for any setting may be added"
 
 
+@pytest.mark.parametrize(
+    ("options", "count"), [((), "8"), (("--gpus", "4"), "4"), (("--gpus", "1"), "1"), (("--tiny",), "2")]
+)
+def test_one_copy_of_the_model_pairs_an_engine_with_each_rank(options, count):
+    pairs = {"NUM_ENGINES": count, "ENGINE_TP": "1", "ACTOR_GPUS": count, "COLOCATE": "1"}
+    values = choose_settings(*options, ACTOR_SHARD="engine")
+    assert values | pairs == values == choose_settings(*options, edited={"ACTOR_SHARD": "engine"})
+    assert choose_settings(*options, ACTOR_SHARD="engine", COLOCATE="0")["COLOCATE"] == "0"
+
+
 def test_an_edit_of_the_script_counts_where_a_value_follows_from_others():
     assert choose_settings(edited={"PIPELINE": "1"})["OLD_LOG_PROBS"] == "engine"
     assert choose_settings(edited={"PIPELINE": "1", "OLD_LOG_PROBS": "trainer"})["OLD_LOG_PROBS"] == "trainer"

@@ -36,6 +36,9 @@ def make_rollout(correct: float = 0.0, limit: float = 9.0) -> SimpleNamespace:
     )  # fmt: skip
 
 
+ENGINE = SimpleNamespace(has_policy=SimpleNamespace(remote=lambda: True))
+
+
 class Loader(list):
     """Of nine problems with one prompt."""
 
@@ -74,7 +77,7 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
             return [{}] if method == "states" else [{"grad_norms": [0.1]}]
 
         trainer.actors = SimpleNamespace(async_run_method=run_on_ranks, async_run_method_batch=lambda *_, **__: [])
-        trainer.engines, trainer.problems, trainer.held_out = ["engine"], Loader(), Loader()[:1]
+        trainer.engines, trainer.problems, trainer.held_out = [ENGINE], Loader(), Loader()[:1]
         monkeypatch.setattr(module.Sampler, "sample_step", lambda _, step: sample(step))
         monkeypatch.setattr(module.Sampler, "sample_held_out", lambda *_: [make_rollout(correct=1.0)])
         return trainer, calls
@@ -111,8 +114,8 @@ def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(
     trainer.fit()
     calls.clear()
     engine_calls = trainer.sampler.engine_calls
-    engine_calls.lost("engine")
-    engine_calls.back("engine")
+    engine_calls.lost(ENGINE)
+    engine_calls.back(ENGINE)
     assert calls == [("drop_base", {"engine": 0}), ("map_base", {"engine": 0})]
 
 

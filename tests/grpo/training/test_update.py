@@ -2,6 +2,7 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import pytest
@@ -14,6 +15,7 @@ from grpo.launch.config import trainer_parser
 from grpo.lora import adapter
 from grpo.model import loading
 from grpo.model.shared_base import BaseError
+from grpo.rollout import mapped_bases
 from grpo.rollout.rows import Batch
 from grpo.training.update import Rank
 from grpo.update import importance
@@ -245,7 +247,14 @@ def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint
     assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]
 
 
-def test_a_rank_maps_the_base_of_its_own_engine_and_saves_nothing_on_another(single_rank, monkeypatch):
+def engine_with_base(number: int) -> Any:
+    describe = SimpleNamespace(remote=lambda: {"digest": f"of {number}"})
+    return SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: f"{number}"), describe_base=describe)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_maps_the_base_of_its_own_engine_and_saves_nothing_on_another(number, single_rank, monkeypatch):
+    """The engine that was started again waits for the note, so the rank has let go before it notes that."""
     calls = []
 
     def check():
@@ -253,16 +262,21 @@ def test_a_rank_maps_the_base_of_its_own_engine_and_saves_nothing_on_another(sin
 
     rank = object.__new__(Rank)
     rank.base = SimpleNamespace(drop=lambda: calls.append("drop"), replace=calls.append, check=check)
-    rank.engines = [SimpleNamespace(describe_base=SimpleNamespace(remote=lambda: {"digest": "d"}))]
+    rank.engines = [engine_with_base(0), engine_with_base(1)]
     monkeypatch.setattr(ray, "get", lambda reference: reference)
-    for engine in (1, 0):
+    monkeypatch.setattr(dist, "get_rank", lambda: number)
+    for name in ("note_mapped", "note_unmapped"):
+        monkeypatch.setattr(mapped_bases, name, lambda engine, name=name: calls.append((name, engine)))
+    for engine in (0, 1):
         rank.drop_base(engine)
         rank.map_base(engine)
-    assert calls == ["drop", {"digest": "d"}]
+    mine = f"{number}"
+    replaced = ["drop", ("note_unmapped", mine), ("note_mapped", mine), {"digest": f"of {number}"}]
+    assert calls == replaced
     monkeypatch.setattr(saving, "save_step", lambda *_: calls.append("saved"))
     with pytest.raises(BaseError):
         rank.save({})
-    assert calls == ["drop", {"digest": "d"}]
+    assert calls == replaced
 
 
 def test_a_pass_replays_a_routing():

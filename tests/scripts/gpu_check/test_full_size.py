@@ -17,7 +17,7 @@ from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from scripts.gpu_check import actor, engine, engine_speed, full_size, rung
+from scripts.gpu_check import actor, engine, engine_speed, full_size, one_copy, rung
 from scripts.gpu_check.rung import Passed, Rung, Skipped
 from tests import forked
 
@@ -28,7 +28,7 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed])
+@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed, one_copy.compute_needed])
 def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
     sizes = {84e9: LARGE, 80e9: LARGE, 64e9: SMALL, 25e9: SMALL}  # H100, A100, two cards of others
     assert {memory: full_size.fitting(memory, needed) for memory in sizes} == sizes
@@ -88,7 +88,7 @@ def run_lengths(monkeypatch: pytest.MonkeyPatch):
 
     def run(at_length) -> Passed:
         monkeypatch.setattr(actor, "build", lambda shape, device: None)
-        monkeypatch.setattr(actor, "measure_at_length", lambda engine, shape, tokens, device: at_length(tokens))
+        monkeypatch.setattr(actor, "measure_at_length", lambda engine, shape, tokens: at_length(tokens))
         return actor.measure_lengths(0, "tiny", Architecture(**TINY), (64, 128, 256))
 
     return run
