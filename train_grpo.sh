@@ -14,8 +14,8 @@
 #   --config FILE   read settings from a file with lines like those below; they win over this file and --gpus, and a
 #                   variable wins over them; --resume keeps both
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
-#   --check         check machine, patches, model, data, and settings, then exit; installs missing packages and makes
-#                   the tiny model first if needed
+#   --check         check machine, patches, model, data, and settings, then exit; makes .venv and the tiny model
+#                   first if they are missing
 #   --plan          print what the settings mean (batches, lengths, steps, nodes, memory, disk, hours), then exit; needs
 #                   neither GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if nodes, settings, data,
 #                   reward, or environment are wrong

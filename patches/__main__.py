@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _target(options: Options) -> tuple[Path, str]:
     target = package.check_target(options.target or package.find_target())
+    if options.version:
+        package.refuse_another_version(target, options.version)
     return target, options.version or package.installed_version(target)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from patches import git, originals
 from patches.errors import Exit, PatchError
-from patches.package import inspect, locate, next_command, read_file, read_installed
+from patches.package import inspect, locate, next_command, read_file, read_installed, scan
 from patches.series import Series, sha256
 from patches.texts import Texts, hand_edits, patched_texts, pristine_texts
 from patches.wheel import Tree
@@ -80,7 +80,8 @@ def change(
             if edits_to:
                 save_edits(target, series, wheel, edits_to)
             if steps:
-                _install(target, series, steps, pristine_texts(target, series, list(series.patched), wheel))
+                touched = pristine_texts(target, series, list(series.patched), wheel)
+                _install(target, series, steps + _links(target, steps), touched)
             _remove_empty_folders(target)
             originals.prune(target, series, is_applied=not revert)
             return steps
@@ -162,6 +163,16 @@ def _install(target: Path, series: Series, steps: list[Step], touched: Texts) ->
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)  # the new names, too, survive a power cut
         os.close(handle)
+
+
+def _links(target: Path, steps: list[Step]) -> list[Step]:
+    """Return a step that replaces each other file with hard links by a copy of its own.
+
+    Installers link files to a cache. An edit in place would change the cache, and every environment that it serves.
+    """
+    files = {locate(target, path) for path in scan(target)} - {step.file for step in steps}
+    texts = {file: read_file(file) for file in sorted(files) if file.lstat().st_nlink > 1}
+    return [Step(file, text, text) for file, text in texts.items()]
 
 
 def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:

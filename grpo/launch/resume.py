@@ -1,8 +1,10 @@
 """Continuing a run: which run, from which checkpoint, and whether this configuration fits it."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import parse_step, saved_steps, step_name
 from grpo.settings.flags import find_setting_name
 from grpo.stack.counted import format_count
+from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
@@ -160,11 +163,22 @@ def _keep_flags(flags: list[str], folder: Path) -> list[str]:
 
 
 def find_flag_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the flags whose values differ from the run so far: name -> (old, new)."""
+    """Return the flags whose values differ from the run so far: name -> (old, new).
+
+    Another OpenRLHF lacks some flags and has others, which count only if they are given.
+    """
     old = RunFiles(folder).read_config().get("flags") or {}
     new = json.loads(json.dumps(config.values, default=str))
-    names = sorted((old.keys() | new.keys()) - set(_IGNORED))
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+    names = sorted((new.keys() & (old.keys() | config.given.keys())) - set(_IGNORED))
+    return {name: (old.get(name), new[name]) for name in names if old.get(name) != new[name]}
+
+
+def _find_version_change(folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return OpenRLHF's version if it differs from that of the run so far: "OpenRLHF" -> (old, new)."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record for people: it stops no run
+        old, new = read_json(RunFiles(folder).environment)["packages"]["openrlhf"], version("openrlhf")
+        return {"OpenRLHF": (old, new)} if old != new else {}
+    return {}
 
 
 def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
@@ -178,10 +192,9 @@ def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return all settings that differ from the run so far: flag or variable -> (old, new)."""
-    return {f"--{name}": values for name, values in find_flag_changes(config, folder).items()} | find_reward_changes(
-        folder
-    )
+    """Return what differs from the run so far: OpenRLHF, flag, or variable -> (old, new)."""
+    flags = {f"--{name}": values for name, values in find_flag_changes(config, folder).items()}
+    return _find_version_change(folder) | flags | find_reward_changes(folder)
 
 
 def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:

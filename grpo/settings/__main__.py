@@ -7,6 +7,7 @@ import textwrap
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import GROUPS, SETTINGS
+from grpo.stack import command
 
 _HEAD = """# Settings
 
@@ -56,5 +57,11 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def main() -> int:
+    """Print the page or the listing."""
+    print(page() if sys.argv[1:] == ["--page"] else listing() + "\n", end="")
+    return 0
+
+
 if __name__ == "__main__":
-    print(page() if sys.argv[1:] == ["--page"] else listing(), end="" if sys.argv[1:] == ["--page"] else "\n")
+    command.run(main)

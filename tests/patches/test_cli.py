@@ -14,7 +14,9 @@ import pytest
 
 import patches
 from patches import PatchError, digest, expected_digest
+from patches.__main__ import main
 from patches.errors import Exit
+from patches.series import folder
 
 from .conftest import CHANGES, PRISTINE, write_series
 
@@ -86,6 +88,18 @@ def test_missing_or_ambiguous_version_asks_for_one(world, capsys):
     shutil.rmtree(info)
     assert world.call("status") == Exit.UNKNOWN_VERSION
     assert world.call("apply", "--version", "1.0") == 0
+
+
+def test_another_package_or_version_is_never_taken_for_hand_edits(world, capsys):
+    (other := world.site / "vllm").mkdir()
+    (other / "__init__.py").touch()
+    for command in ("status", "apply", "revert", "diff"):
+        assert main([command, "--target", str(other)]) == Exit.MISSING
+        assert f"{other} is not an OpenRLHF package" in capsys.readouterr().err
+    shutil.copytree(folder("1.0"), folder("2.0"))
+    for command in ("status", "apply", "revert", "diff"):
+        assert world.call(command, "--version", "2.0") == Exit.UNKNOWN_VERSION
+        assert "is OpenRLHF 1.0, not 2.0" in capsys.readouterr().err
 
 
 def test_a_missing_openrlhf(world):

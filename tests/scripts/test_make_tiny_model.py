@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,15 @@ def test_a_killed_build_leaves_no_directory_and_the_next_one_finishes(tmp_path):
     assert make_tiny_model.build(out, "fingerprint", fill) == {"seed": 0}
     assert sorted(file.name for file in out.iterdir()) == ["build.json", "weights"]
     assert not (tmp_path / "out.building").exists()
+
+
+def test_a_library_that_an_interrupted_setup_left_out_is_named(tmp_path, monkeypatch, capsys):
+    def version(library):
+        raise PackageNotFoundError(library)
+
+    monkeypatch.setattr(make_tiny_model, "version", version)
+    assert make_tiny_model.main(["--out", str(tmp_path / "out")]) == 2
+    assert "torch is missing: run ./scripts/setup.sh" in capsys.readouterr().err
 
 
 def test_a_foreign_directory_is_left_alone(tmp_path):

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -189,6 +190,12 @@ def test_help_names_every_option(checkout: Path) -> None:
     assert done.returncode == 0 and "set -euo" not in done.stdout
     for option in ("tiny", "gpus", "check", "plan", "dry-run", "run-dir", "resume", "from-step", "steps", "config"):
         assert f"--{option}" in done.stdout
+
+
+def test_help_for_a_reader_that_stops_early_ends_quietly(checkout: Path) -> None:
+    command = f"{checkout}/train_grpo.sh --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_no_secret_is_in_the_command() -> None:

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,6 +149,22 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert news == ["continuing after step 10; steps 11 to 13 are run again", "  LEARNING_RATE was 1e-06, now 0.0001"]
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
+
+
+def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(setting, save) -> None:
+    start(setting)
+    save(10, is_sealed=True)
+    files = RunFiles(setting.run_dir)
+    recorded, versions = json.loads(files.config.read_text()), json.loads(files.environment.read_text())
+    recorded["flags"] = {name: value for name, value in recorded["flags"].items() if name not in ("seed", "top_p")}
+    files.config.write_text(json.dumps(recorded | {"flags": recorded["flags"] | {"gone": 0.5}}))
+    files.environment.write_text(json.dumps(versions | {"packages": {"openrlhf": "0.9.0"}}))
+    config = resume.resolve_resumed(setting.make_words(seed=5), setting.run_dir)
+    now = metadata.version("openrlhf")
+    news = resume.take_back(config, setting.run_dir)
+    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  SEED was None, now 5"]
+    [entry] = [json.loads(line) for line in files.resumes.read_text().splitlines()]
+    assert entry["changed"] == {"OpenRLHF": ["0.9.0", now], "seed": [None, 5]}
 
 
 def test_a_step_that_is_run_again_and_changed_judge_settings_are_named(setting, save, monkeypatch) -> None:

@@ -16,8 +16,9 @@ with open(root / "uv-calls", "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\n")
 site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
 if "uninstall" in sys.argv:
-    for folder in site.glob(sys.argv[-1].replace("-", "_") + "-*.dist-info"):
-        (folder / "INSTALLER").unlink()
+    for name in sys.argv[sys.argv.index("--python") + 2 :]:
+        for folder in site.glob(name.replace("-", "_") + "-*.dist-info"):
+            (folder / "INSTALLER").unlink()
     sys.exit()
 time.sleep(float(os.environ.get("UV_SLEEPS", 0)))
 for line in pathlib.Path(sys.argv[-1]).read_text().split():

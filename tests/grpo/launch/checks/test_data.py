@@ -246,6 +246,13 @@ def test_a_faulty_template_is_named_and_ended(template, longest, what, tmp_path:
     assert refused.value.problem.remedy.startswith("correct the chat template")
 
 
+def test_a_broken_package_is_not_blamed_on_the_tokenizer(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "transformers.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"broken \(ImportError: undefined symbol\): run ./scripts/setup.sh"):
+        RENDER(str(tmp_path), ["How many?"], {})
+
+
 def test_a_tokenizer_that_names_code_is_refused_for_that_alone(setting, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rendering, "render", RENDER)
     write_tokenizer(tmp_path / "model")
