@@ -120,7 +120,7 @@ def test_engine_agrees_with_transformers_and_peft(greedy_samples, reference, tin
 
 @pytest.mark.timeout(900)
 def test_the_engine_applies_an_adapter_of_experts_as_peft_does(tiny_model, data, tmp_path):
-    ranks = {"r": 16, "lora_alpha": 32, "target_modules": [], "target_parameters": OF_EXPERTS["target_parameters"]}
+    ranks = {"r": 16, "lora_alpha": 128, "target_modules": [], "target_parameters": OF_EXPERTS["target_parameters"]}
     of_experts = save_adapter(tiny_model / "mxfp4", tmp_path / "adapter", **ranks)
     options = ["--n", 1, "--temperature", 0, "--adapter", of_experts]
     samples, _ = evaluate(tiny_model / "bf16", data, tmp_path / "out", *options)

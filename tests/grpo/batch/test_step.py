@@ -118,7 +118,7 @@ def test_solved_problems_rest_and_come_back(monkeypatch, after, steps, seed, is_
 def test_as_many_problems_as_a_batch_stay_in_play(monkeypatch):
     """Without a limit, all would rest after two steps, and no batch be full any more."""
     run = Run(monkeypatch, order=1, problems=6, retire_after=1, retire_for=99, dynamic_filtering=False)
-    monkeypatch.setattr("tests.grpo.batch.drawn_steps.difficulty", lambda _: 1.0)
+    monkeypatch.setattr("tests.grpo.batch.drawn_steps.get_difficulty", lambda _: 1.0)
     run.run_until(6)
     assert [metrics["problems_resting"] for _, metrics in run.rows] == [0, 3, 3, 3, 3, 3]
     third, fourth = ({prompt for prompt, _ in samples} for samples, _ in run.rows[2:4])

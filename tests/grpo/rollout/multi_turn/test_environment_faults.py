@@ -86,7 +86,7 @@ def test_traceback_shows_the_error_and_not_only_its_cause(method, caplog, monkey
     outcome = talk(Spoken({"tool_calls": [make_call("search", {})]} if method == "call" else {}, {}), environment)
     asyncio.run(score_conversation(environment, outcome, 60))
     (record,) = caplog.records
-    assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
+    assert record.exc_info[0] is RuntimeError and "in raise_lost" in caplog.text and "in fail" in caplog.text
 
 
 class Mute(Exception):
