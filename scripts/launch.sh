@@ -25,6 +25,11 @@ main() {
     if ((is_run)) || [[ ! -d $here/.venv ]]; then "$here/scripts/setup.sh" --quiet; fi
     # shellcheck source=scripts/env.sh
     source "$here/scripts/env.sh"
+    # While a run holds this lock, setup changes no packages.
+    if ((is_run)) && [[ -f $here/.venv/pyvenv.cfg ]]; then
+        exec 8<"$here/.venv/pyvenv.cfg"
+        flock --shared 8
+    fi
     # -P: do not import a folder named grpo from the current directory
     exec python -P -m grpo.launch.recipe /dev/fd/3 "$@"
 }

@@ -192,6 +192,9 @@ ensure_packages() {
     local uv=("$venv/bin/uv" pip)
     if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
     if grep -q '^openrlhf .*: found' <<<"$wrong"; then refuse_hand_edits; fi
+    # The launcher of a run holds this lock: what the run imports later would come from other packages.
+    exec 8>>"$venv/pyvenv.cfg"
+    flock --nonblock 8 || fail "packages must change, but a run uses $venv: let it end first"
     local size=""
     if grep -q '^vllm.*: missing' <<<"$wrong"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
     work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version (${size}the download can \
@@ -210,6 +213,7 @@ take minutes)"
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
     work "packages installed"
+    exec 8>&-
 }
 
 # The installer replaces the files of another version of OpenRLHF, edited or not.

