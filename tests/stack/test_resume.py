@@ -26,11 +26,6 @@ LAST = 6  # the steps of the finished run
 SAVED, NEXT = LAST - 2, LAST - 1
 
 
-def kill_engine(run_dir: Path) -> None:
-    victim = next(pid for pid, line in list_processes(run_dir).items() if line.startswith("ray::LLMRayActor"))
-    os.kill(victim, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
 def resumed_run(finished_run, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the one before.
@@ -51,10 +46,18 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
     assert "trainer/rank_0.safetensors was changed" in refused and f"--from-step {SAVED} continues" in refused
     (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
     settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none", "NUM_ENGINES": "2"}
+    engines: list[int] = []
+
+    def is_sampling() -> bool:
+        # Looked up before: sampling is over faster than they are found.
+        if len(engines) < 2:
+            engines[:] = [pid for pid, line in list_processes(run_dir).items() if line.startswith("ray::LLMRayActor")]
+        return read_phase(run_dir) == ("generate", NEXT)
+
     with going(*call, "--from-step", SAVED, **settings) as run:
-        wait_for(lambda: read_phase(run_dir) == ("generate", NEXT), run.launcher)
+        wait_for(is_sampling, run.launcher)
         time.sleep(0.3)  # the prompts are with the engines
-        kill_engine(run_dir)
+        os.kill(engines[0], signal.SIGKILL)
     assert f"continuing after step {SAVED}" in run.output
     assert_seen("an engine is killed while it samples", run.output)
     note("an engine is killed while it samples", read_lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
