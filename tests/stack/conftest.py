@@ -52,12 +52,12 @@ def finished_run(tiny_model, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def attacked(finished) -> Iterator[doors.Run]:
+def attacked(finished_run) -> Iterator[doors.Run]:
     """The run that is held while it is attacked, with many options; the first test that needs its end ends it."""
     # Not pytest's temporary folder: other users can never enter it.
     with (
         tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder,
-        doors.going(Path(folder), finished / "final") as run,
+        doors.hold_run(Path(folder), finished_run / "final") as run,
     ):
         yield run
 
