@@ -54,7 +54,7 @@ async def cut_thoughts(actor, tokenizer):
     calls = (budgeted_response(recorder, prompt, one, made, budget, LENGTH) for one in params)
     rollouts = await asyncio.gather(*calls)
     left = actor.get_num_unfinished_requests()
-    stops = list(range(7, len(tokenizer), 24))
+    stops = list(range(7, len(tokenizer), 12))
     short = SamplingParams(max_tokens=400, temperature=2.0, logprobs=0, logit_bias=never, stop_token_ids=stops)
     plain, unreached = [], []
     for seed in range(SAMPLES):
