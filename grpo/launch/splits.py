@@ -12,7 +12,7 @@ from grpo.stack.problem import Problem
 
 
 def find_other(config: Config) -> Config | None:
-    """Return the configuration with the other split; None if there is none, as for one GPU or several nodes."""
+    """Return the configuration with the other split, or None for one GPU and for several nodes."""
     if config.gpus < 2 or equal_nodes.is_stated(config):
         return None
     if config.args.actor_shard == OF_ENGINE:
