@@ -16,7 +16,7 @@ class Exit(IntEnum):
     MISSING = 15  # no OpenRLHF found
     BAD_SERIES = 20  # series, manifest and patches contradict each other, or a patch does not apply
     READ_ONLY = 21  # the target is not writable
-    LOCKED = 22  # another call held the lock longer than the time-out
+    LOCKED = 22  # another call held the lock longer than the time-out, or a run uses the environment
     UNSAFE_FILE = 23  # a symbolic link or another file that is not regular
     NO_COMPILE = 24  # a patched file is not valid Python
     CONFLICTS = 30  # refresh: it waits for a decision of the user

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patches import git, originals
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 from patches.package import inspect, locate, next_command, read_file, read_installed, scan
 from patches.series import Series, sha256
 from patches.texts import Texts, hand_edits, patched_texts, pristine_texts
@@ -62,7 +62,8 @@ def change(
 ) -> list[Step]:
     """Apply the whole series, or revert it, all or nothing. Returns what changed.
 
-    Waits up to `wait` seconds for another call on the same target (LOCKED).
+    Waits up to `wait` seconds for another call on the same target (LOCKED). Does not wait for a run that uses the
+    target's environment (LOCKED): engines that it starts again would import other files.
     """
 
     def steps_now() -> list[Step]:
@@ -76,12 +77,12 @@ def change(
         with _hold_lock(target, series.version, wait):
             for path in target.parent.glob(f".{target.name}-patch-*"):
                 shutil.rmtree(path)  # we hold the lock, so its creator is gone
-            steps = steps_now()
-            if edits_to:
-                save_edits(target, series, wheel, edits_to)
-            if steps:
-                touched = pristine_texts(target, series, list(series.patched), wheel)
-                _install(target, series, steps + _links(target, steps), touched)
+            if steps := steps_now():
+                with _refuse_under_a_run(target):
+                    if edits_to:
+                        save_edits(target, series, wheel, edits_to)
+                    touched = pristine_texts(target, series, list(series.patched), wheel)
+                    _install(target, series, steps + _links(target, steps), touched)
             _remove_empty_folders(target)
             originals.prune(target, series, is_applied=not revert)
             return steps
@@ -129,6 +130,22 @@ def _hold_lock(target: Path, version: str, wait: float) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _refuse_under_a_run(target: Path) -> Iterator[None]:
+    """Hold the lock of the environment, which the launcher of a run (scripts/launch.sh) shares."""
+    config = next((each / "pyvenv.cfg" for each in target.parents if (each / "pyvenv.cfg").is_file()), None)
+    if config is None:
+        yield
+        return
+    with config.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"a run uses {config.parent}; nothing was changed"
+            raise PatchError(Exit.LOCKED, message, AGAIN) from None
+        yield
 
 
 def _is_at(lock: int, path: Path) -> bool:

@@ -53,6 +53,7 @@ refuse_another_openrlhf() {
     found="${found##*/openrlhf-}"
     found="${found%.dist-info}"
     if [[ -n ${OPENRLHF_VERSION:-} && $OPENRLHF_VERSION != "$found" ]]; then
+        "$here/scripts/setup.sh" --show-stack >/dev/null || exit  # refuses a version that is not supported
         printf 'train_grpo.sh: %s\n' "OPENRLHF_VERSION is $OPENRLHF_VERSION, but .venv has OpenRLHF $found: unset it, \
 or run OPENRLHF_VERSION=$OPENRLHF_VERSION ./scripts/setup.sh" >&2
         exit 2

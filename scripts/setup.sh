@@ -57,11 +57,11 @@ parse_arguments() {
             stack=gpu
         elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
     fi
+    select_lock
     if ((shows)); then
         echo "$stack"
         exit 0
     fi
-    select_lock
 }
 
 # Ray starts each worker with the unquoted path of .venv's Python in a line for bash. A colon separates paths.
@@ -212,6 +212,7 @@ take minutes)"
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
+    exec 8>&-
     work "packages installed"
     exec 8>&-
 }

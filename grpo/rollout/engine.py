@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from copy import copy, deepcopy
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora.engine_actor import NoPolicyError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("openrlhf.grpo.engine")
 
 SAMPLED_BY = "sampled_by"  # of a response
+RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
 
 
 def end_orphans() -> None:
@@ -128,6 +130,8 @@ def arguments(workers: int = 1) -> dict[str, Any]:
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
       much as a token. An aborted call wastes at most that many tokens, and those in flight.
+    - Layers with a sliding window keep sampled tokens in the prefix cache. By default, vLLM 0.29 keeps only those of
+      prompts, and a call that continues a rollout would compute all of it again.
     - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its generator's
       offset. CPU generators have none: the engine would die.
     - On a CPU, several workers are processes of vLLM's own. OpenRLHF asks for Ray's, which Ray places by their GPUs:
@@ -136,9 +140,12 @@ def arguments(workers: int = 1) -> dict[str, Any]:
     Args:
         workers: of each engine.
     """
+    from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
 
     mine: dict[str, Any] = {"stream_interval": 16}
+    if RETENTION in signature(AsyncEngineArgs).parameters:
+        mine[RETENTION] = None
     if current_platform.is_cpu():
         mine["enable_chunked_prefill"] = False
         if workers > 1:

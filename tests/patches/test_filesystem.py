@@ -150,6 +150,19 @@ def test_apply_and_revert_at_once_leave_one_of_both(world, pristine_tree, patche
     assert look(world.site) in (pristine_tree, patched_tree)
 
 
+def test_a_run_keeps_the_files_that_it_imports(world, patched_tree, look, tmp_path):
+    assert world.call("apply") == 0
+    config = world.site.parent / "pyvenv.cfg"
+    config.touch()
+    with config.open() as run:  # as scripts/launch.sh holds it
+        fcntl.flock(run, fcntl.LOCK_SH)
+        refused = world.run("revert", "--edits-to", str(tmp_path / "mine.patch"))
+        assert refused.returncode == Exit.LOCKED and "a run uses" in refused.stderr
+        assert look(world.site) == patched_tree
+        assert world.call("apply") == 0, "nothing to change: a second run starts"
+    assert world.call("revert") == 0
+
+
 def test_a_held_lock_times_out_and_says_so(world, pristine_tree, look):
     lock = world.site / ".openrlhf-patch.lock"
     with lock.open("w") as handle:

@@ -145,6 +145,7 @@ def test_a_library_for_another_cuda_is_removed_with_the_files_that_it_shares(che
 def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkout: Path, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3'\n")
     with_gpu = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    (checkout / "requirements" / "lock-gpu.txt").touch()
     assert run_setup(checkout, "--show-stack", **with_gpu).stdout == "gpu\n", "the machine's"
     assert count_uv_calls(checkout) == 0 and not (checkout / ".setup.lock").exists()
     assert run_setup(checkout, "--cpu").returncode == 0
@@ -167,8 +168,11 @@ def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> N
     edited = run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.11.2")
     assert edited.returncode == 1 and "edited by hand" in edited.stderr and "next: save" in edited.stderr
     assert count_uv_calls(checkout) == 3
-    unknown = run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
-    assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.11.2" in unknown.stderr
+    launcher = shutil.copy(ROOT / "train_grpo.sh", checkout)
+    environment = os.environ | {"OPENRLHF_VERSION": "0.9.7"}
+    for command in (checkout / "scripts" / "setup.sh", launcher):
+        unknown = subprocess.run([command], env=environment, capture_output=True, text=True)
+        assert unknown.returncode == 2 and "0.9.7 is not supported; supported are: 0.9.3 0.11.2" in unknown.stderr
 
 
 def test_no_package_changes_under_a_run(checkout: Path) -> None:
