@@ -3,8 +3,11 @@
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,13 +33,28 @@ def main(arguments: list[str] | None = None) -> int:
     copy = Copy(options.copy_megabytes, torch.device(options.device))
     copy.measure()
     try:
-        result = benchmark.run(options, copy)
+        with print_to_stderr():
+            result = benchmark.run(options, copy)
         report = as_json(options.name, result, facts(copy))
     except ValueError as error:
         print(f"bench {options.name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     print(json.dumps(report) if options.json else as_text(report))
     return 0
+
+
+@contextmanager
+def print_to_stderr() -> Iterator[None]:
+    """Send what this process and those that it starts print to stderr: vLLM's would mix with the result."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:

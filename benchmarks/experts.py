@@ -1,6 +1,7 @@
 """The experts of a layer, forward and backward: transformers' loop, and grouped products with bf16 or packed weights.
 
-`adapted` is a packed layer whose experts have an adapter, which is trained.
+`adapted` is a packed layer whose experts have an adapter, which is trained. With `--sequences`, two vLLM engines
+decode that many sequences through one layer: with an adapter of the attention alone, and with one of the experts, too.
 
 `stock` and `ours` are what a pass gives to the device: kernels on a GPU, operations of PyTorch on a CPU. A wait is one
 whose result Python needs to continue. On a CPU, a grouped product counts as one operation, though it loops over
@@ -28,7 +29,7 @@ RANK = 16  # of an expert: the default of EXPERT_RANK in the recipe
 TOLERANCE = 0.02
 GROUPED = "aten::_grouped_mm"
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
-SIZES = {"experts": 16, "hidden": 2880, "tokens": 128, "repeat": 3}
+SIZES = {"experts": 16, "hidden": 2880, "tokens": 128, "sequences": 0, "repeat": 3}
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
@@ -41,6 +42,13 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
                 raise RuntimeError(f"{name} and stock do not agree: run pytest tests/grpo/model/test_experts.py")
     counts = {name: count_launches_and_waits(run_pass, copy.device) for name, run_pass in passes.items()}
     timings = time_in_turn(passes, options.repeat, copy.device)
+    sampling = {}
+    if options.sequences:
+        from benchmarks.parts.sampled_experts import measure_sampling  # imports vLLM
+
+        seconds = measure_sampling(options, copy.device, RANK)
+        sampling = {f"seconds_of_a_pass_{name}": value for name, value in seconds.items()}
+        sampling["pass_experts_over_attention"] = seconds["experts"] / seconds["attention"]
     sizes = {name: sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9 for name, layer in layers.items()}
     return Result(
         what=f"kernels or operations of a forward and backward pass of {options.tokens} tokens through "
@@ -55,6 +63,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "packed_over_bf16_seconds": timings["packed"].seconds / timings["bf16"].seconds,
             "launches_adapted": counts["adapted"][0],
             "adapted_over_packed_seconds": timings["adapted"].seconds / timings["packed"].seconds,
+            **sampling,
         },
     )
 

@@ -26,6 +26,7 @@ SIZES = {
     "expert_rank": ("rank of each expert's adapter; 0 for none", 0, 1),
     "tokens": ("tokens of a sequence", 8, 1),
     "stock_tokens": ("longest sequence for stock", 8, 1),
+    "sequences": ("sequences that an engine decodes at once; 0 for no engine", 0, 1),
     "repeat": ("timed rounds; the best counts", 1, 1),
 }
 

@@ -18,8 +18,16 @@ def run_benchmark(*arguments: object) -> dict:
 
 @pytest.mark.timeout(600)
 def test_one_buffer_takes_one_call_instead_of_one_per_tensor():
-    result = run_benchmark("sync", "--repeat", 1, "--engines", 1, "--tensor-parallel", 1, "--layers", 4)
-    # 32 of the 288 tensors of gpt-oss-120b, in their sizes
-    assert "32 adapter tensors (10.6 MB) into 1 vLLM engines x 1 workers" in result["what"]
+    sizes = {"engines": 1, "tensor-parallel": 1, "layers": 4, "expert-rank": 8, "repeat": 1}
+    result = run_benchmark("sync", *(word for name, size in sizes.items() for word in (f"--{name}", size)))
+    # 32 of the 288 tensors of gpt-oss-120b, in their sizes, and 16 of few and small experts
+    assert "48 adapter tensors (11.4 MB) into 1 vLLM engines x 1 workers" in result["what"]
     details = result["details"]
-    assert (details["stock_calls_of_an_engine"], details["our_calls_of_an_engine"]) == (32, 1)
+    assert (details["stock_calls_of_an_engine"], details["our_calls_of_an_engine"]) == (48, 1)
+
+
+@pytest.mark.timeout(600)
+def test_engines_decode_with_an_adapter_of_the_experts_and_without():
+    result = run_benchmark("experts", "--experts", 4, "--hidden", 64, "--tokens", 32, "--sequences", 2, "--repeat", 1)
+    attention, experts = (result["details"][f"seconds_of_a_pass_{name}"] for name in ("attention", "experts"))
+    assert result["details"]["pass_experts_over_attention"] == pytest.approx(experts / attention, rel=0.01)
