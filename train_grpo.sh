@@ -83,7 +83,7 @@ TRAIN_BATCH_SIZE=8
 NUM_EPISODES=50             # passes over the training problems
 STEPS=                      # global steps (empty: all episodes)
 
-# --- Optimizer and adapter: LoRA on the attention only, so the engines keep their MXFP4 kernels -----------------------
+# --- Optimizer and adapter: LoRA on the attention; docs/tuning.md has adapters for the experts ------------------------
 
 LEARNING_RATE=1e-6          # low for LoRA: 10 times the rate of full fine-tuning is usual, see docs/tuning.md
 LR_WARMUP_RATIO=0.03        # of the optimizer steps of all episodes

@@ -143,7 +143,7 @@ def _refuse_under_a_run(target: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"a run uses {config.parent}; nothing was changed"
+            message = f"a run uses {config.parent}, and must end first; nothing was changed"
             raise PatchError(Exit.LOCKED, message, AGAIN) from None
         yield
 

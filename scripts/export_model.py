@@ -126,7 +126,7 @@ class Merge:
             self.reader.fill(name, shape, number * base.numel(), base.view(-1))
             update = product * self.adapter.scale
             if not (base.float() + update).to(torch.bfloat16).isfinite().all():
-                raise UserError(f"{name} is not finite after the merge", "inspect the adapter's values")
+                raise UserError(f"{name} is not finite after the merge", "merge the adapter of an earlier checkpoint")
             yield base, update
         self.merged += 1
 

@@ -212,7 +212,6 @@ take minutes)"
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
-    exec 8>&-
     work "packages installed"
     exec 8>&-
 }

@@ -142,7 +142,7 @@ def _find_pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
     scales = {parameter: adapter.find_expert_scale(parameter) for parameter in expert_form.PARAMETERS}
     for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
         if not math.isclose(scale, adapter.scale):
-            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM 0.15 would not"
+            what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM would not"
             remedy = (
                 f"in a copy, multiply their lora_B by {scale:g} / {adapter.scale:g}, and set their alpha_pattern so"
             )

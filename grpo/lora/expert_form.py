@@ -67,7 +67,7 @@ def from_file(name: str, tensor: "torch.Tensor", shape: Sequence[int]) -> "torch
 def to_file_config(config: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return what adapter_config.json says otherwise than a model's config, which names our modules.
 
-    vLLM 0.15 scales all parts of an adapter by lora_alpha / r. So that PEFT does so too, experts have an alpha of
+    vLLM scales all parts of an adapter by lora_alpha / r. So that PEFT does so too, experts have an alpha of
     their own beside their rank.
 
     Args:

@@ -35,6 +35,13 @@ def find_weights(experts: Any) -> Experts:
 def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> None:
     """Give the experts of a layer their side paths, with adapters of zeros.
 
+    Their buffers are bf16 and on the layer's device: gate_up's A ``[E, R, H]`` and B ``[E, 2I, R]``, down's A
+    ``[E, R, I]`` and B ``[E, H, R]``. I is the worker's part, and R the rank, up to a multiple of 8.
+
+    Args:
+        rank: of each expert.
+        scale: of the whole adapter, alpha / r.
+
     Raises:
         UserError: if this build's experts cannot take an adapter.
     """
@@ -70,14 +77,15 @@ def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, 
     elif backend is not None:
         if backend.name == "TRITON" and method.is_monolithic:
             return multiply_mxfp4
-        found = f"the MXFP4 kernels {backend.name}"
+        found = f"the MXFP4 kernels {backend.name}" + ("" if method.is_monolithic else ", which take their router's choice")
     elif isinstance(method, UnquantizedFusedMoEMethod) and method.is_monolithic:
         return multiply_bf16
     else:
         found = f"the kernels of {type(method).__name__}"
     raise UserError(
         f"the engine's experts cannot have an adapter with {found}, only with vLLM's Triton kernels for MXFP4",
-        "use GPUs of Hopper's generation and vLLM's own choice of kernels, or take experts out of TARGET_MODULES",
+        "use GPUs of Hopper's generation, a model in MXFP4 and vLLM's own choice of kernels, or take experts out of "
+        "TARGET_MODULES",
     )
 
 
@@ -111,6 +119,7 @@ def compute(
 
 
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return the gated activation ``[R, I]`` of ``[R, 2I]``."""
     if not gate_up.is_cuda:
         return gate(gate_up)
     active = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)

@@ -240,7 +240,7 @@ class AdapterWorker(router_capture.RecordingWorker):
                 fill_experts(experts, tensors, applied)
         if applied.tensors != len(specs):
             missing = len(specs) - applied.tensors
-            raise ValueError(f"{missing} adapter tensors fit no layer; is it another model's?")
+            raise ValueError(f"{missing} adapter tensors fit no layer; are they another model's?")
         return {
             "rank": get_tensor_model_parallel_rank(),
             "workers": get_tensor_model_parallel_world_size(),

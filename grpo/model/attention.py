@@ -53,7 +53,7 @@ def make_mask(
 
     Args:
         attention_mask: bool ``[B, L]``.
-        cache_position: of the queries, ``[L]``, up to transformers 5.3; later ``q_length``, L, and ``device``.
+        cache_position: of the queries, ``[L]``, with transformers 4; with 5, ``q_length``, L, and ``device``.
         local_size: the sliding window; None for full attention.
 
     Raises:

@@ -4,7 +4,7 @@ The layers are PEFT's own kind (``LoraLayer``), so PEFT adds, scales, freezes, a
 attention. Its layer for experts (``ParamWrapper``) is of no use here: it adds the product of all experts' adapters to a
 weight in bf16, which packed weights do not have, and which would take as much memory as the experts do.
 
-An adapter has the rank R of its experts and the scale of the whole adapter, lora_alpha / r: vLLM 0.15 knows no other.
+An adapter has the rank R of its experts and the scale of the whole adapter, lora_alpha / r: vLLM knows no other.
 Its A starts r / R times as large in exchange. Experts thus learn as fast at first as with lora_alpha / R, the scale
 that makes the learning rate independent of the rank ("LoRA Without Regret": updates are proportional to the scale times
 the size of A at the start).

@@ -21,8 +21,8 @@ MODEL = (
     Setting("MODEL", str, "The model to train: a folder, or the id of a model already in the Hugging Face cache.",
             flag="pretrain"),
     Setting("ADAPTER", str, "A LoRA adapter of MODEL to start from: a folder in PEFT's format, such as another run's "
-            "`final/`. LORA_RANK, LORA_ALPHA, and TARGET_MODULES must match it. See [starting from an "
-            "adapter](runs.md#starting-from-an-adapter). Empty: a new adapter, which initially has no effect.", "",
+            "`final/`. LORA_RANK, EXPERT_RANK, LORA_ALPHA, and TARGET_MODULES must match it. See [starting from "
+            "an adapter](runs.md#starting-from-an-adapter). Empty: a new adapter, which initially has no effect.", "",
             "adapter", is_ours=True),
     Setting("ENGINE_MODEL", str, "The model that the engines load. Empty: MODEL.", "", "engine_model", is_ours=True),
     Setting("TRAIN_DATA", str, "Training problems; see [data](data.md). Empty: `data/prepared/train.jsonl`.",

@@ -201,7 +201,8 @@ class Sampler:
         loads = [(load, number) for number, load in enumerate(self.engine_calls.loads())] if problems else []
         heapq.heapify(loads)
         references = []
-        for _, [prompt], [label], *_ in problems:  # later OpenRLHF adds images
+        for row in problems:
+            [prompt], [label] = row[1], row[2]
             load, number = heapq.heappop(loads)
             heapq.heappush(loads, (load + how.samples, number))
             call = {

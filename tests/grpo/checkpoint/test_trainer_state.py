@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from grpo.checkpoint import trainer_state
+from grpo.checkpoint import adapter_files, trainer_state
+from grpo.lora import expert_form
 from grpo.model.model_files import CheckpointError
 
 SCRIPT = "checkpoint/trainer_ranks.py"
@@ -94,6 +96,24 @@ def test_a_trainer_that_has_not_stepped_yet_is_saved(trained_folder):
         for kind in ("exp_avg", "exp_avg_sq"):
             assert all(not flat.any() for flat in file[kind])
         assert any(flat.any() for flat in file["master"])
+
+
+@pytest.mark.timeout(500)
+def test_an_experts_adapter_without_a_token_keeps_its_bits(trained_folder):
+    start = load_file(trained_folder / "step_0" / "adapter" / adapter_files.WEIGHTS)
+    state = torch.load(trained_folder / "whole_2.pt")
+    counts = {True: 0, False: 0}
+    for name in start:
+        if ".experts." in name and ".lora_B." in name:  # in the first step, B is zero, and A has no gradient
+            for half in (name.replace("lora_B", "lora_A"), name):
+                master, bf16 = (state[f"{half} {kind}"] for kind in ("master", "bf16"))
+                before = expert_form.from_file(half, start[half], master.shape)
+                is_idle = ~state[f"{name} exp_avg_sq"].flatten(1).any(1)
+                for expert, idle in enumerate(is_idle.tolist()):
+                    counts[idle] += 1
+                    assert torch.equal(bf16[expert], before[expert]) == idle
+                    assert torch.equal(master[expert], before[expert].float()) == idle
+    assert min(counts.values()) > 0, counts
 
 
 @pytest.mark.timeout(500)

@@ -1,7 +1,8 @@
-"""The adapter of experts in PEFT's form: PEFT itself loads, computes, and saves it."""
+"""The adapter of experts in PEFT's form: PEFT itself loads, computes, and saves it, and vLLM reads it."""
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 from transformers import GptOssConfig, GptOssForCausalLM
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM as VllmGptOss
 
 from eval.engine import flatten
 from grpo.checkpoint import adapter_base, adapter_files, digests, saving
@@ -93,6 +98,27 @@ def test_peft_computes_the_same_from_our_file(our_model, stock_model, single_ran
         assert (gradients[name] - values).norm() < 1e-4 * values.norm(), name
 
 
+def test_vllm_reads_the_matrices_of_each_expert(our_model, single_rank, tmp_path):
+    saving.save_adapter(our_model, tmp_path)
+    config = PEFTHelper.from_local_dir(str(tmp_path), max_position_embeddings=None)
+    modules = {"q_proj", "o_proj", "experts"}
+    mapper = VllmGptOss.hf_to_vllm_mapper
+    read = LoRAModel.from_local_checkpoint(str(tmp_path), modules, config, device="cpu", weights_mapper=mapper)
+    manager = object.__new__(LoRAModelManager)
+    manager.is_pooling_model, manager._is_3d_moe_model = False, True  # as for gpt-oss
+    for number, layer in enumerate(our_model.base_model.model.model.layers):
+        adapters = layer.mlp.experts.adapters
+        count = CONFIG.num_local_experts
+        room = SimpleNamespace(w13_lora_a_stacked=[torch.empty(1, count)], global_num_experts=count, ep_rank=0)
+        name = f"model.layers.{number}.mlp.experts"
+        manager._stack_moe_lora_weights(read, room, name)
+        found = read.get_lora(name)
+        for half, matrices in (("lora_A", found.lora_a), ("lora_B", found.lora_b)):
+            ours = [getattr(adapters[part], half)["default"].weight for part in ("gate_up_proj", "down_proj")]
+            assert all(torch.equal(*pair) for pair in zip(matrices, ours, strict=True))
+        assert found.scaling == adapters["down_proj"].scaling["default"]
+
+
 def test_we_read_what_peft_saves(our_model, stock_model, single_rank, tmp_path):
     saving.save_adapter(our_model, tmp_path / "ours")
     peft = PeftModel.from_pretrained(stock_model, tmp_path / "ours")
@@ -133,7 +159,7 @@ def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tm
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"alpha_pattern": {}}, "scales experts.gate_up_proj by 6 and the attention by 1.5, which vLLM 0.15 would not"),
+        ({"alpha_pattern": {}}, "scales experts.gate_up_proj by 6 and the attention by 1.5, which vLLM would not"),
         ({"rank_pattern": {"o_proj": 2}}, "has rank_pattern {'o_proj': 2}, but only experts may differ"),
     ],
 )

@@ -89,10 +89,16 @@ def number_tensors(layer: Layer):
 class Triton(METHOD):
     """vLLM's method with its Triton kernels, as far as it is asked; products come from :func:`simulate_kernel`."""
 
-    def __init__(self, backend=BACKENDS.TRITON, monolithic=True) -> None:
+    def __init__(self, backend=BACKENDS.TRITON) -> None:
         self.mxfp4_backend = backend
-        self.moe_kernel, self.experts_cls = None, SimpleNamespace(is_monolithic=lambda: monolithic)
+        self.moe_kernel, self.experts_cls = None, SimpleNamespace(is_monolithic=lambda: True)
         self.w13_precision_config = self.w2_precision_config = "MXFP4"
+
+
+class TritonInParts(Triton):
+    """vLLM's method with Triton kernels that do not choose the experts."""
+
+    is_monolithic = False
 
 
 def simulate_kernel(x, weight, bias, routing, precision_config):
@@ -202,6 +208,7 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
     ("method", "parallel", "what"),
     [
         *((Triton(kind), {}, f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
+        (TritonInParts(), {}, "the MXFP4 kernels TRITON, which take their router's choice"),
         (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
         (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
     ],
