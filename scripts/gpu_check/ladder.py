@@ -43,6 +43,7 @@ LADDER = (
     Rung("ZeRO-3 and resume", "trainer:check", _SETUP, packages=_STACK, seconds=600),
     Rung("engine", "engine:check", _SETUP, packages=_WHOLE, seconds=900),
     Rung("engine and actor at real width", "width:check", _PARITY, packages=_WHOLE, seconds=600),
+    Rung("adapter of the experts", "width:check_experts", _PARITY, packages=_WHOLE, seconds=600),
     Rung("engine speed", "engine_speed:check", _SETUP, packages=_WHOLE, seconds=1200),
     Rung("one copy of the model", "one_copy:check", _COPY, packages=_WHOLE, seconds=1200),
     Rung("whole loop", "whole_loop:eager", _LOOP, packages=_WHOLE, seconds=900),

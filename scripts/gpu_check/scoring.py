@@ -8,14 +8,23 @@ if TYPE_CHECKING:
     from grpo.model.vocabulary import Allocated
 
 
-def add_adapter(model: Any, rank: int, scale: float) -> Any:
-    """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device."""
+def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> Any:
+    """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device.
+
+    Args:
+        expert_rank: of each expert; 0 for an adapter of the attention alone.
+    """
     from peft import LoraConfig, get_peft_model
 
-    from grpo.model.architecture import ATTENTION_PROJECTIONS
+    from grpo.model import expert_lora
+    from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERTS_TARGET
 
     model.enable_input_require_grads()
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(ATTENTION_PROJECTIONS))
+    targets = list(ATTENTION_PROJECTIONS)
+    if expert_rank:
+        expert_lora.attach(model, expert_rank)
+        targets = expert_lora.list_target_modules([*targets, EXPERTS_TARGET])
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():

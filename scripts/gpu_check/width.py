@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LAYERS = 2  # one sliding, one full
 PROMPTS, TOKENS = 32, 96
+EXPERT_RANK = 16  # EXPERT_RANK's default in the recipe
 SCALE = 0.7
 _UTILIZATION = 0.4  # two layers and their actor fit into 24 GB
 
@@ -34,11 +35,17 @@ def check(gpus: int) -> Passed:
     return measure_width(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS))
 
 
-def measure_width(gpus: int, shape: Architecture) -> Passed:
+def check_experts(gpus: int) -> Passed:
+    """Compare at the width of gpt-oss-120b, with an adapter of the experts, too."""
+    return measure_width(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS), EXPERT_RANK)
+
+
+def measure_width(gpus: int, shape: Architecture, expert_rank: int = 0) -> Passed:
     """Write a checkpoint of this shape, sample from it, and score the same tokens with the actor's model.
 
     Args:
         shape: in MXFP4; its vocabulary becomes that of the tiny model's tokenizer.
+        expert_rank: of each expert's adapter; 0 for one of the attention alone.
     """
     from transformers import AutoTokenizer
 
@@ -51,12 +58,14 @@ def measure_width(gpus: int, shape: Architecture) -> Passed:
         packed = Path(folder, "mxfp4")
         write_model(packed, shape)
         tokenizer = AutoTokenizer.from_pretrained(packed)
-        model = add_adapter(loading.load_gpt_oss(packed), RANK, compute_scale(shape))  # on the host, for now
+        # On the host, for now
+        model = add_adapter(loading.load_gpt_oss(packed), RANK, compute_scale(shape), expert_rank)
         flat, specs = adapter.gather(model)
         prompts = [make_prompt(tokenizer, number) for number in range(PROMPTS)]
-        responses = sample(gpus, write_for_engine(packed, gpus), flat, specs, prompts)
+        responses = sample(gpus, write_for_engine(packed, gpus), flat, specs, prompts, expert_rank)
         model = model.to(device).eval()
     what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
+    what += f" with adapters of rank {expert_rank}" * bool(expert_rank)
     return compare_with_replay(what, model, prompts, responses, find_allocated(tokenizer), device)
 
 
@@ -134,7 +143,12 @@ class Single:
 
 
 def sample(
-    gpus: int, model: Path, flat: torch.Tensor, specs: Sequence[Any], prompts: Sequence[list[int]]
+    gpus: int,
+    model: Path,
+    flat: torch.Tensor,
+    specs: Sequence[Any],
+    prompts: Sequence[list[int]],
+    expert_rank: int = 0,
 ) -> list[dict[str, Any]]:
     """Return a response to each prompt, with the engine's choices of experts; the engine has ended then."""
     from benchmarks.parts.tiny_engine import start_engine
@@ -145,7 +159,7 @@ def sample(
     actor = start_engine(
         model, len(prompts), max(map(len, prompts)) + TOKENS + 1, "auto",
         worker_extension_cls="grpo.lora.side_path.AdapterWorker",
-        additional_config=adapter.engine_config(args), **options,
+        additional_config=adapter.engine_config(args, expert_rank), **options,
     )  # fmt: skip
     try:
         with asyncio.Runner() as loop:

@@ -36,7 +36,7 @@ def test_an_engine_agrees_with_the_actor(tiny_model):
 
 @pytest.mark.timeout(900)
 def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
-    numbers = width.measure_width(0, replace(TINY, mxfp4=True)).numbers
+    numbers = width.measure_width(0, replace(TINY, mxfp4=True), expert_rank=4).numbers
     assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
     # On a CPU both round alike; on a GPU choices differ.
     assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3
