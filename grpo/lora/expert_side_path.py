@@ -77,7 +77,7 @@ def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, 
     elif backend is not None:
         if backend.name == "TRITON" and method.is_monolithic:
             return multiply_mxfp4
-        found = f"the MXFP4 kernels {backend.name}" + ("" if method.is_monolithic else ", which take their router's choice")
+        found = f"the MXFP4 kernels {backend.name}" + ("" if method.is_monolithic else " in vLLM's modular form")
     elif isinstance(method, UnquantizedFusedMoEMethod) and method.is_monolithic:
         return multiply_bf16
     else:

@@ -208,7 +208,7 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
     ("method", "parallel", "what"),
     [
         *((Triton(kind), {}, f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
-        (TritonInParts(), {}, "the MXFP4 kernels TRITON, which take their router's choice"),
+        (TritonInParts(), {}, "the MXFP4 kernels TRITON in vLLM's modular form"),
         (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
         (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
     ],
