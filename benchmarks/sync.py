@@ -135,6 +135,8 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    from grpo.rollout.engine import arguments
+
     size = options.tensor_parallel
     group = placement_group([{"GPU": 1, "CPU": 1}] * (options.engines * size), strategy="PACK")
     ray.get(group.ready())
@@ -150,13 +152,13 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
             skip_tokenizer_init=True,
             worker_extension_cls="benchmarks.parts.sync_worker.OneByOneWorker",
             tensor_parallel_size=size,
-            distributed_executor_backend="uni" if own else "ray",
             bundle_indices=None if own else list(range(first, first + size)),
             max_model_len=64,
             enforce_eager=True,
             dtype="bfloat16",
             additional_config={"lora_rank": RANK, "lora_scale": 2.0, "expert_rank": options.expert_rank},
             num_gpus=1,
+            **{"distributed_executor_backend": "uni" if own else "ray"} | arguments(size),
         )
         engines.append(engine)
     ray.get([engine.get_num_unfinished_requests.remote() for engine in engines])
