@@ -22,7 +22,7 @@ REMEDIES = {
             Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
             Advice("NUM_EPISODES", "to a half", "stop earlier; the best checkpoint is kept", 0.5),
             advice.RATE_DOWN,
-            Advice("LORA_RANK", "to a half", "leaves less capacity to memorise; halve a set EXPERT_RANK, too", 0.5),
+            Advice("LORA_RANK", "to a half", "less capacity to memorise; if EXPERT_RANK is set, halve it, too", 0.5),
         ),
     ),
     "correctness_fall": Remedy(

@@ -202,7 +202,7 @@ class Sampler:
         heapq.heapify(loads)
         references = []
         for row in problems:
-            [prompt], [label] = row[1], row[2]
+            _, [prompt], [label] = row[:3]
             load, number = heapq.heappop(loads)
             heapq.heappush(loads, (load + how.samples, number))
             call = {
