@@ -264,7 +264,10 @@ ensure_patches() {
     local output
     output="$("$root/apply_patches.sh" apply 2>&1 && "$root/apply_patches.sh" verify 2>&1)" ||
         fail "the patches could not be applied or verified:"$'\n'"$output"
-    say "patches: applied and verified"
+    # Also of a quiet setup: somebody may have reverted them.
+    local tell=say
+    if grep -q '^changed ' <<<"$output"; then tell=work; fi
+    "$tell" "patches: applied and verified"
 }
 
 # Sourcing only defines the functions.

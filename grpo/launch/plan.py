@@ -260,9 +260,11 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     place = "the actor"
     if config.args.actor_shard == OF_ENGINE:
         place = "engine and actor together" if config.actor_ranks == 1 else "each engine and its rank together"
+    rank = plan.architecture.find_expert_rank(config.args) if plan.architecture else 0
+    of_experts = f", experts of rank {rank}" if rank else ""
     return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; "
-        f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
+        f"LoRA {plan.lora_parameters:,} parameters{of_experts}, optimizer {size(plan.lora_optimizer_bytes)}",
         f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"

