@@ -56,7 +56,8 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
 
     with going(*call, "--from-step", SAVED, **settings) as run:
         wait_for(is_sampling, run.launcher)
-        time.sleep(0.3)  # the prompts are with the engines
+        os.kill(engines[0], signal.SIGSTOP)  # else it may have sampled everything before it is killed
+        time.sleep(1)  # the prompts are on their way to it
         os.kill(engines[0], signal.SIGKILL)
     assert f"continuing after step {SAVED}" in run.output
     assert_seen("an engine is killed while it samples", run.output)
