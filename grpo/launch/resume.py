@@ -30,10 +30,6 @@ FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
 
 
-def _show(value: object) -> str:
-    return "empty" if value is None else f"{value}"
-
-
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
     """Return the configuration that continues the run in `folder`.
 
@@ -70,9 +66,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
             "restore the file, or start a new run",
         )
     if wrong:
-        listed = "; ".join(
-            f"{find_setting_name(f'--{name}')} was {_show(old)}, now {_show(new)}" for name, (old, new) in wrong.items()
-        )
+        listed = "; ".join(_describe_change(f"--{name}", *values) for name, values in wrong.items())
         hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
         raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")
     return config
@@ -203,7 +197,7 @@ def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
 
 def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return changed settings in lines for people."""
-    return [f"  {find_setting_name(name)} was {old}, now {new}" for name, (old, new) in differing.items()]
+    return [f"  {_describe_change(name, *values)}" for name, values in differing.items()]
 
 
 def resumed_step(config: Config) -> int:
@@ -303,3 +297,9 @@ def _set_aside(config: Config) -> dict[str, Path]:
     for old, new in moves.items():
         old.rename(new)
     return {old.name: new for old, new in moves.items()}
+
+
+def _describe_change(flag: str, old: object, new: object) -> str:
+    """Say what a flag was and is; a setting without a value is empty."""
+    was, now = ("empty" if value is None else value for value in (old, new))
+    return f"{find_setting_name(flag)} was {was}, now {now}"

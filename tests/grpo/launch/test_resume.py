@@ -162,7 +162,7 @@ def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(s
     config = resume.resolve_resumed(setting.make_words(seed=5), setting.run_dir)
     now = metadata.version("openrlhf")
     news = resume.take_back(config, setting.run_dir)
-    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  SEED was None, now 5"]
+    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  SEED was empty, now 5"]
     [entry] = [json.loads(line) for line in files.resumes.read_text().splitlines()]
     assert entry["changed"] == {"OpenRLHF": ["0.9.0", now], "seed": [None, 5]}
 

@@ -163,5 +163,5 @@ def test_a_run_without_an_adapter_cannot_continue_with_one(setting, adapter: Pat
     config = setting.make_config(adapter=None)
     run_dir.write(setting.run_dir, "run", config, make_plan(config), {})
     assert not (setting.run_dir / "start").exists()
-    with pytest.raises(UserError, match="ADAPTER was None"):
+    with pytest.raises(UserError, match="ADAPTER was empty"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)
