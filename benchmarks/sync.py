@@ -3,7 +3,7 @@
 It uses real Ray and real vLLM engines, each with its tensor-parallel workers, and the attention of gpt-oss-120b: 288
 adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small. `--expert-rank` gives them adapters,
 of which rank 2480 has as many values as 128 experts of full size have at rank 16: 2.1 GB. Two engines of two workers
-then need more than 24 GB of memory; one is `--engines 1`.
+then need more than 24 GB of memory; `--engines 1` starts only one.
 """
 
 import argparse

@@ -156,7 +156,7 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
     facts = {
         "digests": _digests(adapter.folder),
         "rank": adapter.rank,
-        "ranks_of_experts": sorted(set(adapter.config.get("rank_pattern", {}).values())),
+        "expert_ranks": adapter.expert_ranks,
         "alpha": adapter.alpha,
         "scale": adapter.scale,
         "targets": adapter.targets,
@@ -254,7 +254,7 @@ def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
         return {"digests": f"{DAMAGED}; the values were not read"}
     finite = {None: "values not read", 0: "all finite"}.get(facts["non_finite"], "NOT finite")
     targets, dtypes = ", ".join(facts["targets"]), ", ".join(facts["dtypes"])
-    of_experts = "".join(f", experts {rank}" for rank in facts["ranks_of_experts"])
+    of_experts = "".join(f", experts {rank}" for rank in facts["expert_ranks"])
     return {
         "digests": facts["digests"],
         "rank": f"{facts['rank']}{of_experts}, alpha {facts['alpha']:g}, scale {facts['scale']:g}, on {targets}",

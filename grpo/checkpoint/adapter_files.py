@@ -88,6 +88,13 @@ class Adapter:
         return tensor.shape[0] // base.experts if tensor and len(tensor.shape) == 2 else 0
 
     @property
+    def expert_ranks(self) -> list[Any]:
+        """Return the ranks that the config gives to parameters of experts."""
+        pattern = self.config.get("rank_pattern")
+        named = pattern.items() if isinstance(pattern, dict) else ()
+        return list(dict.fromkeys(rank for name, rank in named if name.endswith(expert_form.PARAMETERS)))
+
+    @property
     def parameters(self) -> int:
         """Return the number of weights."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())

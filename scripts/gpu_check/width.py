@@ -23,7 +23,7 @@ from scripts.gpu_check.scoring import add_adapter
 if TYPE_CHECKING:
     from grpo.model.vocabulary import Allocated
 
-LAYERS = 2  # one sliding, one full
+SHAPE = replace(RELEASED["openai/gpt-oss-120b"], layers=2)  # one sliding, one full
 PROMPTS, TOKENS = 32, 96
 EXPERT_RANK = 16  # EXPERT_RANK's default in the recipe
 SCALE = 0.7
@@ -32,12 +32,12 @@ _UTILIZATION = 0.4  # two layers and their actor fit into 24 GB
 
 def check(gpus: int) -> Passed:
     """Compare at the width of gpt-oss-120b."""
-    return measure_width(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS))
+    return measure_width(gpus, SHAPE)
 
 
 def check_experts(gpus: int) -> Passed:
     """Compare at the width of gpt-oss-120b, with an adapter of the experts, too."""
-    return measure_width(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS), EXPERT_RANK)
+    return measure_width(gpus, SHAPE, EXPERT_RANK)
 
 
 def measure_width(gpus: int, shape: Architecture, expert_rank: int = 0) -> Passed:
@@ -65,7 +65,8 @@ def measure_width(gpus: int, shape: Architecture, expert_rank: int = 0) -> Passe
         responses = sample(gpus, write_for_engine(packed, gpus), flat, specs, prompts, expert_rank)
         model = model.to(device).eval()
     what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
-    what += f" with adapters of rank {expert_rank}" * bool(expert_rank)
+    if expert_rank:
+        what += f" with adapters of rank {expert_rank}"
     return compare_with_replay(what, model, prompts, responses, find_allocated(tokenizer), device)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint.adapter_files import WEIGHTS
+from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
 from grpo.model.model_files import INDEX
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.inspect_checkpoint import main
@@ -116,6 +116,22 @@ def test_a_damaged_adapter(adapter: Path, damage: Callable[[Path], object], mess
     damage(adapter)
     problems = inspect(capsys, adapter, 1)["problems"]
     assert any(message in problem["what"] for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ({"experts.gate_up_proj": 2, "experts.down_proj": 2}, "4, experts 2, alpha"),
+        ({"o_proj": 2}, "4, alpha"),
+        (None, "4, alpha"),
+        (["o_proj"], "4, alpha"),
+    ],
+)
+def test_the_rank_of_the_experts_is_shown(adapter: Path, pattern: object, shown: str, capsys) -> None:
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps(config | {"rank_pattern": pattern}))
+    main([str(adapter)])
+    assert shown in capsys.readouterr().out
 
 
 def test_an_adapter_that_is_not_the_trainers(trained_adapter: Path, make_trainer, tmp_path: Path, capsys) -> None:
