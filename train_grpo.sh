@@ -25,7 +25,8 @@
 #                   is the newest run of this NAME in runs/
 #   --from-step N   with --resume: continue from step N instead of the newest; newer checkpoints are moved to
 #                   checkpoints/set-aside-TIME
-#   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes
+#   --steps N       make N global steps; the schedule of the learning rate spans them. A resumed run keeps its number
+#   --no-graphs     engines without CUDA graphs (ENFORCE_EAGER=1): slower, with fewer ways to fail
 #   --help          this text, and all settings
 #
 # If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
@@ -35,7 +36,7 @@
 exec "$(dirname "${BASH_SOURCE[0]}")/scripts/launch.sh" "$@" 3<<'RECIPE'
 
 # The recipe: what the author of a run decides. docs/settings.md explains these and has the other settings; a line with
-# one of them can be added anywhere below. --gpus and --tiny choose other values for some.
+# one of them can be added anywhere below. --gpus and --tiny set other values for some lines, unless a line was edited.
 
 # --- Model and data ---------------------------------------------------------------------------------------------------
 
@@ -78,19 +79,24 @@ EPS_CLIP=0.2
 # 0: saves a forward pass, and a graded answer needs no KL. Start with 0.001 if the reward can be gamed: docs/tuning.md
 KL_COEF=0                   # above 0: KL from the policy that the run starts from, subtracted from the reward
 PIPELINE=0                  # 1: sample the next batch while this one is trained on; the rollouts are a step old
-# Rollouts of an optimizer step: 64 in batches of 8 are 8 steps per batch of rollouts; all but the first are off-policy
-TRAIN_BATCH_SIZE=8
+TRAIN_BATCH_SIZE=64         # rollouts of an optimizer step: all of a global step, so each step is on-policy
 NUM_EPISODES=50             # passes over the training problems
-STEPS=                      # global steps (empty: all episodes)
+STEPS=                      # global steps, which the schedule below spans (empty: all episodes)
 
 # --- Optimizer and adapter: LoRA on the attention; docs/tuning.md has adapters for the experts ------------------------
 
-LEARNING_RATE=1e-6          # low for LoRA: 10 times the rate of full fine-tuning is usual, see docs/tuning.md
-LR_WARMUP_RATIO=0.03        # of the optimizer steps of all episodes
+# The recipe that this one grew from has LEARNING_RATE=1e-6 and TRAIN_BATCH_SIZE=8, which is 8 optimizer steps on each
+# batch of rollouts, and no CUDA graphs. docs/tuning.md says why this one differs.
+LEARNING_RATE=1e-5
+LR_WARMUP_RATIO=0.03        # of the run's optimizer steps
 LR_SCHEDULER=cosine_with_min_lr
 LORA_RANK=64
 LORA_ALPHA=128
 TARGET_MODULES="q_proj k_proj v_proj o_proj"
+
+# --- Engines ----------------------------------------------------------------------------------------------------------
+
+ENFORCE_EAGER=0             # 1: without CUDA graphs, which take memory and half a minute, and sample faster
 
 # --- Evaluation, checkpoints, trackers --------------------------------------------------------------------------------
 

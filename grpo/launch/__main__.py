@@ -24,7 +24,6 @@ from grpo.launch import (
     fitting,
     gpu_memory,
     judge,
-    learning_rate,
     part,
     placement,
     preflight,
@@ -45,6 +44,7 @@ from grpo.run.saved_steps import step_name
 from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine
 from grpo.stack.problem import UserError
+from grpo.update import learning_rate
 
 _REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it readable and writable"}
 _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG), "restore the file from a copy")
@@ -63,6 +63,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--changes", type=json.loads, default={}, help="settings that the user changed, as JSON")
     parser.add_argument("--config", type=json.loads, default={}, help="settings of --config, as JSON")
+    parser.add_argument("--script", type=json.loads, default=[], help="lines about edits of train_grpo.sh, as JSON")
     parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
@@ -130,7 +131,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    about = [*choose.describe(options.changes, options.config), *_about(plan, config, run_judge)]
+    about = [*options.script, *choose.describe(options.changes, options.config), *_about(plan, config, run_judge)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
@@ -149,7 +150,15 @@ def _main(options: argparse.Namespace) -> int:
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _describe_resumption(config, folder) if options.resume else []
-        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
+        told = [
+            *options.script,
+            *begin,
+            *reward.describe(config),
+            *judge.describe(run_judge, config),
+            *nodes,
+            *warnings,
+        ]
+        print("\n".join(told))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
     machine.raise_open_files()

@@ -9,7 +9,6 @@ from grpo.checkpoint import adapter_files
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
-from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, Architecture
@@ -20,6 +19,7 @@ from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
+from grpo.update.learning_rate import LearningRate, count_steps, count_updates
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16
@@ -66,7 +66,7 @@ def make_plan(config: Config) -> Plan:
     samples = config.rollouts_per_step
     plan = Plan(
         rollouts_per_step=samples,
-        optimizer_steps_per_step=samples * args.max_epochs // args.train_batch_size,
+        optimizer_steps_per_step=count_updates(args),
         gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
         max_tokens_per_step=samples * config.max_model_len,
         ray_gpus=config.gpus,
@@ -92,12 +92,8 @@ def _add_steps(plan: Plan, config: Config) -> None:
     if plan.prompts is None:
         return
     plan.steps_per_episode, plan.unused_prompts_per_episode = divmod(plan.prompts, args.rollout_batch_size)
-    plan.steps = plan.steps_per_episode * args.num_episodes
-    if args.max_steps:
-        plan.steps = min(plan.steps, args.max_steps)
-    # OpenRLHF's own formula (prepare_datasets) for the length of the learning-rate schedule.
-    per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
-    plan.scheduled_optimizer_steps = per_episode * args.num_episodes * args.max_epochs
+    plan.steps = count_steps(args, plan.prompts)
+    plan.scheduled_optimizer_steps = plan.steps * plan.optimizer_steps_per_step
     if plan.eval_prompts and args.eval_steps > 0:
         plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # always the last step
 
@@ -230,8 +226,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"{format_count(args.num_episodes, 'episode')}{limit}: {format_count(plan.steps or 0, 'global step')}",
     ]
     if plan.steps and plan.optimizer_steps_per_step:
-        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_step)
-        lines += rate.describe(plan.steps)
+        lines += LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0).describe(plan.steps)
     if plan.evals is not None:
         lines.append(
             f"eval        {format_count(plan.evals, 'time')} {format_count(plan.eval_prompts or 0, 'problem')} x "

@@ -36,7 +36,7 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     except UserError as error:
         print(f"train_grpo.sh: {error}", file=sys.stderr)
         return 2
-    given = _make_absolute(choose.select_given(os.environ))
+    given = _make_absolute(choose.select_given(os.environ) | asked.settings)
     try:
         ours = recipe.read(lines, recipe.SOURCE)
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
@@ -58,6 +58,7 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     from grpo.launch.__main__ import main as launch
 
     own = [f"--changes={json.dumps(choose.changes(asked, given, config, ours))}", f"--config={json.dumps(config)}"]
+    own.append(f"--script={json.dumps(choose.describe_script(asked, config | given, ours))}")
     return launch([asked.mode, *own, *_options(asked, values), "--", *_flags(values), *asked.flags])
 
 

@@ -31,7 +31,6 @@ TINY = {
     "EVAL_N_SAMPLES_PER_PROMPT": "1",
     "LEARNING_RATE": "2e-3",  # a new adapter on a model of a few million parameters needs large steps
     "LR_SCHEDULER": "constant_with_warmup",
-    "LR_WARMUP_RATIO": "0.005",  # one optimizer step
     "LORA_RANK": "8",
     "LORA_ALPHA": "16",
     "PERSISTENCE_THRESHOLD": "0",  # partitions everything, as with the 120b
@@ -75,6 +74,8 @@ def list_tiny_values(given: Mapping[str, str]) -> dict[str, str]:
     data = folder / "data" if tools else folder
     engines = "bf16" if checkout.is_cpu_stack() else "mxfp4"  # vLLM cannot load MXFP4 on CPU
     values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
+    if checkout.is_cpu_stack():
+        values["ENFORCE_EAGER"] = "1"  # a CPU has no graphs
     values["TRAIN_DATA"] = str(data / "train.jsonl")
     if tools:
         values |= {"PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}

@@ -1,4 +1,5 @@
-"""Which value counts: that of the environment, --config, a box or the tiny run, train_grpo.sh, or the table."""
+"""Which value counts: that of the environment, --config, an edit of train_grpo.sh, a box or the tiny run, its shipped
+line, or the table."""
 
 import os
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from grpo.settings.boxes import list_box_values, list_tiny_values
 from grpo.settings.options import Options
+from grpo.settings.recipe import list_edits
 from grpo.settings.table import SETTINGS
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
@@ -32,22 +34,38 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
         given: what the user set, in the environment or by --config.
         recipe: the settings of train_grpo.sh.
     """
-    gpus = options.gpus or (_choose_tiny_gpus() if options.is_tiny else None)
-    is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
-    is_paired = (given.get("ACTOR_SHARD") or recipe.get("ACTOR_SHARD")) == "engine"
-    layers = [
-        {"STEPS": steps} if (steps := options.values.get("steps")) else {},
-        given,
-        list_box_values(gpus, options.is_tiny, is_shared, is_paired),
-        list_tiny_values(given) if options.is_tiny else {},
-        recipe,
-    ]
+    gpus = _find_gpus(options)
+    layers = (recipe, _list_option_values(options, given, recipe), list_edits(recipe), given)
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
-    for layer in reversed(layers):
+    for layer in layers:
         values |= layer
     for name, value in _derive_values(values, gpus or 8).items():
         values[name] = values[name] or value
     return values
+
+
+def _find_gpus(options: Options) -> int | None:
+    return options.gpus or (_choose_tiny_gpus() if options.is_tiny else None)
+
+
+def _list_option_values(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return what --gpus and --tiny set in place of the shipped lines of train_grpo.sh."""
+    is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
+    is_paired = (given.get("ACTOR_SHARD") or recipe.get("ACTOR_SHARD")) == "engine"
+    box = list_box_values(_find_gpus(options), options.is_tiny, is_shared, is_paired)
+    return (list_tiny_values(given) if options.is_tiny else {}) | box
+
+
+def describe_script(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> list[str]:
+    """Return in lines for people what was edited in train_grpo.sh, and what options set in place of its lines."""
+    edits = {name: value for name, value in list_edits(recipe).items() if name not in given}
+    lines = [f"{name}={value} (edited in train_grpo.sh)" for name, value in edits.items()]
+    lines += [
+        f"{name}={value or 'empty'} (by --tiny or --gpus; train_grpo.sh: {recipe[name] or 'empty'})"
+        for name, value in _list_option_values(options, given, recipe).items()
+        if name not in given and name not in edits and recipe.get(name, value) != value
+    ]
+    return _head("script", lines)
 
 
 def changes(
@@ -79,8 +97,11 @@ def describe(changed: Changes, config: Mapping[str, str]) -> list[str]:
         f"{name} {value}" if name.startswith("--") else f"{name}={value} (default: {default or 'empty'})"
         for name, (value, default) in changed.items()
     ]
-    heads = ["set by you", *[""] * len(lines)]
-    return [f"{head:<12}{line}" for head, line in zip(heads, lines, strict=False)]
+    return _head("set by you", lines)
+
+
+def _head(head: str, lines: list[str]) -> list[str]:
+    return [f"{head if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
 
 
 def _choose_tiny_gpus() -> int | None:

@@ -26,6 +26,7 @@ class Options:
     Attributes:
         mode: run, or one of MODES.
         values: those of the options with a value, without dashes.
+        settings: those that --steps and --no-graphs stand for.
         flags: the words after `--`.
         again: the options that a resumed run needs again.
     """
@@ -33,6 +34,7 @@ class Options:
     mode: str = "run"
     is_tiny: bool = False
     values: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
 
@@ -58,6 +60,8 @@ def parse(words: Sequence[str]) -> Options:
         elif word == "--tiny":
             options.is_tiny = True
             options.again.append(word)
+        elif word == "--no-graphs":
+            options.settings["ENFORCE_EAGER"] = "1"
         elif word.startswith("--") and name in MODES and not sign:
             if options.mode != "run":
                 raise UserError(f"--{options.mode} and {word} cannot be combined", "give one of them")
@@ -66,8 +70,10 @@ def parse(words: Sequence[str]) -> Options:
             if not sign and not rest:
                 raise UserError(f"--{name} needs a value", "see ./train_grpo.sh --help")
             options.values[name] = value if sign else rest.pop(0)
-            if name in ("gpus", "steps"):
+            if name == "gpus":
                 options.again += [f"--{name}", options.values[name]]
+            if name == "steps":
+                options.settings["STEPS"] = options.values[name]
         else:
             raise _unknown(word)
     _check(options.values)
@@ -96,7 +102,7 @@ def _unknown(word: str) -> UserError:
     setting = name.removeprefix("--").replace("-", "_").upper()
     if setting in SETTINGS:
         return UserError(f"{word} is a setting, not an option", f"{setting}=VALUE ./train_grpo.sh")
-    known = [f"--{option}" for option in ("tiny", "help", *MODES, *_VALUED)]
+    known = [f"--{option}" for option in ("tiny", "no-graphs", "help", *MODES, *_VALUED)]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return UserError(f"unknown option {word}", f"did you mean {close[0]}?" if close else _HELP)
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +67,19 @@ def lines() -> list[str]:
 def recipe() -> dict[str, str]:
     """Return the settings in train_grpo.sh."""
     return read(lines(), SOURCE)
+
+
+@cache
+def shipped() -> dict[str, str]:
+    """Return the settings that train_grpo.sh has before a user edits it."""
+    return read_file(Path(__file__).with_name("shipped.env"))
+
+
+def list_edits(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return those settings of a recipe that differ from the shipped one."""
+    return {
+        name: value for name, value in settings.items() if value != shipped().get(name, SETTINGS[name].default or "")
+    }
 
 
 def default(name: str) -> str:

@@ -202,27 +202,27 @@ ALGORITHM = (
             "by more than this many nats on average, or in a way that rounding does not explain. 0: no check. See "
             "[parity](parity.md).", "0.05", "parity_limit", is_ours=True,
             check=at_least(0, "nat, such as 0.05, or 0 for no check")),
-    Setting("TRAIN_BATCH_SIZE", int, "Rollouts (not prompts) per optimizer step. 64 rollouts in batches of 8 make 8 "
-            "optimizer steps; all but the first are off-policy.", flag="train_batch_size", check=COUNT),
+    Setting("TRAIN_BATCH_SIZE", int, "Rollouts (not prompts) per optimizer step. With fewer than the rollouts of a "
+            "global step, all but its first optimizer step are off-policy.", flag="train_batch_size", check=COUNT),
     Setting("MICRO_TRAIN_BATCH_SIZE", int, "Rollouts that a GPU processes at once in the update, with no effect on the "
             "objective. Empty: as many as fit; see `--plan`.", "", "micro_train_batch_size", check=COUNT),
     Setting("MICRO_ROLLOUT_BATCH_SIZE", int, "The same for log-prob passes.", "", "micro_rollout_batch_size",
             check=COUNT),
     Setting("NUM_EPISODES", int, "Passes over the training problems.", flag="num_episodes", check=COUNT),
-    Setting("STEPS", int, "Global steps after which the run ends. The learning rate's schedule still spans all "
-            "episodes. Empty: all episodes.", flag="max_steps", is_ours=True, check=POSITIVE),
+    Setting("STEPS", int, "Global steps of the run, which the learning rate's schedule spans. A resumed run keeps "
+            "them. Empty: all episodes.", flag="max_steps", is_ours=True, check=POSITIVE),
 )  # fmt: skip
 
 OPTIMIZER = (
     Setting("LEARNING_RATE", float, "Learning rate. `--plan` prints its first values.", flag="actor_learning_rate",
             check=_RATE),
-    Setting("LR_WARMUP_RATIO", float, "Share of all episodes' optimizer steps in which the rate rises.",
+    Setting("LR_WARMUP_RATIO", float, "Share of the run's optimizer steps in which the rate rises. In N such steps, "
+            "the first has 1/N of LEARNING_RATE.",
             flag="lr_warmup_ratio", check=SHARE),
     # Schedules of transformers whose rates `--plan` knows.
-    Setting("LR_SCHEDULER", str, "`constant`, `constant_with_warmup`, `inverse_sqrt`, `cosine_with_min_lr`, or "
-            "`cosine_warmup_with_min_lr`.", flag="lr_scheduler",
-            choices=("constant", "constant_with_warmup", "inverse_sqrt",
-                     "cosine_with_min_lr", "cosine_warmup_with_min_lr")),
+    Setting("LR_SCHEDULER", str, "`constant`, `constant_with_warmup`, `inverse_sqrt`, or `cosine_with_min_lr`, which "
+            "falls to a tenth.", flag="lr_scheduler",
+            choices=("constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr")),
     Setting("MAX_GRAD_NORM", float, "Scale gradients of a larger norm down to this one. 0: never.", "1.0", "max_norm",
             check=NOT_NEGATIVE),
     Setting("LORA_RANK", int, "Rank of the adapter.", flag="lora_rank"),
@@ -234,8 +234,8 @@ OPTIMIZER = (
 )  # fmt: skip
 
 MEMORY = (
-    Setting("ENFORCE_EAGER", bool, "1: engines without CUDA graphs. Tests cover the adapter, a side path in the "
-            "engines' layers, with torch.compile on CPU, but not in CUDA graphs.", "1", "enforce_eager"),
+    Setting("ENFORCE_EAGER", bool, "1: engines without CUDA graphs, like the option `--no-graphs`: slower, with fewer "
+            "ways to fail. The tiny run has 1 on a CPU, which has no graphs.", flag="enforce_eager"),
     Setting("GPU_MEMORY_UTILIZATION", float, "An engine's share of GPU memory. Empty: 0.90, or with COLOCATE=1 what "
             "the actor leaves.", "", "vllm_gpu_memory_utilization", check=POSITIVE_SHARE),
     Setting("EXPERTS", str, "How the actor stores experts: `packed`, in MXFP4 as in the model's files (16 GB on each "

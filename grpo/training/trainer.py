@@ -36,7 +36,7 @@ from grpo.run.run_log import RunLog, open_log
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.training.sampling import Sampler, make_loaders
-from grpo.update import passes
+from grpo.update import learning_rate, passes
 
 logger = logging.getLogger("openrlhf.grpo.trainer")
 
@@ -88,15 +88,9 @@ class Trainer:
         self.problems, self.held_out = make_loaders(strategy, self.tokenizer)
 
     def get_max_steps(self) -> int:
-        """Return the optimizer steps of all episodes, for the schedule of the learning rate."""
-        args = self.args
-        return (
-            len(self.problems.dataset)
-            * args.n_samples_per_prompt
-            // args.train_batch_size
-            * args.num_episodes
-            * args.max_epochs
-        )
+        """Return the optimizer steps of the run, for the schedule of the learning rate."""
+        problems = len(self.problems.dataset)
+        return learning_rate.count_steps(self.args, problems) * learning_rate.count_updates(self.args)
 
     def fit(self) -> None:
         """Train from the start, or from the checkpoint that the ranks have loaded."""

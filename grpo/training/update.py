@@ -3,7 +3,6 @@
 The loss is in :mod:`grpo.update.loss`, normalized over the whole optimizer batch.
 """
 
-import math
 import os
 from datetime import timedelta
 from functools import partial
@@ -18,11 +17,10 @@ from deepspeed.accelerator import get_accelerator
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import BaseModelActor
 from openrlhf.utils import get_tokenizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import enable_full_determinism, set_seed
-from transformers.optimization import get_scheduler
 
 from grpo.batch import branches, masking
 from grpo.checkpoint import saving
@@ -36,9 +34,9 @@ from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
 from grpo.stack.hub import downloaded_folder
-from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.update import old_policy, passes, reference
+from grpo.update.learning_rate import LearningRate
 from grpo.update.loss import PolicyLoss
 from grpo.update.ranks import Ranks
 
@@ -121,7 +119,7 @@ class Rank(BaseModelActor):
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            lr_scheduler=make_schedule(args, optimizer, max_steps),
+            lr_scheduler=LambdaLR(optimizer, LearningRate.of_run(args, max_steps).compute_share),
             config=zero.tune(self.strategy.get_ds_train_config(None), args),
             args={"local_rank": int(os.environ["LOCAL_RANK"])},
             dist_init_required=True,
@@ -279,19 +277,3 @@ class Rank(BaseModelActor):
     def save_model(self) -> None:
         """Save the adapter of the last step as the run's result."""
         self.strategy.save_model(self.actor, self.tokenizer, self.args.save_path)
-
-
-def make_schedule(args: Arguments, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
-    """Return the schedule of the learning rate over so many optimizer steps.
-
-    Its minimum is a tenth of the peak. Other schedules than those with a minimum refuse one, by transformers' version.
-    """
-    return get_scheduler(
-        args.lr_scheduler,
-        optimizer,
-        num_warmup_steps=math.ceil(steps * args.lr_warmup_ratio),
-        num_training_steps=steps,
-        scheduler_specific_kwargs=(
-            {"min_lr": args.actor_learning_rate * 0.1} if args.lr_scheduler.endswith("min_lr") else {}
-        ),
-    )

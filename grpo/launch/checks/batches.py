@@ -7,6 +7,7 @@ from grpo.launch.config import Config
 from grpo.settings.table import BY_FLAG
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
+from grpo.update.learning_rate import LearningRate, count_steps, count_updates
 
 
 def check_batches(config: Config, prompts: int | None = None) -> Iterator[Problem]:
@@ -50,6 +51,18 @@ def _reasons(config: Config, prompts: int | None) -> Iterator[str]:
         )
     if args.n_samples_per_prompt < _fewest(config):
         yield f"{args.advantage_estimator} compares the rollouts of a prompt, but there is only one"
+
+
+def check_warm_up(config: Config, prompts: int) -> Iterator[Problem]:
+    """Refuse a run that would end before its learning rate has reached LEARNING_RATE, or just then."""
+    args = config.args
+    length = count_steps(args, prompts) * count_updates(args)
+    warm_up = LearningRate.of_run(args, length).warm_up
+    if warm_up >= length > 1:
+        yield Problem(
+            f"LR_WARMUP_RATIO {args.lr_warmup_ratio:g}: all {length} optimizer steps of the run would be its warmup",
+            "set LR_WARMUP_RATIO=0.03, or raise STEPS",
+        )
 
 
 def _fewest(config: Config) -> int:

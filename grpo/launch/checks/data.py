@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch import data_files, rendering
-from grpo.launch.checks.batches import check_batches
+from grpo.launch.checks.batches import check_batches, check_warm_up
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
@@ -51,6 +51,8 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
         except UserError as error:
             yield Problem(f"{_VARIABLES[split]}: {error.problem.what}", error.problem.remedy)
     yield from check_batches(config, len(read["train"]) if "train" in read else None)
+    if "train" in read:
+        yield from check_warm_up(config, len(read["train"]))
     try:
         rendered = render(config, read)
     except UserError as error:

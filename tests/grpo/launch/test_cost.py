@@ -138,7 +138,7 @@ def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: in
 
 
 RECIPE = {
-    "attn_implementation": "sinks", "eval_steps": 10, "eval_n_samples_per_prompt": 8, "enforce_eager": True,
+    "attn_implementation": "sinks", "eval_steps": 10, "eval_n_samples_per_prompt": 8, "train_batch_size": 64,
     "num_episodes": 50, "vllm_gpu_memory_utilization": 0.9, "gpu_gb": 80,
     "micro_train_batch_size": None, "micro_rollout_batch_size": None,
 }  # fmt: skip

@@ -25,14 +25,14 @@ def test_batches_steps_and_resources(setting) -> None:
     assert plan.ray_cpus > plan.ray_gpus + 1, "each GPU is a bundle with a CPU, and the trainer takes one more"
     assert (plan.prompts, plan.steps_per_episode, plan.unused_prompts_per_episode) == (20, 2, 4)
     assert plan.steps == 6, "2 steps an episode, 3 episodes"
-    assert plan.scheduled_optimizer_steps == 20 * 8 // 8 * 3, "OpenRLHF counts the left-over prompts too"
+    assert plan.scheduled_optimizer_steps == 6 * 8
     assert plan.evals == 1 + 3, "before the first step, then after steps 2, 4, 6"
 
 
-def test_max_steps_ends_the_run_and_leaves_its_schedule(setting) -> None:
+def test_max_steps_ends_the_run_and_its_schedule(setting) -> None:
     plan = make_plan(setting.make_config(max_steps=3))
     assert plan.steps == 3
-    assert plan.scheduled_optimizer_steps == make_plan(setting.make_config()).scheduled_optimizer_steps
+    assert plan.scheduled_optimizer_steps == 3 * 8
     assert plan.evals == 1 + 2, "after step 2, and after step 3, the last"
 
     assert make_plan(setting.make_config(eval_steps=-1)).evals is None

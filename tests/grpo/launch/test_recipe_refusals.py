@@ -55,7 +55,7 @@ def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses() -> Non
     done = launch("--plan", "--", "--use_kl_loss", LEARNING_RATE="2e-6", MICRO_TRAIN_BATCH_SIZE="7")
     assert done.stdout.splitlines()[:3] == [
         "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: empty)",
-        "            LEARNING_RATE=2e-6 (default: 1e-6)",
+        "            LEARNING_RATE=2e-6 (default: 1e-5)",
         "            --use_kl_loss ",
     ]
     assert done.returncode == 2 and "is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks" in done.stderr

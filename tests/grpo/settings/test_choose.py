@@ -4,7 +4,7 @@ import pytest
 
 from grpo.settings import choose
 from grpo.settings.options import Options, parse
-from grpo.settings.recipe import default, read, recipe
+from grpo.settings.recipe import default, list_edits, read, recipe, shipped
 from grpo.settings.table import SETTINGS
 from grpo.stack.problem import UserError
 
@@ -28,10 +28,11 @@ def test_a_default_stands_once():
 def test_the_environment_wins_over_the_box_and_the_box_over_the_script():
     assert choose_settings()["NUM_ENGINES"] == "2"
     assert choose_settings("--gpus", "4")["NUM_ENGINES"] == "1"
-    assert choose_settings("--gpus", "4", edited={"NUM_ENGINES": "3"})["NUM_ENGINES"] == "1"
+    assert choose_settings("--gpus", "4", edited={"NUM_ENGINES": "3"})["NUM_ENGINES"] == "3", "an edit counts"
     assert choose_settings("--gpus", "4", NUM_ENGINES="3")["NUM_ENGINES"] == "3"
-    assert choose_settings("--tiny", edited={"LORA_RANK": "32"})["LORA_RANK"] == "8"
-    assert choose_settings("--steps", "4", STEPS="5")["STEPS"] == "4"
+    assert choose_settings("--tiny")["LORA_RANK"] == "8"
+    assert choose_settings("--tiny", edited={"LORA_RANK": "32"})["LORA_RANK"] == "32"
+    assert choose_settings("--tiny", edited={"LORA_RANK": "32"}, LORA_RANK="16")["LORA_RANK"] == "16"
     assert choose_settings(edited={"RESTARTS": "5"})["RESTARTS"] == "5", "a line for any setting may be added"
 
 
@@ -51,6 +52,27 @@ def test_an_edit_of_the_script_counts_where_a_value_follows_from_others():
     assert choose_settings(edited={"COLOCATE": "1"})["ACTOR_GPUS"] == "8"
 
 
+def test_the_shipped_values_are_those_of_the_script():
+    assert recipe() == shipped() and list_edits(recipe()) == {}
+
+
+def test_options_that_stand_for_settings():
+    assert parse(["--steps", "4", "--no-graphs"]).settings == {"STEPS": "4", "ENFORCE_EAGER": "1"}
+
+
+def test_what_an_option_sets_in_place_of_the_scripts_lines_is_listed_and_so_is_an_edit():
+    edited = recipe() | {"LEARNING_RATE": "3e-5", "NUM_ENGINES": "1", "RESTARTS": "5", "SAVE_STEPS": "7"}
+    given = {"SAVE_STEPS": "4"}
+    lines = "\n".join(choose.describe_script(parse(["--gpus", "4"]), given, edited))
+    assert [line.split()[0] for line in lines.replace("script ", "").splitlines()] == [
+        "NUM_ENGINES=1", "LEARNING_RATE=3e-5", "RESTARTS=5", "ACTOR_GPUS=2",
+    ]  # fmt: skip
+    assert choose.describe_script(parse([]), {}, recipe()) == []
+    tiny = {line.split("=")[0].split()[-1] for line in choose.describe_script(parse(["--tiny"]), {}, recipe())}
+    changed = {name for name, value in choose_settings("--tiny").items() if value != choose_settings()[name]}
+    assert {"LEARNING_RATE", "ROLLOUT_BATCH_SIZE", "MODEL"} <= tiny <= changed
+
+
 def test_an_empty_variable_is_no_value_except_where_empty_is_one():
     given = choose.select_given({"LEARNING_RATE": "", "JUDGE_MODELS": "", "HOME": "/root", "STEPS": "3"})
     assert given == {"JUDGE_MODELS": "", "STEPS": "3"}
@@ -61,14 +83,14 @@ def test_what_the_user_changed_is_listed():
     given = {"LEARNING_RATE": "2e-6", "LORA_RANK": "64", "STEPS": "5", "PIPELINE": "1", "OLD_LOG_PROBS": "engine"}
     changes = choose.changes(options, given, {}, recipe())
     assert changes == {
-        "LEARNING_RATE": ["2e-6", "1e-6"],
+        "LEARNING_RATE": ["2e-6", "1e-5"],
         "STEPS": ["5", ""],
         "PIPELINE": ["1", "0"],
         "--eps_clip_low_high": ["0.2 0.28", ""],
         "--use_kl_loss": ["", ""],
     }
     assert choose.describe(changes, {})[:2] == [
-        "set by you  LEARNING_RATE=2e-6 (default: 1e-6)",
+        "set by you  LEARNING_RATE=2e-6 (default: 1e-5)",
         "            STEPS=5 (default: empty)",
     ]
     tiny = choose.changes(Options(is_tiny=True), {"LEARNING_RATE": "1e-6"}, {}, recipe())

@@ -236,12 +236,14 @@ def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint
     rank.args = SimpleNamespace(
         actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
         lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,
+        rollout_batch_size=2, n_samples_per_prompt=2, max_epochs=1, train_batch_size=4,
     )  # fmt: skip
     model = loading.load_gpt_oss(checkpoint)
     rank.actor = SimpleNamespace(model=model)
     rank._start_engine(20)
     [group] = made["optimizer"].param_groups
     assert type(made["optimizer"]) is torch.optim.AdamW and group["fused"] and group["params"]
+    assert group["lr"] == 0.1 / 2, "the first of two steps of warmup"
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
     zero = made["config"]["zero_optimization"]
     assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]

@@ -40,6 +40,8 @@ from grpo.launch.checks.batches import check_batches, fitting
         ({"pretrain": "org/absent"}, "MODEL org/absent is not on this machine, and only gpt-oss", "use openai/gpt-oss"),
         ({"engine_model": "org/absent"}, "ENGINE_MODEL org/absent is not on this machine", "use openai/gpt-oss-120b"),
         ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is not a folder", "name the folder"),
+        ({"lr_warmup_ratio": 1.0}, "optimizer steps of the run would be its warmup", "LR_WARMUP_RATIO=0.03"),
+        ({"lr_warmup_ratio": 0.95, "max_steps": 2}, "all 16 optimizer steps", "raise STEPS"),
         ({"eval_steps": 0}, "EVAL_STEPS is 0", "-1 for never"),
         ({"remote_rm_url": "/none.py"}, "/none.py would run unchecked", "REWARD=/none.py"),
         ({"remote_rm_url": None}, "evaluations need a reward", "REWARD"),
