@@ -150,15 +150,8 @@ def _main(options: argparse.Namespace) -> int:
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _describe_resumption(config, folder) if options.resume else []
-        told = [
-            *options.script,
-            *begin,
-            *reward.describe(config),
-            *judge.describe(run_judge, config),
-            *nodes,
-            *warnings,
-        ]
-        print("\n".join(told))
+        told = [*options.script, *begin, *reward.describe(config), *judge.describe(run_judge, config)]
+        print("\n".join([*told, *nodes, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
     machine.raise_open_files()
