@@ -41,10 +41,11 @@ def check_overlap(
         else:
             train, held_out = (a, b) if a.split == "train" else (b, a)
             overlaps[train] = f"is {pair.similarity:.0%} alike {held_out.id} ({held_out.location})"
-    in_eval = {problem.id: problem for problem in problems if problem.split == "eval"}
+    in_eval = {key: one for one in problems if one.split == "eval" for key in (one.id, one.normalized)}
     for train in problems:
-        if train.split == "train" and train.id in in_eval:
-            overlaps[train] = f"is the same as in {in_eval[train.id].location}"
+        same = in_eval.get(train.id) or in_eval.get(train.normalized)
+        if train.split == "train" and same:
+            overlaps[train] = f"is the same as in {same.location}"
     if overlaps:
         lines = [f"{train.id} ({train.location}) {where}" for train, where in overlaps.items()]
         if not decontaminate:

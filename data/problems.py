@@ -21,6 +21,7 @@ from typing import Any
 from data.columns import rename_columns
 from data.instructions import INSTRUCTIONS, add_instruction, strip_instruction
 from data.sources import Row
+from grpo.rollout.problem_files import normalize
 from reward.answers import canonical, grade
 from reward.expression import is_absurd, is_plain
 from reward.extraction import extract_boxed
@@ -73,6 +74,11 @@ class Problem:
     def digest(self) -> str:
         """Return a digest that ignores white space."""
         return hashlib.sha256(" ".join(self.text.split()).encode()).hexdigest()
+
+    @property
+    def normalized(self) -> str:
+        """Return the text that repetitions of the problem share; the digest stays as it is, for ids and splits."""
+        return normalize(self.text)
 
     @property
     def id(self) -> str:
@@ -130,7 +136,7 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
     repeats: list[str] = []
     bad: list[str] = []
     kept = sorted(problems, key=_order)
-    keys: tuple[Callable[[Problem], Hashable], ...] = (lambda one: one.digest, lambda one: one.id)
+    keys: tuple[Callable[[Problem], Hashable], ...] = (lambda one: one.normalized, lambda one: one.id)
     for key in keys:
         groups = defaultdict(list)
         for problem in kept:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo.launch.data_files import is_chat
+from grpo.rollout.problem_files import is_chat
 from grpo.run.problem_ids import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError

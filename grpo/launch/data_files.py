@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo.rollout.problem_files import read_rows
 from grpo.stack.counted import format_count
-from grpo.stack.json_files import build_object, numbered_rows
 from grpo.stack.problem import UserError
 from reward.labels import LabelError, parse_label
 
@@ -13,10 +13,7 @@ LABELS = {
     "eval": 'a label of EVAL_DATA is JSON: {"answer": "42", "split": "eval"}',
 }
 _NAME = "name a .jsonl file; python -m data.prepare writes one"
-_FIX = "fix the line; python -m data.prepare writes valid files"
-
 _LISTED = 20  # of the lines with a fault
-_SHOWN = 200  # characters of a line's field names
 
 
 class Record(NamedTuple):
@@ -41,15 +38,16 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
         raise UserError(f"{path} is not a .jsonl file", _NAME)
     records, wrong = [], dict[int, UserError]()
     try:
-        for number, value in numbered_rows(path, make_object=build_object):
+        for number, row in read_rows(path, input_key, label_key):
             try:
-                record = _check_row(value, f"{path}, line {number}", input_key, label_key)
+                if isinstance(row, UserError):
+                    raise row
                 if split:
-                    _check_label(record.get(label_key), f"{path}, line {number}", split)
+                    _check_label(row.get(label_key or ""), f"{path}, line {number}", split)
             except UserError as error:
                 wrong[number] = error
                 continue
-            records.append(Record(number, record[input_key], str(record.get("id") or "")))
+            records.append(Record(number, row[input_key], str(row.get("id") or "")))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist", _NAME) from None
     except OSError as error:
@@ -63,30 +61,6 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
     if not records:
         raise UserError(f"{path} is empty", _NAME)
     return records
-
-
-def _check_row(value: Any, where: str, input_key: str, label_key: str | None) -> dict[str | None, Any]:
-    if isinstance(value, UnicodeDecodeError):
-        raise UserError(f"{where} is not UTF-8: {value.reason}", _FIX)
-    if isinstance(value, ValueError):
-        raise UserError(f"{where} is not JSON: {value}", _FIX)
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is not a JSON object", _FIX)
-    for key in (input_key, label_key):
-        if key and value.get(key) in (None, "", []):
-            what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value)[:_SHOWN] or 'none'})"
-            raise UserError(what, _FIX)
-    if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
-        raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
-    return value
-
-
-def is_chat(prompt: Any) -> bool:
-    """Tell whether a prompt is messages, each with a role and text content."""
-    return isinstance(prompt, list) and all(
-        isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        for message in prompt
-    )
 
 
 def _check_label(label: Any, where: str, split: str) -> None:

@@ -15,6 +15,9 @@ DROPPED = {
     "save_value_network": (False, "a critic"),
     "freezing_actor_steps": (-1, "a critic, which would learn first"),
     "use_dynamic_batch": (False, "batches of varying size, whose packing drops gpt-oss's attention sinks"),
+    "prompt_data_probs": (None, "several files of problems"),
+    "prompt_split": ("train", "data sets with splits; TRAIN_DATA is one file"),
+    "eval_split": ("train", "data sets with splits; EVAL_DATA is one file"),
     "kl_target": (None, "a coefficient that adapts, which checkpoints do not store"),
 }
 

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 import ray
 from openrlhf.datasets import PromptDataset
-from openrlhf.datasets.utils import blending_datasets
 from tqdm import tqdm
 from vllm import SamplingParams
 
@@ -19,6 +19,7 @@ from grpo.batch.length_schedule import Schedule
 from grpo.batch.retirement import Retirement
 from grpo.batch.step import Step
 from grpo.batch.unfinished import Unfinished
+from grpo.rollout.problem_files import read_problems
 from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
@@ -53,16 +54,12 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
     """
     args = strategy.args
 
-    def loader(name: str, shares: str | None, split: str, shuffle: bool, **limits: Any) -> PromptLoader:
-        data = blending_datasets(name, shares, strategy, dataset_split=split, **limits)
-        data = data.select(range(min(args.max_samples, len(data))))
-        problems = PromptDataset(data, tokenizer, strategy, input_template=args.input_template)
+    def load(file: str, shuffle: bool) -> PromptLoader:
+        rows = read_problems(Path(file), args.input_key, args.label_key)[: int(args.max_samples)]
+        problems = PromptDataset(rows, tokenizer, strategy, input_template=args.input_template)
         return cast(PromptLoader, strategy.setup_dataloader(problems, 1, True, shuffle, problems.collate_fn))
 
-    train = loader(
-        args.prompt_data, args.prompt_data_probs, args.prompt_split, True, seed=args.seed, max_count=args.max_samples
-    )
-    return train, loader(args.eval_dataset, None, args.eval_split, False) if args.eval_dataset else None
+    return load(args.prompt_data, True), load(args.eval_dataset, False) if args.eval_dataset else None
 
 
 class Sampler:

@@ -1,12 +1,13 @@
 """Overlap of train and eval, and prompt lengths under a tokenizer."""
 
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.checks import check_lengths, check_overlap, prompt_lengths
-from data.problems import Problem
+from data.problems import Problem, merge_repeats
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.data.conftest import make_words
@@ -28,6 +29,25 @@ def test_an_overlap_is_refused_or_left_out_of_train() -> None:
     kept, lines, report = check_overlap([leak, *others, reworded, *held_out], True)
     assert kept == others + held_out and len(lines) == 2
     assert report == {"near_duplicates": [], "variants": []}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: text.replace("7", "\uff17"),
+        lambda text: text.replace(" ", "\u200b \u00a0"),
+        str.upper,
+    ],
+)
+def test_the_same_text_in_another_unicode_form_is_an_overlap_and_a_repetition(other) -> None:
+    text = "Ren\u00e9 a n\u00e9 7 ans"
+    same = other(text)
+    assert same != text
+    with pytest.raises(UserError, match="1 problems of train are also in eval"):
+        check_overlap([make_problem(text, "train"), make_problem(same, "eval")], False)
+    kept, repeats, bad = merge_repeats([make_problem(text, "train"), make_problem(same, "train")])
+    assert len(kept) == len(repeats) == 1 and not bad
 
 
 def test_same_contest_place_in_both_splits_is_an_overlap_despite_different_wording() -> None:

@@ -15,11 +15,12 @@ from grpo.launch.data_files import Record
 from grpo.launch.rendering import Rendered
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.settings import has_environment
+from grpo.rollout.problem_files import normalize
 from grpo.run.measure import OUR_REWARD
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 
-_BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")
+_BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")  # of a rendered message
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
@@ -143,13 +144,16 @@ def check_leaks(
     rendered: Mapping[str, Sequence[Rendered]],
     apart: str,
 ) -> Iterator[Problem]:
-    """Find training prompts that are also held out, with other white space or not.
+    """Find training prompts that are also held out, in the same form or another.
 
     Args:
         apart: the remedy if all of them are.
     """
     train, held_out = (
-        [(_normalize_blanks(each.text), record.line) for record, each in zip(read[split], rendered[split], strict=True)]
+        [
+            (normalize(_BOUND.sub(r"\1", each.text)), record.line)
+            for record, each in zip(read[split], rendered[split], strict=True)
+        ]
         for split in ("train", "eval")
     )
     lines = dict(held_out)
@@ -163,11 +167,6 @@ def check_leaks(
             if len(leaked) == len(train)
             else "python -m data.prepare --decontaminate removes problems of eval from train",
         )
-
-
-def _normalize_blanks(text: str) -> str:
-    """Return a rendered prompt with one blank for each white space, and none at the ends of messages."""
-    return " ".join(_BOUND.sub(r"\1", text).split())
 
 
 def is_graded_by_us(config: Config) -> bool:

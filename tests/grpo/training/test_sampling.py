@@ -1,11 +1,13 @@
 """From prompts to rollouts: seeds, order, numbers of samples, and what becomes of groups without a score."""
 
 import argparse
+import json
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from grpo.batch import rollouts
 from grpo.batch.step import Step
@@ -150,3 +152,22 @@ def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
     generator.manual_seed(9)
     sampler.begin_step(2, 0)
     assert generator.initial_seed() == 9, "a resumed run keeps the order of its checkpoint"
+
+
+LABELS = ["2024-01-31", "2025-02-01", 2**63 + 1, "1", 1, 0.1, "\N{SNOWMAN}"]
+
+
+@pytest.mark.parametrize("folder", ["user@corp", "a,b", "g[1]", "*", "plain"])
+def test_the_loaders_give_each_label_as_the_file_has_it_whatever_the_files_name(tmp_path, folder):
+    """datasets makes dates of text and floats of large integers; OpenRLHF's reader splits names at @ and commas."""
+    file = tmp_path / folder / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(json.dumps({"prompt": f"p{n}", "label": one}) + "\n" for n, one in enumerate(LABELS)))
+    args = {
+        "prompt_data": str(file), "eval_dataset": str(file), "max_samples": 1e8, "input_key": "prompt",
+        "label_key": "label", "input_template": None, "apply_chat_template": False, "param_dtype": "bf16",
+    }  # fmt: skip
+    strategy = DeepspeedStrategy(args=argparse.Namespace(**args))
+    for loader in sampling.make_loaders(strategy, None):
+        rows = sorted((prompt, label) for _, [prompt], [label], *_ in loader)
+        assert [(label, type(label)) for _, label in rows] == [(one, type(one)) for one in LABELS]

@@ -197,6 +197,8 @@ def test_prompts_are_rendered_as_in_training(tmp_path: Path, monkeypatch: pytest
         " 102  + 1?",
         [{"role": "user", "content": "102 + 1?"}],
         [{"content": "102 + 1?\n", "role": "user", "name": "a field that no template reads"}],
+        "\uff11\uff10\uff12 + 1?",  # full-width digits
+        "10\u200b2 + 1?\ufeff",  # a zero-width space, a byte-order mark
     ],
 )
 @pytest.mark.parametrize("is_here", [True, False])

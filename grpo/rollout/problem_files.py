@@ -1,0 +1,78 @@
+"""Reads a file of problems: JSON lines with a prompt and a label. The checks before a run and the run itself call it.
+
+OpenRLHF's own reader splits names at commas and `@`, and guesses the types of labels: dates, floats, text.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.stack.json_files import build_object, numbered_rows
+from grpo.stack.problem import UserError
+
+Row = dict[str, Any]
+_FIX = "fix the line; python -m data.prepare writes valid files"
+_SHOWN = 200  # characters of a line's field names
+
+
+def read_rows(path: Path, input_key: str, label_key: str | None) -> Iterator[tuple[int, Row | UserError]]:
+    """Yield number, from 1, and fields of each line that is not blank; of an invalid one, what is wrong with it.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    for number, value in numbered_rows(path, make_object=build_object):
+        try:
+            yield number, _check_row(value, f"{path}, line {number}", input_key, label_key)
+        except UserError as error:
+            yield number, error
+
+
+def read_problems(path: Path, input_key: str, label_key: str | None) -> list[Row]:
+    """Return the problems of a file that was checked before.
+
+    Raises:
+        OSError: if the file cannot be read.
+        UserError: if a line is invalid.
+    """
+    rows = []
+    for _, row in read_rows(path, input_key, label_key):
+        if isinstance(row, UserError):
+            raise row
+        rows.append(row)
+    return rows
+
+
+def normalize(text: str) -> str:
+    """Return a text as it is compared with others: leaks and duplicates differ in case, white space, and Unicode forms.
+
+    NFKC makes one form of composed and decomposed letters, and digits of full-width ones. Format characters, such as
+    zero-width spaces, are left out.
+    """
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join("".join(each for each in text if unicodedata.category(each) != "Cf").split())
+
+
+def _check_row(value: Any, where: str, input_key: str, label_key: str | None) -> Row:
+    if isinstance(value, UnicodeDecodeError):
+        raise UserError(f"{where} is not UTF-8: {value.reason}", _FIX)
+    if isinstance(value, ValueError):
+        raise UserError(f"{where} is not JSON: {value}", _FIX)
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is not a JSON object", _FIX)
+    for key in (input_key, label_key):
+        if key and value.get(key) in (None, "", []):
+            what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value)[:_SHOWN] or 'none'})"
+            raise UserError(what, _FIX)
+    if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
+        raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
+    return value
+
+
+def is_chat(prompt: Any) -> bool:
+    """Tell whether a prompt is messages, each with a role and text content."""
+    return isinstance(prompt, list) and all(
+        isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in prompt
+    )
