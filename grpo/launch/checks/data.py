@@ -149,22 +149,17 @@ def check_leaks(
     Args:
         apart: the remedy if all of them are.
     """
-    train, held_out = (
-        [
-            (normalize(_BOUND.sub(r"\1", each.text)), record.line)
-            for record, each in zip(read[split], rendered[split], strict=True)
-        ]
-        for split in ("train", "eval")
-    )
-    lines = dict(held_out)
-    leaked = [(line, lines[text]) for text, line in train if text in lines]
+    texts = {split: [normalize(_BOUND.sub(r"\1", each.text)) for each in rendered[split]] for split in read}
+    lines = dict(zip(texts["eval"], (record.line for record in read["eval"]), strict=True))
+    train = zip(read["train"], texts["train"], strict=True)
+    leaked = [(record.line, lines[text]) for record, text in train if text in lines]
     if leaked:
         (line, other), *more = leaked
         others = f"; so are those of {format_count(len(more), 'other line')}" if more else ""
         yield Problem(
             f"{files['train']}, line {line}: the prompt is also in {files['eval']}, line {other}{others}",
             apart
-            if len(leaked) == len(train)
+            if len(leaked) == len(read["train"])
             else "python -m data.prepare --decontaminate removes problems of eval from train",
         )
 
