@@ -3,11 +3,11 @@
 import os
 import resource
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pynvml
 
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory in bytes, and CUDA's compute capability ("9.0"). The last three are nvidia-smi's names of it."""
+    """One GPU; memory in bytes, and CUDA's compute capability ("9.0"). The last three are NVML's names of it."""
 
     name: str
     memory: int
@@ -37,26 +37,49 @@ def gpus() -> list[Gpu]:
 
 
 def all_gpus() -> list[Gpu]:
-    """Return the GPUs of this machine in nvidia-smi's order; [] without a driver."""
-    query = [
-        "nvidia-smi",
-        "--query-gpu=index,uuid,name,memory.total,memory.used,compute_cap,pci.bus_id",
-        "--format=csv,noheader,nounits",
-    ]
+    """Return the GPUs of this machine in the order of the PCI bus; [] without a driver."""
+    return _ask_nvml()[0]
+
+
+def find_gpu_fault() -> str:
+    """Return why NVIDIA's driver lists no GPU, or not all, in its own words; "" if it lists all."""
+    return _ask_nvml()[1]
+
+
+def find_driver() -> str | None:
+    """Return the version of NVIDIA's driver; None without one."""
     try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (FileNotFoundError, subprocess.SubprocessError):
-        return []
-    return parse_gpus(output)
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
-def parse_gpus(output: str) -> list[Gpu]:
-    """Return the rows that nvidia-smi printed."""
-    found = []
-    for line in output.strip().splitlines():
-        index, uuid, name, total, used, capability, bus = (field.strip() for field in line.split(","))
-        found.append(Gpu(name, int(total) * 2**20, int(used) * 2**20, capability, int(index), uuid, bus))
-    return found
+def _ask_nvml() -> tuple[list[Gpu], str]:
+    """Return the GPUs that answer, and what is wrong with the driver or with others."""
+    found, faults = [], []
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        return [], str(error)
+    for index in range(count):
+        try:
+            found.append(_describe_gpu(index))
+        except pynvml.NVMLError as error:
+            faults.append(f"GPU {index}: {error}")
+    return found, "; ".join(faults) or ("" if found else "No GPU")
+
+
+def _describe_gpu(index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(
+        handle, version=pynvml.nvmlMemory_v2
+    )  # the first counts the driver's as used
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+    bus = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    return Gpu(name, memory.total, memory.used, f"{major}.{minor}", index, uuid, bus)
 
 
 def select_visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
@@ -67,7 +90,7 @@ def select_visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
 
 
 def number_gpus() -> None:
-    """Make CUDA_VISIBLE_DEVICES name GPUs by nvidia-smi's indices, for this process and those that it starts.
+    """Make CUDA_VISIBLE_DEVICES name GPUs by NVML's indices, which are nvidia-smi's, for this process and those that it starts.
 
     vLLM turns every entry into a number. A UUID would stop its workers, after everything else has started.
 

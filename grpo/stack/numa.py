@@ -16,7 +16,7 @@ SYSFS = Path("/sys")
 
 def find_node(gpu: Gpu) -> int | None:
     """Return the NUMA node of a GPU; None if the machine has one node, or hides it."""
-    # nvidia-smi prints eight digits of the PCI domain, Linux names four.
+    # NVML gives eight digits of the PCI domain, Linux names four.
     try:
         node = int((SYSFS / "bus/pci/devices" / gpu.bus.lower()[-12:] / "numa_node").read_text())
     except (OSError, ValueError):

@@ -12,7 +12,6 @@ from pathlib import Path
 from grpo.stack import machine
 from grpo.stack import numa as numa_nodes
 from grpo.stack.problem import UserError
-from scripts.gpu_check import seen
 from scripts.gpu_check.rung import Passed, Skipped, choose_device
 
 _OFFLOADED_120B = 66  # GB that OFFLOAD=1 pins for gpt-oss-120b with packed experts
@@ -21,9 +20,9 @@ _SLOW = 5.0  # GB/s: below it a link is broken, or is PCIe with a few lanes
 
 def driver(gpus: int) -> Passed:
     """Compare what the driver lists with what PyTorch can use, and compute something on each GPU."""
-    version, listed = seen.driver(), machine.gpus()
+    version, listed = machine.find_driver(), machine.gpus()
     if not gpus and not listed and version is None:
-        raise Skipped("no NVIDIA GPU: neither nvidia-smi nor PyTorch finds one")
+        raise Skipped(f"no NVIDIA GPU: neither NVML ({machine.find_gpu_fault()}) nor PyTorch finds one")
     import torch
 
     if not gpus:
@@ -39,7 +38,7 @@ def driver(gpus: int) -> Passed:
             )
     used = [f"{gpu.used / 1e9:.1f} GB of {gpu.name}" for gpu in listed if gpu.used > 2 * machine.GB]
     return Passed(
-        f"{gpus} GPUs compute; driver {version or 'unknown (no nvidia-smi)'}, CUDA {torch.version.cuda} in PyTorch"
+        f"{gpus} GPUs compute; driver {version or 'unknown (no NVML)'}, CUDA {torch.version.cuda} in PyTorch"
         + (f"; in use by others: {', '.join(used)}" if used else ""),
         {"gpus": gpus},
     )
@@ -136,7 +135,7 @@ def numa(gpus: int) -> Passed:
     del gpus
     listed = machine.gpus()
     if not listed:
-        raise Skipped("nvidia-smi, which tells where GPUs are, lists none")
+        raise Skipped("NVML, which tells where GPUs are, lists none")
     groups: dict[int | None, list[str]] = {}
     for gpu in listed:
         groups.setdefault(numa_nodes.find_node(gpu), []).append(str(gpu.index))

@@ -5,7 +5,6 @@ It runs in a process of its own, since it starts CUDA, and since PyTorch may not
 
 import importlib.metadata
 import json
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -28,15 +27,6 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def driver() -> str | None:
-    """Return the version of NVIDIA's driver as nvidia-smi states it; None without one."""
-    if not shutil.which("nvidia-smi"):
-        return None
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.strip() else None
-
-
 def describe_torch() -> dict[str, Any]:
     """Return what PyTorch was built for, and the GPUs that it can use."""
     import torch
@@ -53,7 +43,7 @@ def describe_torch() -> dict[str, Any]:
 
 def look() -> dict[str, Any]:
     """Return what a new process sees; `fault` says why PyTorch cannot be used, and is "" if it can."""
-    found: dict[str, Any] = {"versions": versions() | {"driver": driver()}, "gpus": [], "fault": ""}
+    found: dict[str, Any] = {"versions": versions() | {"driver": machine.find_driver()}, "gpus": [], "fault": ""}
     found["hardware"] = machine.describe()
     command = [sys.executable, "-m", "scripts.gpu_check.seen"]
     try:

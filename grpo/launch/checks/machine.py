@@ -49,8 +49,10 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     if config.args.colocate_all_models:
         whose = "each for an engine and the actor"
     if len(gpus) < config.gpus:
+        fault = machine.find_gpu_fault()
         yield Problem(
-            f"{config.gpus} GPUs are needed ({whose}), {len(gpus)} are visible",
+            f"{config.gpus} GPUs are needed ({whose}), {len(gpus)} are visible"
+            + (f" (NVML: {fault})" if fault else ""),
             "use a smaller box (--gpus), or lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and "
             "CUDA_VISIBLE_DEVICES",
         )

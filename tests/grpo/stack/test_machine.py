@@ -1,4 +1,4 @@
-"""The system's output on GPUs, memory and disk is parsed."""
+"""GPUs as NVIDIA's library states them, memory, and disk."""
 
 import os
 import shutil
@@ -12,19 +12,52 @@ import pytest
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 from grpo.stack.problem import UserError
+from tests import nvml
 
-OUTPUT = """\
-0, GPU-5a1e0c7d-2, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:19:00.0
-1, GPU-5a9b3f10-8, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0, 00000000:3B:00.0
-2, GPU-c20d1188-4, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:9B:00.0
-"""
+GPUS = [
+    Gpu("H100", 80 * 2**30, 0, "9.0", number, uuid)
+    for number, uuid in enumerate(("GPU-5a1e0c7d-2", "GPU-5a9b3f10-8", "GPU-c20d1188-4"))
+]
+ASK = "from grpo.stack import machine; print([machine.all_gpus(), machine.find_gpu_fault(), machine.find_driver()])"
 
 
-def test_nvidia_smi_is_understood() -> None:
-    first, second, third = machine.parse_gpus(OUTPUT)
-    memory = 81559 * 2**20
-    assert first == Gpu("NVIDIA H100 80GB HBM3", memory, 4 * 2**20, "9.0", 0, "GPU-5a1e0c7d-2", "00000000:19:00.0")
-    present = [first, second, third]
+def ask(variables: dict[str, str]) -> tuple[list[Gpu], str, str | None]:
+    """Ask a new process, since the library is loaded once."""
+    done = subprocess.run([sys.executable, "-c", ASK], env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    gpus, fault, driver = eval(done.stdout)  # of our own output
+    return gpus, fault, driver
+
+
+def test_gpus_are_those_that_nvml_lists(tmp_path) -> None:
+    gpus, fault, driver = ask(nvml.make_variables(tmp_path, 2, "8.9"))
+    assert (gpus[1], fault, driver) == (
+        Gpu("NVIDIA Test 8.9", 81559 * 2**20, 4 * 2**20, "8.9", 1, "GPU-1", "00000000:12:00.0"), "", "570.86.15",
+    )  # fmt: skip
+    assert [gpu.index for gpu in gpus] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("count", "fault", "left", "reason"),
+    [
+        (0, "", 0, "No GPU"),
+        (2, "init 18", 0, "RM has detected an NVML/RM version mismatch."),
+        (2, "memory 3", 0, "GPU 0: Not Supported; GPU 1: Not Supported"),
+        (2, "capability 3 1", 1, "GPU 1: Not Supported"),
+        (2, "handle 999 0", 1, "GPU 0: Unknown Error"),
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_left_out_with_the_drivers_reason(tmp_path, count, fault, left, reason) -> None:
+    gpus, why, driver = ask(nvml.make_variables(tmp_path, count, fault=fault))
+    assert (len(gpus), why, driver is None) == (left, reason, fault == "init 18")
+
+
+def test_without_a_driver_there_is_no_gpu(tmp_path) -> None:
+    assert ask({"LD_LIBRARY_PATH": str(tmp_path)}) == ([], "NVML Shared Library Not Found", None)
+
+
+def test_visible_devices_select_gpus() -> None:
+    first, _, third = present = GPUS
     assert machine.select_visible(present, None) == present
     assert machine.select_visible(present, "") == []
     assert (
@@ -44,7 +77,7 @@ def number_three_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None],
         assert os.environ["CUDA_DEVICE_ORDER"] == order
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
-    monkeypatch.setattr(machine, "all_gpus", lambda: machine.parse_gpus(OUTPUT))
+    monkeypatch.setattr(machine, "all_gpus", lambda: GPUS)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "set and removed, so that it is restored")
     monkeypatch.delenv("CUDA_DEVICE_ORDER")

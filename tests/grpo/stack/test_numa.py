@@ -10,18 +10,13 @@ import pytest
 from grpo.stack import machine, numa
 from grpo.stack.machine import Gpu
 
-OUTPUT = """\
-0, GPU-0a, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:19:00.0
-1, GPU-1b, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:3B:00.0
-2, GPU-2c, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:9B:00.0
-3, GPU-3d, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:DB:00.0
-"""
+BUSES = ("19", "3B", "9B", "DB")
 
 
 @pytest.fixture
 def gpus(write_sysfs) -> list[Gpu]:
     write_sysfs({"19": 0, "3b": 0, "9b": 1, "db": 1}, {0: "0-47,96-143", 1: "48-95,144-191"})
-    return machine.parse_gpus(OUTPUT)
+    return [Gpu("H100", 80 * 2**30, 0, "9.0", index, bus=f"00000000:{bus}:00.0") for index, bus in enumerate(BUSES)]
 
 
 def test_every_gpu_has_its_node(gpus: list[Gpu]) -> None:
