@@ -90,7 +90,7 @@ def select_visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
 
 
 def number_gpus() -> None:
-    """Make CUDA_VISIBLE_DEVICES name GPUs by NVML's indices, which are nvidia-smi's, for this process and those that it starts.
+    """Make CUDA_VISIBLE_DEVICES name GPUs by nvidia-smi's indices, for this process and those that it starts.
 
     vLLM turns every entry into a number. A UUID would stop its workers, after everything else has started.
 
