@@ -51,13 +51,12 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         max_model_len=options.max_model_len,
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=options.eager,
-        max_num_seqs=options.batch,
         # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
         # `draw`.
         enable_prefix_caching=has_calls,
         worker_extension_cls="grpo.lora.side_path.AdapterWorker",
         additional_config=_configure(adapter, base) if adapter and base else {},
-        **arguments(),
+        **arguments(sequences=options.batch),
     )
     if adapter and base:
         load_adapter(llm, adapter, base)

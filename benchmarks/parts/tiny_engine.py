@@ -28,7 +28,7 @@ def start_engine(
 
     arguments = vllm.AsyncEngineArgs(
         model=str(model), load_format=load_format, dtype="bfloat16", max_model_len=length, enforce_eager=eager,
-        max_num_seqs=samples, enable_prefix_caching=True, **engine.arguments(), **options,
+        enable_prefix_caching=True, **engine.arguments(sequences=samples), **options,
     )  # fmt: skip
     actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
     actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)

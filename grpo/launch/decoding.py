@@ -10,6 +10,7 @@ from typing import Any
 from grpo.model.architecture import Architecture
 from grpo.model.footprint import Cache, count_expert_adapter
 from grpo.model.released import RELEASED
+from grpo.model.sizes import DECODED_SEQUENCES
 
 LARGE = RELEASED["openai/gpt-oss-120b"]
 # These two follow from published passes of vLLM with CUDA graphs on 8 H100s, and are within 8% of all five.
@@ -30,7 +31,6 @@ _LAUNCH = 20e-6  # assumed: for an all-reduce
 _SCHEDULING = 1.6e-3  # published: what asynchronous scheduling saves
 RAY = 2e-3  # assumed: Ray carries a pass to the workers of an engine and back
 _PROMPTS = 15_000  # published: prompt tokens per second of a GPU
-MOST_AT_ONCE = 128  # sequences of an engine: `max_num_seqs`, which OpenRLHF does not set
 _MEASURED_AT = 576  # tokens of a sequence in gpu_check's passes
 _UNSURE = {True: (0.8, 1.2), False: (0.6, 1.3)}  # assumed: factors on a calculated time, eager and not
 
@@ -70,12 +70,12 @@ class Engine:
     def seconds(self, sequences: int, at_once: int, prompt: int, response: int) -> float:
         """Return the seconds for this many rollouts of this many tokens. The cache holds ``at_once`` whole ones."""
         prompts = sequences * prompt * self.model.layers / LARGE.layers / (_PROMPTS * self.width)
-        running, tokens = max(1, min(at_once, MOST_AT_ONCE)), prompt + response // 2
+        running, tokens = max(1, min(at_once, DECODED_SEQUENCES)), prompt + response // 2
         whole, rest = divmod(sequences, running)
         if not whole:
             return prompts + response * self.time_pass(rest, tokens)
         late = 1.0  # share of a response that the rest still lack when the others end
-        if running < MOST_AT_ONCE:  # the cache has room for the rest while all are short
+        if running < DECODED_SEQUENCES:  # the cache has room for the rest while all are short
             late = min(1.0, 1 - (running / (running + rest) * (prompt + response) - prompt) / response)
         apart = self.time_pass(running, tokens) + (self.time_pass(rest, tokens) if rest else 0.0)
         last = late * apart + (1 - late) * self.time_pass(running + rest, tokens)

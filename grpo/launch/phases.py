@@ -16,6 +16,7 @@ from grpo.launch.decoding import LARGE, Engine, Factors
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import WEIGHT_BYTES, Plan
 from grpo.model.architecture import PACKED, ZERO3, Architecture
+from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
@@ -157,7 +158,7 @@ def _decode(config: Config, model: Architecture, rates: Rates, responses: int) -
     args, need = config.args, gpu_memory.needs(config)
     width, rank = args.vllm_tensor_parallel_size, model.find_expert_rank(args)
     engine = Engine(model, width, args.enforce_eager, rates.decoding, rank)
-    count, at_once = math.ceil(responses / args.vllm_num_engines), need.at_once if need else decoding.MOST_AT_ONCE
+    count, at_once = math.ceil(responses / args.vllm_num_engines), need.at_once if need else DECODED_SEQUENCES
     return engine, engine.seconds(count, at_once, args.prompt_max_len, args.generate_max_len)
 
 

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora.engine_actor import NoPolicyError
+from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import answering, continued, greedy, reward_threads, routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("openrlhf.grpo.engine")
 
 SAMPLED_BY = "sampled_by"  # of a response
+_GRAPH_STEP = 16  # between the sizes of vLLM's graphs; 8 up to 256
 RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
 
 
@@ -125,7 +127,7 @@ def ids_only(params: "SamplingParams") -> "SamplingParams":
     return mine
 
 
-def arguments(workers: int = 1) -> dict[str, Any]:
+def arguments(workers: int = 1, sequences: int = DECODED_SEQUENCES) -> dict[str, Any]:
     """Return engine arguments shared by all engines, in training, evaluations and benchmarks.
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
@@ -137,13 +139,19 @@ def arguments(workers: int = 1) -> dict[str, Any]:
     - On a CPU, several workers are processes of vLLM's own. OpenRLHF asks for Ray's, which Ray places by their GPUs:
       vLLM 0.15 replaces them by itself, 0.29 raises ValueError.
 
+    - CUDA graphs are captured up to the sequences that the engine decodes. For gpt-oss, vLLM captures 83 graphs, up to
+      1,024.
+
     Args:
         workers: of each engine.
+        sequences: that an engine decodes at once.
     """
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    mine: dict[str, Any] = {"stream_interval": 16}
+    mine: dict[str, Any] = {"stream_interval": 16, "max_num_seqs": sequences}
+    largest = -(-sequences // _GRAPH_STEP) * _GRAPH_STEP  # vLLM cuts other numbers down to the next of its sizes
+    mine["compilation_config"] = {"max_cudagraph_capture_size": largest}
     if RETENTION in signature(AsyncEngineArgs).parameters:
         mine[RETENTION] = None
     if current_platform.is_cpu():

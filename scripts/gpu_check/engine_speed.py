@@ -191,8 +191,6 @@ def start_engine(folder: Path, way: str, sequences: Sequence[int], lengths: Leng
 
     most, longest = max(sequences), lengths.prompt + lengths.long + 1
     options: dict[str, Any] = {}
-    if way == GRAPHS:  # by default vLLM captures dozens of sizes, which takes a minute
-        options["compilation_config"] = {"cudagraph_capture_sizes": sorted(sequences)}
     if torch.cuda.is_available():
         options["gpu_memory_utilization"] = UTILIZATION
     options |= {"additional_config": {"lora_rank": 64, "lora_scale": 2.0}} | more

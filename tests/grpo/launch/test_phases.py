@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import decoding, phases
+from grpo.launch import phases
 from grpo.launch.decoding import LARGE, Engine
 from grpo.launch.judge import RunJudge
 from grpo.launch.phases import Rates
 from grpo.launch.plan import make_plan
+from grpo.model.sizes import DECODED_SEQUENCES
 
 from .conftest import make_judge
 
@@ -239,4 +240,4 @@ def test_a_published_pass_with_graphs_on_1_gpu() -> None:
 def test_engines_take_as_many_sequences_at_once_as_vllm_by_default() -> None:
     from vllm.config.scheduler import SchedulerConfig
 
-    assert SchedulerConfig.DEFAULT_MAX_NUM_SEQS == decoding.MOST_AT_ONCE
+    assert SchedulerConfig.DEFAULT_MAX_NUM_SEQS == DECODED_SEQUENCES

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from grpo.stack import machine
 from grpo.stack.problem import UserError
 from scripts.gpu_check import __main__ as command
 from scripts.gpu_check import kept, rung, seen
@@ -189,7 +190,7 @@ def test_a_failure_does_not_end_the_ladder_and_the_report_is_redacted(monkeypatc
 def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"versions": {"torch": "2.0", "vllm": None}, "gpus": [], "fault": "", "hardware": {}}
     monkeypatch.setattr(seen, "look", lambda: found)
-    monkeypatch.setattr(seen, "driver", lambda: None)
+    monkeypatch.setattr(machine, "find_driver", lambda: None)
     monkeypatch.setattr(rung, "run_apart", run_here)
 
 
@@ -206,7 +207,7 @@ def test_without_a_gpu_it_names_what_it_skipped_and_is_done(monkeypatch, tmp_pat
 
 def test_a_driver_without_a_usable_gpu_fails(monkeypatch, tmp_path: Path, capsys) -> None:
     hide_gpus(monkeypatch)
-    monkeypatch.setattr(seen, "driver", lambda: "470.1")
+    monkeypatch.setattr(machine, "find_driver", lambda: "470.1")
     monkeypatch.setattr("grpo.stack.machine.gpus", lambda: [None])
     assert command.main(["--out", str(tmp_path / "report.json")]) == 1
     assert "driver 470.1 lists 1 GPUs" in capsys.readouterr().out
