@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from grpo.stack.json_files import numbered_rows
 
 VARIABLE = "GRPO_LIBRARY"
 MAX_HITS = 10
+MAX_WORDS = 64  # of a query: FTS5 takes time for each of them in each document, and searches run one by one
+SECONDS = 5.0  # after which a search or a read is interrupted, so that others need not wait
+_INSTRUCTIONS = 1000  # of SQLite between two looks at the clock
 EXCERPT_WORDS = 24
 PAGE = 2000  # characters that one `read` returns
 
@@ -41,10 +45,11 @@ class Library:
 
     Args:
         documents: title and text of each; they are numbered in order.
+        seconds: after which :meth:`search` and :meth:`read` raise ToolError.
     """
 
-    def __init__(self, documents: Iterator[tuple[str, str]]) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, documents: Iterator[tuple[str, str]], seconds: float = SECONDS) -> None:
+        self._lock, self._seconds = threading.Lock(), seconds
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._database.execute("CREATE VIRTUAL TABLE library USING fts5(title, text, tokenize='porter unicode61')")
         self._database.executemany("INSERT INTO library(title, text) VALUES (?, ?)", documents)
@@ -53,8 +58,8 @@ class Library:
         return self._ask("SELECT count(*) FROM library")[0][0]
 
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
-        """Return number, title and an excerpt of the best matches. Any word of the query may match."""
-        words = re.findall(r"\w+", query)
+        """Return number, title and an excerpt of the best matches. Any of the query's first MAX_WORDS words may match."""
+        words = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:MAX_WORDS]
         if not words:
             return []
         return self._ask(
@@ -72,7 +77,14 @@ class Library:
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:
         with self._lock:  # one connection: SQLite would refuse two threads at once
-            return self._database.execute(sql, values).fetchall()
+            end = time.monotonic() + self._seconds
+            self._database.set_progress_handler(lambda: time.monotonic() > end, _INSTRUCTIONS)
+            try:
+                return self._database.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if str(error) != "interrupted":
+                    raise
+                raise ToolError(f"the library gave no answer in {self._seconds:g} s; use fewer words") from None
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
