@@ -114,7 +114,7 @@ def _main(options: argparse.Namespace) -> int:
     try:
         machine.number_gpus()
         if options.resume:
-            folder = run_dir.find_run(options.resume, options.name)
+            folder = run_dir.find_run(options.resume)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
             held = options.held
             if held is None and options.mode == "run":

@@ -70,7 +70,7 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
     file = asked.values.get("config")
     config = recipe.read_file(Path(file)) if file else {}
     if which := asked.values.get("resume"):
-        folder = run_dir.find_run(which, choose.choose(asked, {**config, **given}, ours)["NAME"])
+        folder = run_dir.find_run(which)
         recorded = RunFiles(folder).read_config()
         former = {name: value for name, (value, _) in (recorded.get("changes") or {}).items()}
         settings = {**(recorded.get("config") or {}), **former, **config}

@@ -19,6 +19,7 @@ from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
+from grpo.run.run_state import FINISHED, Run
 from grpo.settings.choose import Changes
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, is_cpu_stack
@@ -61,34 +62,33 @@ def default_run_dir(name: str) -> Path:
     return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def find_run(which: str, name: str) -> Path:
+def find_run(which: str) -> Path:
     """Return the folder of the run to continue.
 
     Args:
-        which: a run directory, or "latest": the newest under runs/ of this name.
+        which: a run directory, or "latest": the newest under runs/ that has not finished.
 
     Raises:
         UserError: if there is no such run, or it belongs to another user.
     """
     run = RunFiles(Path(which).absolute())
     if which == "latest":
-        runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
-        mine = [run for run in runs if _read_name(run) == name]
-        if not mine:
-            raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
-        run = max(mine, key=lambda run: run.config.stat().st_mtime)
+        found = _find_latest()
+        if found is None:
+            raise UserError(
+                "runs/ has no run that has not finished", "name a directory: --resume DIR continues any run"
+            )
+        run = found
     elif not run.config.is_file():
         raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
     run.refuse_another_owner()
     return run.folder
 
 
-def _read_name(run: RunFiles) -> str | None:
-    """Return the name of a run; None if its configuration cannot be read."""
-    try:
-        return run.read_config().get("name")
-    except UserError:
-        return None
+def _find_latest() -> RunFiles | None:
+    files = sorted((CHECKOUT / "runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    runs = (Run(file.parent) for file in files if RunFiles(file.parent).is_run())
+    return next((run.files for run in runs if not run.config_fault and run.state != FINISHED), None)
 
 
 def write(

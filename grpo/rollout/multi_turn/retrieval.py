@@ -58,7 +58,7 @@ class Library:
         return self._ask("SELECT count(*) FROM library")[0][0]
 
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
-        """Return number, title and an excerpt of the best matches. Any of the query's first MAX_WORDS words may match."""
+        """Return number, title and an excerpt of what matches best any of the query's first MAX_WORDS words."""
         words = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:MAX_WORDS]
         if not words:
             return []

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import shutil
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,21 +209,31 @@ def test_another_adapter_model_or_data_file_is_refused(setting, save, changes) -
         resume.resolve_resumed(setting.make_words(**changes), setting.run_dir)
 
 
-def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_dir, "CHECKOUT", tmp_path)
-    with pytest.raises(UserError, match="no run named tiny"):
-        run_dir.find_run("latest", "tiny")
-    runs = {"tiny-20260101-000000": "tiny", "a-name-of-its-own": "tiny", "tiny-20260103-000000": "tiny-large"}
-    for age, (folder_name, name) in enumerate(runs.items()):
-        folder = tmp_path / "runs" / folder_name
+    with pytest.raises(UserError, match="--resume DIR"):
+        run_dir.find_run("latest")
+    ends = {"old": 1, "killed": None, "failed": 1, "finished": 0}
+    for age, (name, code) in enumerate(ends.items()):
+        folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"name": name}))
+        (folder / "config.json").write_text(json.dumps({"name": "tiny"}))
+        (folder / "command.sh").touch()
         stamp = 1_700_000_000 + age
         os.utime(folder / "config.json", (stamp, stamp))
+        if code is not None:
+            (folder / "ends.jsonl").write_text(json.dumps({"time": stamp, "code": code}) + "\n")
     damaged = tmp_path / "runs" / "damaged"
     damaged.mkdir()
     (damaged / "config.json").write_text("{")
-    assert run_dir.find_run("latest", "tiny").name == "a-name-of-its-own"
+    (damaged / "command.sh").touch()
+    assert run_dir.find_run("latest").name == "failed"
+    shutil.rmtree(tmp_path / "runs" / "failed")
+    assert run_dir.find_run("latest").name == "killed"
+    (tmp_path / "runs" / "finished" / "resumes.jsonl").write_text(json.dumps({"time": 1_800_000_000}) + "\n")
+    assert run_dir.find_run("latest").name == "finished", "it was resumed, and that part did not end"
+    finished = tmp_path / "runs" / "finished"
+    assert run_dir.find_run(str(finished)) == finished
 
 
 def test_training_data_that_was_changed_in_place_is_refused(setting, save) -> None:

@@ -11,7 +11,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from grpo.batch import rollouts
 from grpo.batch.step import Step
-from grpo.hooks import names
+from grpo.hooks.names import in_sections
 from grpo.launch.config import trainer_parser
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError
@@ -166,7 +166,7 @@ def test_the_loaders_give_each_label_as_the_file_has_it_whatever_the_files_name(
     file.parent.mkdir()
     file.write_text("".join(json.dumps({"prompt": f"p{n}", "label": one}) + "\n" for n, one in enumerate(LABELS)))
     flags = ["--prompt_data", str(file), "--eval_dataset", str(file), "--input_key", "prompt", "--label_key", "label"]
-    strategy = DeepspeedStrategy(args=names.in_sections(trainer_parser().parse_args(flags)))
+    strategy = DeepspeedStrategy(args=in_sections(trainer_parser().parse_args(flags)))
     for loader in sampling.make_loaders(strategy, None):
         rows = sorted((prompt, label) for _, [prompt], [label], *_ in loader)
         assert [(label, type(label)) for _, label in rows] == [(one, type(one)) for one in LABELS]

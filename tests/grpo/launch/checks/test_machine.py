@@ -111,7 +111,7 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
         other = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: other)
     assert any("belongs to another user" in problem for problem in setting.find_problems())
-    for use in (lambda: run_dir.find_run(str(setting.run_dir), "run"), files.hold):
+    for use in (lambda: run_dir.find_run(str(setting.run_dir)), files.hold):
         with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
             use()
     assert not files.lock.exists()
