@@ -75,9 +75,7 @@ def find_run(which: str) -> Path:
     if which == "latest":
         found = _find_latest()
         if found is None:
-            raise UserError(
-                "runs/ has no run that has not finished", "name a directory: --resume DIR continues any run"
-            )
+            raise UserError("runs/ has no run that has not finished", "name a run directory: --resume DIR")
         run = found
     elif not run.config.is_file():
         raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")

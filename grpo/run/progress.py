@@ -1,6 +1,8 @@
 """Turns metrics.jsonl and eval.jsonl into lines for the user, during a run and at its end."""
 
+import contextlib
 import os
+import re
 import shlex
 import sys
 import time
@@ -13,6 +15,7 @@ from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
+from grpo.settings.table import SETTINGS
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 
@@ -34,6 +37,7 @@ STEP_COLUMNS = (
 
 LARGEST = sys.float_info.max  # JSON has larger whole numbers, which no calculation takes
 ONLY_ABOVE_ZERO = {"reward_missing"}
+_FLAG, _OPTION = re.compile(r"--\w+"), re.compile(r"--(tiny|gpus|steps)|\d+")
 
 
 class JsonLines:
@@ -287,12 +291,28 @@ def describe_continuation(run_dir: Path, ckpt_path: Path, config: Mapping[str, A
 
 
 def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
-    """Return the command that continues a run, given the content of its config.json."""
-    changes = config.get("changes") or {}
-    settings = [f"{name}={shlex.quote(value)}" for name, (value, _) in changes.items() if not name.startswith("--")]
-    flags = [f"{name} {value}".strip() for name, (value, _) in changes.items() if name.startswith("--")]
-    words = [*settings, "./train_grpo.sh", *(config.get("options") or []), "--resume", shlex.quote(str(run_dir))]
-    return " ".join([*words, *(["--", *flags] if flags else [])])
+    """Return the command that continues a run, given the content of its config.json.
+
+    Somebody else may have written that file: the command has known settings and options only, and every word is quoted.
+    """
+    settings, flags = [], list[str]()
+    for name, value in _list_changes(config):
+        if name in SETTINGS:
+            settings.append(f"{name}={shlex.quote(value)}")
+        elif _FLAG.fullmatch(name):
+            with contextlib.suppress(ValueError):  # an unbalanced quote, which no launcher writes
+                flags += [name, *shlex.split(value)]
+    given = config.get("options")
+    options = [word for word in map(str, given if isinstance(given, list) else ()) if _OPTION.fullmatch(word)]
+    words = ["./train_grpo.sh", *options, "--resume", str(run_dir), *(["--", *flags] if flags else [])]
+    return " ".join([*settings, shlex.join(words)])
+
+
+def _list_changes(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings and flags that the user changed, with their values as text."""
+    changes = config.get("changes")
+    pairs = changes.items() if isinstance(changes, dict) else ()
+    return [(name, str(value[0])) for name, value in pairs if isinstance(value, list) and value]
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

@@ -3,6 +3,7 @@ line, or the table."""
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def changes(
         if word.startswith("--"):
             name, changed[word] = word, ["", ""]
         elif name:
-            changed[name][0] = f"{changed[name][0]} {word}".strip()
+            changed[name][0] = f"{changed[name][0]} {shlex.quote(word)}".strip()
     return changed
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,20 @@ def test_a_run_goes_on_with_the_options_and_settings_that_it_had(tmp_path: Path)
         == f"{command} starts at step 0: the run saved no checkpoint"
     )
     (tmp_path / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
+    hostile = {
+        "changes": {
+            "X=1;touch FILE;Y": ["1", ""], "LORA_RANK": ["4; touch FILE", ""], "--seed; touch FILE": ["1", ""],
+            "--seed": ["$(touch FILE) 'a b'", ""], "--top_p": ["'", ""], "SEED": 3, "STEPS": [],
+        },
+        "options": ["--tiny", "$(touch FILE)", "--gpus", "8", 5, ["--tiny"]],
+    }  # fmt: skip
+    words = shlex.split(describe_continuation(tmp_path, tmp_path / "none", hostile).partition(" starts at")[0])
+    assert words == [
+        "LORA_RANK=4; touch FILE", "./train_grpo.sh", "--tiny", "--gpus", "8", "5", "--resume", str(tmp_path),
+        "--", "--seed", "$(touch", "FILE)", "a b",
+    ]  # fmt: skip
+    for other in ({"changes": "none", "options": "--tiny"}, {"changes": None, "options": 7}):
+        assert "./train_grpo.sh --resume" in describe_continuation(tmp_path, tmp_path / "none", other)
     assert describe_continuation(tmp_path, tmp_path / "checkpoints", {}).endswith(
         f"--resume {tmp_path} continues after step 10"
     )

@@ -150,3 +150,11 @@ def test_a_line_that_is_no_setting_is_named(line: str, message: str):
 def test_a_text_that_is_no_value_is_refused(name: str, text: str, message: str):
     with pytest.raises(UserError, match=message):
         SETTINGS[name].value(text)
+
+
+def test_a_flags_words_are_recorded_so_that_a_shell_reads_them_again():
+    options = Options(flags=["--template_variables", '{"a": "b c"}', "--eps_clip_low_high", "0.2", "0.28"])
+    assert choose.changes(options, {}, {}, recipe()) == {
+        "--template_variables": ["""'{"a": "b c"}'""", ""],
+        "--eps_clip_low_high": ["0.2 0.28", ""],
+    }
