@@ -24,6 +24,7 @@ from grpo.launch import (
     fitting,
     gpu_memory,
     judge,
+    own_runs,
     part,
     placement,
     preflight,
@@ -163,6 +164,7 @@ def _main(options: argparse.Namespace) -> int:
             held = RunFiles(folder).hold()
         except UserError as error:
             return refuse(options, error)
+    own_runs.record(folder, options.config | {name: value for name, (value, _) in options.changes.items()})
     try:
         judge.prepare(run_judge, folder)
     except UserError as error:

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grpo.launch import run_dir
+from grpo.launch import own_runs, run_dir
 from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.run.progress import list_changes
 from grpo.run.run_files import RunFiles
 from grpo.settings import boxes, choose, flags, options, recipe
 from grpo.settings.options import Options
@@ -41,7 +42,7 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
         ours = recipe.read(lines, recipe.SOURCE)
         if missing := [name for name, setting in SETTINGS.items() if setting.default is None and name not in ours]:
             raise UserError(f"{recipe.SOURCE} has no line for {', '.join(missing)}", "put it back")
-        config = _make_absolute(choose.select_given(_config(asked, given, ours)))
+        config = _make_absolute(choose.select_given(_config(asked, given)))
         values = choose.choose(asked, config | given, ours)
         for name, setting in SETTINGS.items():
             setting.value(values[name])
@@ -62,7 +63,7 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     return launch([asked.mode, *own, *_options(asked, values), "--", *_flags(values), *asked.flags])
 
 
-def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+def _config(asked: Options, given: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of --config, and those that a resumed run has had so far.
 
     The launcher keeps the run's folders itself, since a run may have been moved.
@@ -72,9 +73,11 @@ def _config(asked: Options, given: Mapping[str, str], ours: Mapping[str, str]) -
     if which := asked.values.get("resume"):
         folder = run_dir.find_run(which)
         recorded = RunFiles(folder).read_config()
-        former = {name: value for name, (value, _) in (recorded.get("changes") or {}).items()}
-        settings = {**(recorded.get("config") or {}), **former, **config}
-        config = {name: value for name, value in settings.items() if name not in ("CKPT_DIR", "METRICS_DIR")}
+        by_file = recorded.get("config")
+        kept = {name: str(value) for name, value in by_file.items()} if isinstance(by_file, dict) else {}
+        kept |= dict(list_changes(recorded))
+        own_runs.refuse_others(folder, {name: value for name, value in kept.items() if name not in {**config, **given}})
+        config = {name: value for name, value in {**kept, **config}.items() if name not in ("CKPT_DIR", "METRICS_DIR")}
     return config
 
 

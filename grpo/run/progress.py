@@ -296,7 +296,7 @@ def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
     Somebody else may have written that file: the command has known settings and options only, and every word is quoted.
     """
     settings, flags = [], list[str]()
-    for name, value in _list_changes(config):
+    for name, value in list_changes(config):
         if name in SETTINGS:
             settings.append(f"{name}={shlex.quote(value)}")
         elif _FLAG.fullmatch(name):
@@ -308,7 +308,7 @@ def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
     return " ".join([*settings, shlex.join(words)])
 
 
-def _list_changes(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+def list_changes(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the settings and flags that the user changed, with their values as text."""
     changes = config.get("changes")
     pairs = changes.items() if isinstance(changes, dict) else ()

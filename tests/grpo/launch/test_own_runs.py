@@ -1,0 +1,84 @@
+"""A run folder from elsewhere brings no code and no address along."""
+
+import http.server
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import own_runs
+
+from .recipe import launch
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(own_runs, "CHECKOUT", tmp_path / "checkout")
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def server():
+    """A server at which the key would arrive, and the requests that it got."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *_) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}", asked
+        listening.shutdown()
+
+
+def write_run(folder: Path, **settings: object) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    changes = {name: [value, ""] for name, value in settings.items()}
+    (folder / "config.json").write_text(json.dumps({"name": "tiny", "changes": changes, "flags": {}}))
+    return str(folder)
+
+
+def test_the_code_and_the_address_that_only_a_run_folder_names_are_not_used(checkout, server, tmp_path) -> None:
+    url, asked = server
+    ran, reward = tmp_path / "ran", tmp_path / "run" / "reward.py"
+    folder = write_run(tmp_path / "run", REWARD=str(reward), ENVIRONMENT=str(reward), JUDGE_BASE_URL=url)
+    reward.write_text(
+        f"open({str(ran)!r}, 'w')\ndef reward_func(queries, prompts, labels): return {{'rewards': [0.0]}}\n"
+    )
+    for mode in ("--check", "--plan", "--dry-run"):
+        done = launch("--tiny", mode, "--resume", folder, GEMINI_API_KEY="a-key")
+        assert done.returncode == 2 and not ran.exists() and not asked
+        for name in ("REWARD=", "ENVIRONMENT=", "JUDGE_BASE_URL="):
+            assert name in done.stderr
+    launch("--tiny", "--check", REWARD=str(reward))
+    assert ran.exists(), "a reward that the user names is run"
+
+
+def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    named = {"REWARD": "/my reward.py", "JUDGE_BASE_URL": "https://gateway.example", "LORA_RANK": "4"}
+    own_runs.record(mine, named)
+    own_runs.refuse_others(mine, named)
+    own_runs.refuse_others(mine, {"REWARD": named["REWARD"]})
+    for folder, settings in ((other, named), (mine, named | {"REWARD": "/other.py"}), (mine, {"ENVIRONMENT": "e.py"})):
+        with pytest.raises(own_runs.UserError, match="--resume"):
+            own_runs.refuse_others(folder, settings)
+    own_runs.refuse_others(other, {"ENVIRONMENT": "python retrieval", "REWARD": "", "LORA_RANK": "4"})
+    shutil.rmtree(checkout)
+    with pytest.raises(own_runs.UserError):
+        own_runs.refuse_others(mine, named)
+
+
+@pytest.mark.parametrize("changes", [{"REWARD": 7}, ["REWARD"], {"REWARD": None}, "x"])
+def test_a_run_folder_with_other_types_is_no_traceback(checkout, tmp_path, changes) -> None:
+    folder = write_run(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"changes": changes, "config": changes}))
+    assert launch("--tiny", "--dry-run", "--resume", folder).returncode == 2
