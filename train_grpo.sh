@@ -21,10 +21,8 @@
 #                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
-#   --resume DIR    continue the run in DIR from its newest checkpoint, with its settings and those given now; "latest"
+#   --resume DIR    continue the run in DIR from its newest whole checkpoint, with its settings and those given now; "latest"
 #                   is the newest run in runs/ that has not finished
-#   --from-step N   with --resume: continue from step N instead of the newest; newer checkpoints are moved to
-#                   checkpoints/set-aside-TIME
 #   --steps N       make N global steps; the schedule of the learning rate spans them. A resumed run keeps its number
 #   --no-graphs     engines without CUDA graphs (ENFORCE_EAGER=1): slower, with fewer ways to fail
 #   --help          this text, and all settings

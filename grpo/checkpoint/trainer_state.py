@@ -2,8 +2,7 @@
 
 `trainer/state.safetensors` holds counters, data position and learning-rate schedule. `trainer/rank_R.safetensors` holds
 rank R's ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters
-are stored: 12 bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any
-number of ranks can read the files of any other number.
+are stored: 12 bytes per adapter parameter, 573 MB for the 120b. As many ranks read them again.
 """
 
 import math
@@ -24,7 +23,7 @@ from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParame
 
 STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
-_OTHER = "resume from another step: --resume DIR --from-step N"
+_OTHER = "restore a copy of it, or move it away: --resume continues from the newest whole checkpoint"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
 _RANK_KEYS = {"layout", "random", *KINDS}
@@ -101,7 +100,14 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     """
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nobody else writes here in the minutes between.
+    from deepspeed.accelerator import get_accelerator
+
     state, files = read(directory)
+    if len(files) != dist.get_world_size():
+        raise UserError(
+            f"{directory} was saved by {len(files)} ranks, and this run has {dist.get_world_size()}", _OTHER
+        )
+    mine = files[dist.get_rank()]
     wanted = {name: expert_form.to_file_shape(name, p.ds_shape) for name, p in _parameters(engine)}
     differs = difference(shapes(files[0]), wanted)
     if differs:
@@ -116,11 +122,11 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
         optimizer.optimizer.state[flat] = {"step": step, **zeros}
     for name, parameter in _parameters(engine):
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        saved_group, begin, _ = mine["layout"][name]
         flat = optimizer.fp32_partitioned_groups_flat[group]
         targets = {"master": flat.data} | {kind: optimizer.optimizer.state[flat][kind] for kind in KINDS[1:]}
         for kind, target in targets.items():
-            local = _local_range(files, kind, name, parameter.ds_numel, size)
-            target[offset : offset + local.numel()].copy_(local)
+            target[offset : offset + size].copy_(mine[kind][saved_group][begin : begin + size])
         parameter.ds_tensor.data.copy_(flat.data[offset : offset + size])
     _gather_persistent(optimizer)
 
@@ -129,11 +135,8 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     # This run's ranks and batch sizes determine where optimizer steps begin among the micro-batches.
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
     _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
-    if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
-        from deepspeed.accelerator import get_accelerator
-
-        set_random_state(files[dist.get_rank()]["random"])
-        get_accelerator().set_rng_state(files[dist.get_rank()]["random"]["device"])
+    set_random_state(mine["random"])
+    get_accelerator().set_rng_state(mine["random"]["device"])
     return state["client_states"]
 
 
@@ -204,21 +207,6 @@ def _read(file: Path, keys: set[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or not keys <= content.keys():
         raise CheckpointError(f"{file} is not a trainer state", _OTHER)
     return content
-
-
-def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, size: int) -> torch.Tensor:
-    """Return this rank's range of a parameter, `size` elements or what is left, assembled from the saved ranges."""
-    start = min(size * dist.get_rank(), numel)
-    stop = min(start + size, numel)
-    saved_size = -(-numel // len(files))
-    parts = []
-    for number, file in enumerate(files):
-        low, high = max(start, number * saved_size), min(stop, (number + 1) * saved_size)
-        if low < high:
-            group, offset, _ = file["layout"][name]
-            begin = offset - number * saved_size
-            parts.append(file[kind][group][begin + low : begin + high])
-    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def _gather_persistent(optimizer: ZeroOptimizer) -> None:

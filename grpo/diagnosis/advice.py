@@ -78,7 +78,7 @@ ROUTING = Advice(
     "ROUTING_REPLAY", "1", "near a tie, the trainer then takes the engine's choice of experts", enough=_is_on
 )
 WARMER = Advice("TEMPERATURE", "1.0", "the rollouts of a group must differ", enough=lambda now: now >= 1)
-GO_BACK = Advice("--resume", "DIR --from-step N", "continues from the last checkpoint before it, which rotation keeps")
+GO_BACK = Advice("ADAPTER", "DIR/checkpoints/step_N/adapter", "a new run from before it; rotation keeps that step")
 LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate rises more slowly", 2.0)
 FILTERING = Advice("DYNAMIC_FILTERING", "1", "draws another problem for each group without spread", enough=_is_on)
 EASIER_DATA = Advice("TRAIN_DATA", "problems that the policy solves sometimes", "groups need different rewards")

@@ -65,8 +65,8 @@ class Action:
 
     @property
     def is_way_back(self) -> bool:
-        """Say whether the run goes back to an earlier checkpoint."""
-        return self.setting == "--resume" and "--from-step" in self.change
+        """Say whether a new run goes back to an earlier checkpoint."""
+        return self.setting == "ADAPTER"
 
     def __str__(self) -> str:
         return f"{self.setting} {self.change}: {self.why}"

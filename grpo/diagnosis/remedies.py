@@ -5,7 +5,7 @@ from grpo.diagnosis.advice import Advice, Remedy
 from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import RunHistory, parse_number
 from grpo.diagnosis.range_remedies import RANGES
-from grpo.run.saved_steps import last_before
+from grpo.run.saved_steps import last_before, step_name
 from grpo.settings.table import CLIPPING_LOSSES
 
 _CLIPS = ("EPS_CLIP", "--eps_clip_low_high", "--dual_clip")  # which some losses do not read
@@ -201,7 +201,7 @@ def _is_one_batch(run: RunHistory) -> bool:
 
 def _resolve(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
     """Return an action in terms of the run's values; None if it would change nothing."""
-    if chosen.setting == "--resume":
+    if chosen is advice.GO_BACK or chosen.setting == "--resume":
         return _resumption(chosen, run, onset)
     now = run.setting(chosen.setting)
     if isinstance(now, list):
@@ -225,4 +225,8 @@ def _resumption(chosen: Advice, run: RunHistory, onset: int) -> Action | None:
     if run.folder is None:
         return Action(chosen.setting, chosen.change, chosen.why)
     step = last_before(run.checkpoints, onset)
-    return None if step is None else Action(chosen.setting, f"{run.folder} --from-step {step}", chosen.why)
+    return (
+        None
+        if step is None
+        else Action(chosen.setting, f"{run.folder}/checkpoints/{step_name(step)}/adapter", chosen.why)
+    )

@@ -1,4 +1,4 @@
-"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]]
+"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest]
     -- FLAGS
 
 FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. Settings of
@@ -41,7 +41,6 @@ from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, node_check
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import step_name
 from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine
 from grpo.stack.problem import UserError
@@ -69,7 +68,6 @@ def arguments(words: list[str]) -> argparse.Namespace:
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
     folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
-    parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step instead of the newest")
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
     options.flags = words[split + 1 :]
@@ -108,8 +106,6 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def _main(options: argparse.Namespace) -> int:
-    if options.from_step is not None and not options.resume:
-        return refuse(options, UserError("--from-step only applies to a resumed run", "add --resume DIR"))
     if wrong := [*misspelt.find(os.environ), *flags.variable_problems(os.environ)]:
         return refuse_all(options, wrong)
     try:
@@ -120,7 +116,7 @@ def _main(options: argparse.Namespace) -> int:
             held = options.held
             if held is None and options.mode == "run":
                 held = RunFiles(folder).hold()
-            config = resume.resolve_resumed(options.flags, folder, options.from_step)
+            config = resume.resolve_resumed(options.flags, folder)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
@@ -212,10 +208,8 @@ def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
 
 
 def _describe_resumption(config: Config, folder: Path) -> list[str]:
-    """Return where a resumed run would continue, which steps it would set aside, and which settings have changed."""
-    newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
-    moved = [f"  these newer steps would be moved away: {newer}"] if newer else []
-    return [*resume.describe(config), *moved, *resume.describe_changes(resume.find_changes(config, folder))]
+    """Return where a resumed run would continue, and which settings have changed."""
+    return [*resume.describe(config), *resume.describe_changes(resume.find_changes(config, folder))]
 
 
 if __name__ == "__main__":

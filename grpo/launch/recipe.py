@@ -97,7 +97,7 @@ def _options(asked: Options, values: Mapping[str, str]) -> list[str]:
     """Return the launcher's own options."""
     words = [f"--name={values['NAME']}", f"--options={' '.join(asked.again)}"]
     words += ["--stand-in"] if asked.is_tiny else []
-    named = ("run-dir", "resume", "from-step")
+    named = ("run-dir", "resume")
     return [*words, *(f"--{name}={asked.values[name]}" for name in named if asked.values.get(name))]
 
 

@@ -30,33 +30,20 @@ FOLDERS = ("ckpt_path", "metrics_dir")
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
 
 
-def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
-    """Return the configuration that continues the run in `folder`.
+def resolve_resumed(flags: list[str], folder: Path) -> Config:
+    """Return the configuration that continues the run in `folder` from its newest whole checkpoint.
 
     A run that ended before its first checkpoint starts again from step 0.
-
-    Args:
-        from_step: the step of the checkpoint to continue from; None for the newest.
 
     Raises:
         OSError: if a file that the run appends to is not a regular file.
         UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
-            data file, the checkpoint is missing or damaged, or its batch does not fit the loss.
+            data file, no checkpoint is whole, or its batch or ranks do not fit this run.
     """
     for file in (RunFiles(folder).ends, RunFiles(folder).resumes):
         read_parts(file)  # OSError for what a run could not append to
     flags = [*flags, *_keep_flags(flags, folder)]
     config = resolve(flags, folder)
-    checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
-    steps = saved_steps(checkpoints)
-    if from_step is not None and from_step not in steps:
-        others = _other_steps(checkpoints, from_step, base) or _no_whole_step(steps)
-        raise UserError(f"{checkpoints} has no {step_name(from_step)}", others)
-    if steps:
-        step = steps[-1] if from_step is None else from_step
-        check_whole(checkpoints / step_name(step), base)
-        _check_ahead(checkpoints / step_name(step), config)
-        config = resolve([*flags, "--resume_from", str(checkpoints / step_name(step))], folder)
     wrong = {name: values for name, values in find_flag_changes(config, folder).items() if name in FIXED}
     folders = {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
     wrong |= {name: (old, new) for name, (old, new) in folders.items() if old != new}
@@ -69,46 +56,50 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
         listed = "; ".join(_describe_change(f"--{name}", *values) for name, values in wrong.items())
         hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
         raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")
+    if newest := find_newest_whole(Path(config.args.ckpt_path), Path(config.args.pretrain)):
+        _check_state(newest, config)
+        config = resolve([*flags, "--resume_from", str(newest)], folder)
     return config
 
 
-def check_whole(step: Path, base: Path) -> None:
-    """Refuse a checkpoint that is damaged or belongs to another model, before anything is loaded or undone."""
-    if wrong := _find_problem(step, base):
-        others = _other_steps(step.parent, parse_step(step), base)
-        anew = f"no other checkpoint is complete; restore a copy, or move {step.parent} away to start again"
-        raise UserError(wrong.what, wrong.remedy or others or anew)
+def find_newest_whole(checkpoints: Path, base: Path) -> Path | None:
+    """Return the newest checkpoint that is not damaged; None if there is none at all.
+
+    Raises:
+        UserError: if all are damaged or belong to another model, or the newest cannot be read for another reason.
+    """
+    problems = []
+    for step in reversed(saved_steps(checkpoints)):
+        folder = checkpoints / step_name(step)
+        wrong = _find_problem(folder, base)
+        if wrong is None:
+            return folder
+        if wrong.remedy:
+            raise UserError(wrong.what, wrong.remedy)
+        problems.append(wrong.what)
+    if problems:
+        raise UserError(
+            problems[0], f"no other checkpoint is complete; restore a copy, or move {checkpoints} away to start again"
+        )
+    return None
 
 
-def _check_ahead(step: Path, config: Config) -> None:
-    """Refuse settings that would train on a batch of an earlier policy as if it were the current one's."""
-    if loss_flags.corrects_for_sampling(config.args):
-        return
+def _check_state(step: Path, config: Config) -> None:
+    """Refuse another number of ranks, and settings that would train on an earlier policy's batch as if it were new."""
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
-    state, _ = trainer_state.read(step / "trainer")
-    if "ahead" in state["client_states"]:
+    state, files = trainer_state.read(step / "trainer")
+    if len(files) != config.actor_ranks:
+        raise UserError(
+            f"{step} was saved by {format_count(len(files), 'rank')}, and this run has {config.actor_ranks}",
+            f"set ACTOR_GPUS={len(files)}, or start a new run from its adapter: ADAPTER={step / 'adapter'}",
+        )
+    if "ahead" in state["client_states"] and not loss_flags.corrects_for_sampling(config.args):
         raise UserError(
             f"{step} has a batch that an earlier policy sampled (PIPELINE=1), and these settings do not correct for "
             "that",
             "restore PIPELINE=1, or set OLD_LOG_PROBS=engine",
         )
-
-
-def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
-    """Name the whole steps other than `step`; "" if none is whole."""
-    others = [other for other in saved_steps(checkpoints) if other != step]
-    whole = [other for other in others if not _find_problem(checkpoints / step_name(other), base)]
-    if not whole:
-        return ""
-    complete = ", ".join(map(str, whole))
-    return f"--from-step {whole[-1]} continues from the newest complete checkpoint (complete: {complete})"
-
-
-def _no_whole_step(damaged: list[int]) -> str:
-    if damaged:
-        return f"no checkpoint is complete (damaged: {', '.join(map(str, damaged))}); restore a copy of one"
-    return "no checkpoint is complete; without --from-step the run starts again from step 0"
 
 
 def _find_problem(step: Path, base: Path) -> Problem | None:
@@ -213,7 +204,8 @@ def describe(config: Config) -> list[str]:
         return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{_name_repeated_steps(config)}"]
     source = Path(config.args.resume_from)
     unverified = [] if digests.is_sealed(source / "trainer") else [digests.describe_unverified(source)]
-    return [f"continuing after step {step}{_name_repeated_steps(config)}", *unverified]
+    damaged = [f"  {path} is damaged, and is kept as damaged-{path.name}-TIME" for path in list_damaged(config)]
+    return [f"continuing after step {step}{_name_repeated_steps(config)}", *damaged, *unverified]
 
 
 def _name_repeated_steps(config: Config) -> str:
@@ -249,54 +241,22 @@ def describe_finished(config: Config, plan: Plan) -> list[str]:
     return ["finished: nothing was started", *done, *lost, f"adapter      {config.args.save_path}"]
 
 
-def newer_steps(config: Config) -> list[int]:
-    """Return the saved steps after the one that a run continues from; the run gives them up."""
-    return [step for step in saved_steps(config.args.ckpt_path) if step > resumed_step(config)]
+def list_damaged(config: Config) -> list[Path]:
+    """Return the saved steps after the one that a run continues from: they are damaged."""
+    checkpoints = Path(config.args.ckpt_path)
+    return [checkpoints / step_name(step) for step in saved_steps(checkpoints) if step > resumed_step(config)]
 
 
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
-    step = resumed_step(config)
-    differing, begin = find_changes(config, folder), describe(config)
-    # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
-    moved = _set_aside(config)
+    differing, news = find_changes(config, folder), describe(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
-    files.rewind(step)
-    if moved:  # the run takes another way from here on, and gets another page
-        files.wandb.unlink(missing_ok=True)
-        files.trackio.unlink(missing_ok=True)
-    files.note_resume(
-        step,
-        changed={name.removeprefix("--"): values for name, values in differing.items()},
-        set_aside={name: str(path) for name, path in moved.items()},
-    )
-    return [
-        *begin,
-        *(f"  {name} was newer and was moved to {path}" for name, path in moved.items()),
-        *describe_changes(differing),
-    ]
-
-
-def _set_aside(config: Config) -> dict[str, Path]:
-    """Move newer checkpoints and their final adapter to where no resume and no rotation finds them.
-
-    Returns:
-        The new paths by the old names.
-    """
-    checkpoints, final = Path(config.args.ckpt_path), Path(config.args.save_path)
-    name = f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-    # The newest first: a kill leaves a run that only lacks its newest steps.
-    moves = {
-        checkpoints / step_name(step): checkpoints / name / step_name(step) for step in reversed(newer_steps(config))
-    }
-    if not moves:
-        return {}
-    (checkpoints / name).mkdir(exist_ok=True)
-    if final.is_dir():  # first: a remaining step makes the next resume come back here
-        moves = {final: final.with_name(f"{final.name}-{name}"), **moves}
-    for old, new in moves.items():
-        old.rename(new)
-    return {old.name: new for old, new in moves.items()}
+    for step in list_damaged(config):  # the run saves this step again
+        step.rename(step.with_name(f"damaged-{step.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    files.rewind(resumed_step(config))
+    changed = {name.removeprefix("--"): values for name, values in differing.items()}
+    files.note_resume(resumed_step(config), changed=changed)
+    return [*news, *describe_changes(differing)]
 
 
 def _describe_change(flag: str, old: object, new: object) -> str:

@@ -70,4 +70,4 @@ def _fall(amount: float, progress: Progress) -> Problem | None:
     (best, at), (now, step) = max(values), values[-1]
     name = get_name(progress.evals.rows[-1])
     what = f"held-out {name} fell from {best:.3f} at step {at} to {now:.3f} at step {step}"
-    return Problem(what, f"the best checkpoint is kept: --from-step {at}" if at else "see docs/tuning.md")
+    return Problem(what, f"the best checkpoint is kept: step_{at}" if at else "see docs/tuning.md")

@@ -166,15 +166,14 @@ class RunFiles:
         """
         _append(self.ends, {"time": time.time(), "code": code, **more})
 
-    def note_resume(self, step: int, changed: Mapping[str, Any], set_aside: Mapping[str, str]) -> None:
+    def note_resume(self, step: int, changed: Mapping[str, Any]) -> None:
         """Append a resume to resumes.jsonl.
 
         Args:
             step: the step after which the run continues.
             changed: the old and the new value of each changed setting.
-            set_aside: the new paths of checkpoints that the run gave up, by their old names.
         """
-        _append(self.resumes, {"time": time.time(), "step": step, "changed": changed, "set_aside": set_aside})
+        _append(self.resumes, {"time": time.time(), "step": step, "changed": changed})
 
     def rewind(self, step: int) -> None:
         """Remove what was logged after `step`, lines and samples files. A resumed run repeats those steps."""

@@ -15,7 +15,7 @@ from grpo.stack import command
 from grpo.stack.problem import UserError
 
 MODES = ("check", "plan", "dry-run")
-_VALUED = ("config", "gpus", "run-dir", "resume", "from-step", "steps")
+_VALUED = ("config", "gpus", "run-dir", "resume", "steps")
 _HELP = "./train_grpo.sh --help lists the options; OpenRLHF flags go after --"
 
 
@@ -83,8 +83,6 @@ def parse(words: Sequence[str]) -> Options:
 def _check(values: dict[str, str]) -> None:
     if values.get("resume") and values.get("run-dir"):
         raise UserError("--resume continues in its own folder", "remove --run-dir")
-    if not (values.get("from-step") or "0").isdecimal():
-        raise UserError(f"--from-step is {values['from-step']!r}", "give a number")
     if (values.get("gpus") or "8") not in map(str, BOXES):
         remedy = "give 8, 4, 2 or 1, or set NUM_ENGINES, ENGINE_TP, ACTOR_GPUS and COLOCATE"
         raise UserError(f"--gpus is {values['gpus']!r}", remedy)

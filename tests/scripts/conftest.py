@@ -101,7 +101,7 @@ class RunFolder:
     def resume_after(self, step: int) -> None:
         """Remove and report the log after a step, as the launcher does."""
         RunFiles(self.folder).rewind(step)
-        RunFiles(self.folder).note_resume(step, {}, {})
+        RunFiles(self.folder).note_resume(step, {})
 
     def save_final(self) -> None:
         (self.folder / "final").mkdir()

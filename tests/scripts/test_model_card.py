@@ -119,8 +119,8 @@ def test_the_reward_is_named_without_the_users_files(run, checkpoint, changes, s
 
 def test_a_run_with_two_rewards_names_both_and_what_each_evaluation_measured(run, checkpoint) -> None:
     files = RunFiles(run.folder)
-    files.note_resume(12, {"remote_rm_url": [f"/{SECRET}/user_reward.py", f"/{SECRET}/reward_func.py"]}, {})
-    files.note_resume(15, {"max_steps": [18, 20]}, {})
+    files.note_resume(12, {"remote_rm_url": [f"/{SECRET}/user_reward.py", f"/{SECRET}/reward_func.py"]})
+    files.note_resume(15, {"max_steps": [18, 20]})
     first, *later = files.evals.read_text().splitlines()
     files.evals.write_text("\n".join([first.replace("exact_match", "score"), *later]) + "\n")
     text = model_card.write_text(checkpoint, adapter_files.read(run.folder / "final"), False, "mit")

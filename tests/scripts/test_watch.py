@@ -159,7 +159,7 @@ def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
     assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
     assert "no update for" in render_frame(state, now=9999.0) and "no update for" not in render_frame(state, now=1160.0)
-    RunFiles(run.folder).note_resume(15, {}, {})
+    RunFiles(run.folder).note_resume(15, {})
     state.refresh()
     assert state.seconds_left(1150.0) is None, "the resumed run is starting"
     run.step(16, seconds={"total": 10.0})

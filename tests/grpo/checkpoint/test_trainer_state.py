@@ -48,18 +48,6 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained_folder, checkpoint, ru
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_loads_the_same_state(trained_folder, checkpoint, run_ranks, tmp_path, ranks):
-    run_ranks(ranks, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "zero3", script=SCRIPT)
-    expected, actual = torch.load(trained_folder / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
-    assert expected.keys() == actual.keys()
-    for name in expected:
-        assert torch.equal(expected[name], actual[name]), name
-    steps = json.loads((tmp_path / "losses_0.json").read_text())
-    assert [step[2] for step in steps] == [2]  # one optimizer step, the second: after as many samples as on two ranks
-
-
-@pytest.mark.timeout(500)
 def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained_folder, checkpoint, run_ranks, tmp_path):
     run_ranks(2, checkpoint, tmp_path, 4, "", 600, 4, "none", script=SCRIPT)
     for name in ("losses_0.json", "losses_1.json"):
@@ -73,8 +61,8 @@ def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained_folder, checkp
 
 @pytest.mark.timeout(500)
 def test_a_whole_base_resumes_from_a_sharded_one(trained_folder, checkpoint, run_ranks, tmp_path):
-    start = trained_folder / "step_2" / "adapter"
-    run_ranks(1, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "none", start, script=SCRIPT)
+    start = trained_folder / "step_3" / "adapter"
+    run_ranks(2, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "none", start, script=SCRIPT)
     expected, actual = torch.load(trained_folder / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
     assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
@@ -133,4 +121,4 @@ def test_an_incomplete_state_is_refused(trained_folder, tmp_path, name, damage):
 @pytest.mark.timeout(500)
 def test_the_state_of_another_adapter_is_refused(trained_folder, checkpoint, run_ranks, tmp_path):
     with pytest.raises(AssertionError, match="belongs to an adapter other than"):
-        run_ranks(1, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)
+        run_ranks(2, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)

@@ -50,14 +50,16 @@ DAMAGED = [
 @pytest.mark.parametrize("name", DAMAGED)
 def test_where_the_policy_is_damaged_going_back_is_the_first_remedy(name, tmp_path):
     unknown = finding(build_history([]), name, "critical", 42, 50, EVIDENCE)
-    assert str(unknown.actions[0]).startswith("--resume DIR --from-step N: ")
+    assert str(unknown.actions[0]).startswith("ADAPTER DIR/checkpoints/step_N/adapter: ")
     config = {"flags": {"run_dir": str(tmp_path), "ckpt_path": str(tmp_path / "checkpoints")}}
     none_saved = finding(build_history([], config=config), name, "critical", 42, 50, EVIDENCE)
     assert not any(action.is_way_back for action in none_saved.actions) and none_saved.actions
     for step in (20, 40, 41, 60):
         (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
     known = finding(build_history([], config=config), name, "critical", 42, 50, EVIDENCE)
-    assert str(known.actions[0]).startswith(f"--resume {tmp_path} --from-step 40: "), "41 drew the first low samples"
+    assert str(known.actions[0]).startswith(f"ADAPTER {tmp_path}/checkpoints/step_40/adapter: "), (
+        "41 drew the first low samples"
+    )
 
 
 def test_a_fall_brings_the_way_back_to_the_front_of_its_cause():

@@ -247,7 +247,7 @@ def save(setting, make_trainer) -> Callable[..., None]:
     def write(*steps: int, target: Path | None = None, is_sealed: bool = False) -> None:
         for step in steps:
             folder = (target or setting.run_dir / "checkpoints") / f"step_{step}"
-            make_trainer(folder / "trainer", {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+            make_trainer(folder / "trainer", {name: tuple(tensor.shape) for name, tensor in tensors.items()}, 4)
             (folder / "adapter").mkdir()
             save_file(tensors, folder / "adapter" / adapter_files.WEIGHTS)
             LoraConfig(r=flags["lora_rank"], target_modules=flags["target_modules"]).save_pretrained(folder / "adapter")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import recipe
+from grpo.launch import own_runs, recipe
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import EXPORTED, SETTINGS
@@ -188,7 +188,7 @@ def test_the_script_can_be_called_from_anywhere_and_writes_nothing(checkout: Pat
 def test_help_names_every_option(checkout: Path) -> None:
     done = call(checkout, "--help")
     assert done.returncode == 0 and "set -euo" not in done.stdout
-    for option in ("tiny", "gpus", "check", "plan", "dry-run", "run-dir", "resume", "from-step", "steps", "config"):
+    for option in ("tiny", "gpus", "check", "plan", "dry-run", "run-dir", "resume", "steps", "config"):
         assert f"--{option}" in done.stdout
 
 
@@ -228,12 +228,14 @@ def test_a_run_keeps_its_files_wherever_it_is_resumed(tmp_path: Path, monkeypatc
     }  # fmt: skip
 
 
-def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_settings(tmp_path: Path, monkeypatch) -> None:
     """Those of --config and of variables; a new value wins. Without REWARD, it would go on with another reward."""
+    monkeypatch.setattr(own_runs, "CHECKOUT", tmp_path)
     kept = {"config": {"LORA_RANK": "5", "REWARD": "/b.py"}, "changes": {"REWARD": ["/a.py", ""], "--top_k": ["5", ""]}}
     first = {name: resolve_flags()[f"--{name}"] for name in ("pretrain", "prompt_data", "target_modules")}
     first |= {"target_modules": first["target_modules"].split(), "lora_rank": 5, "lora_alpha": 128}
     (tmp_path / "config.json").write_text(json.dumps({**kept, "flags": first}))
+    own_runs.record(tmp_path, {"REWARD": "/a.py"})
     passed = resolve_flags("--resume", str(tmp_path), SEED="7")
     assert (passed["GRPO_REWARD_FILES"], passed["--seed"], passed["--lora_rank"]) == ("/a.py", "7", "5")
     assert "LORA_RANK was 5, now 4" in launch("--dry-run", "--resume", str(tmp_path), LORA_RANK="4").stderr

@@ -30,8 +30,6 @@ from .test_recipe import NO_KEY
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
         (["--dry-run", "--resume", "here", "--run-dir", "there"], "remove --run-dir"),
-        (["--dry-run", "--from-step", "10"], "--from-step only applies to a resumed run: add --resume DIR"),
-        (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last': give a number"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--", "--verbose"], "has no flag --verbose: remove it; "),
         (["--dry-run", "--steps", "many"], "STEPS is 'many': give a whole number"),

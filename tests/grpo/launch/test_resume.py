@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_files, state_files
+from grpo.checkpoint import adapter_files, digests, state_files
 from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
 from grpo.launch import config, resume, run_dir
@@ -37,7 +37,7 @@ def test_it_continues_from_the_newest_whole_checkpoint(setting, save) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "empty", "partial"])
-def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, save, damage) -> None:
+def test_a_damaged_checkpoint_is_kept_beside_the_one_before_it_which_the_run_continues(setting, save, damage) -> None:
     start(setting)
     save(10, 20)
     newest = setting.run_dir / "checkpoints" / "step_20"
@@ -49,9 +49,40 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
         file.unlink()
     else:
         state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
-    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(complete: 10\)"):
+    log(setting.run_dir, "metrics.jsonl", range(1, 25))
+    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
+    assert resume.resumed_step(config) == 10 and f"{newest} is damaged" in "\n".join(resume.describe(config))
+    assert newest.is_dir() and len(read_steps(setting.run_dir / "metrics.jsonl")) == 24, "a check changes nothing"
+    resume.take_back(config, setting.run_dir)
+    [kept] = newest.parent.glob("damaged-step_20-*")
+    assert not newest.exists() and (kept / "trainer").is_dir()
+    assert read_steps(setting.run_dir / "metrics.jsonl") == list(range(1, 11))
+    (newest.with_name("step_10") / "trainer" / "rank_1.safetensors").unlink()
+    with pytest.raises(UserError, match="no other checkpoint is complete"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)
-    assert resume.resumed_step(resume.resolve_resumed(setting.make_words(), setting.run_dir, 10)) == 10  # as it says
+
+
+def test_a_byte_that_changed_is_damage_and_a_checkpoint_without_digests_is_continued_with_a_note(setting, save) -> None:
+    start(setting)
+    save(10, is_sealed=True)
+    save(20)
+    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
+    assert "step_20 cannot be verified" in resume.describe(config)[1]
+    for part in digests.PARTS:
+        digests.write(setting.run_dir / "checkpoints" / "step_20" / part)
+    assert resume.describe(config) == ["continuing after step 20"]
+    state = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "rank_0.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    assert resume.resumed_step(resume.resolve_resumed(setting.make_words(), setting.run_dir)) == 10
+
+
+def test_another_number_of_ranks_is_refused_with_the_one_that_saved(setting, save) -> None:
+    start(setting)
+    save(10)
+    with pytest.raises(UserError, match="ACTOR_GPUS=4"):
+        resume.resolve_resumed(setting.make_words(actor_num_gpus_per_node=2), setting.run_dir)
 
 
 def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, save) -> None:
@@ -67,7 +98,6 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):
         resumed = resume.resolve_resumed([*setting.make_words(), *words], setting.run_dir)
         assert resume.resumed_step(resumed) == 20
-    assert resume.resumed_step(resume.resolve_resumed(setting.make_words(), setting.run_dir, 10)) == 10
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_fall_of_the_held_out_score_is_from_the_best(tmp_path: Path, evals: li
     stop = find_rule(tmp_path, [WORST], evals, stop_fall=0.25)
     assert (stop.reason.what if stop else None) == reason
     if stop:
-        assert "--from-step 10" in stop.reason.remedy and stop.is_saved
+        assert "step_10" in stop.reason.remedy and stop.is_saved
 
 
 def test_a_loss_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
