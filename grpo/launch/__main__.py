@@ -30,7 +30,6 @@ from grpo.launch import (
     preflight,
     resume,
     run_dir,
-    scaling,
     signals,
 )
 from grpo.launch.checks import adapter, environment, packages, reward
@@ -199,7 +198,7 @@ def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     return [
         packages.describe(),
         *describe(plan, config),
-        *(scaling.describe(plan, config, run_judge) or placement.describe(config)),
+        *placement.describe(config),
         *gpu_memory.describe(config),
         *reward.describe(config),
         *judge.describe(run_judge, config),

@@ -40,19 +40,6 @@ def place(count: int, gpus: int, engines: int, width: int, ranks: int) -> Seats 
         return None
 
 
-def sync_bytes(places: Seats, node: str, adapter: int) -> int:
-    """Return what a sync brings to a node over the network: the adapter once, however many engines it has.
-
-    Rank 0 puts it into the object store of its node.
-    """
-    return adapter if node in places.engines and node != places.ranks[0] else 0
-
-
-def compute_gathered_share(places: Seats) -> float:
-    """Return the largest share of the model that ZeRO-3's gathers bring to a node; 0 if the ranks have one node."""
-    return max(1 - places.ranks.count(node) / len(places.ranks) for node in places.ranks)
-
-
 def most_engines(count: int, gpus: int, width: int, ranks: int) -> int:
     """Return how many engines fit on this many nodes beside the ranks."""
     of_ranks = -(-ranks // gpus)

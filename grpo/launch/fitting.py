@@ -23,12 +23,6 @@ def choose_engine_share(config: Config) -> Config:
     return config.replace_flags(vllm_gpu_memory_utilization=need.share_left) if need else config
 
 
-def leave_to_engine(config: Config) -> Config:
-    """Return the configuration with what the actor leaves to an engine on its GPU, for a calculation."""
-    need = gpu_memory.needs(config)
-    return config.assume_flags(vllm_gpu_memory_utilization=need.share_left) if need else config
-
-
 def largest_micro_batch(config: Config) -> int:
     """Return the largest size that fits with room to spare and divides a rank's share of an optimizer batch, or 1.
 

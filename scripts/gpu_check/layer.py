@@ -118,7 +118,7 @@ def check(
     vocabulary: int = _120B.vocabulary,
     shape: dict[str, int] | None = None,
 ) -> Passed:
-    """Time a layer at two lengths. From these, :mod:`grpo.launch.phases` predicts the seconds of a step."""
+    """Time a layer at two lengths. From these, :mod:`grpo.launch.hours` predicts the seconds of a step."""
     device = choose_device(gpus)
     config = make_config(**shape or {})
     layer = build(config, device)
@@ -162,8 +162,7 @@ def unpacking(layer: GptOssDecoderLayer, device: torch.device) -> float:
 
 def _step(numbers: dict[str, Any]) -> str:
     """Say what the numbers mean for a step of the shipped recipe, as the plan would."""
-    from grpo.launch.phases import Rates
+    from grpo.launch.hours import fit_update
 
-    rates, tokens = Rates.from_layer(numbers), numbers["tokens"][0]
-    train = 16 * (rates.train.of_rollout + rates.train.of_token * tokens)
-    return f"; predicted: {train * rates.low:.0f} to {train * rates.high:.0f} s to train on 16 rollouts of {tokens:,}"
+    (of_batch, of_token), tokens = fit_update(numbers), numbers["tokens"][0]
+    return f"; predicted: {16 * (of_batch + of_token * tokens):.0f} s to train on 16 rollouts of {tokens:,}"

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.launch import equal_nodes, placement, scaling
+from grpo.launch import equal_nodes, placement
 from grpo.launch.equal_nodes import place
 from grpo.stack import machine
-from grpo.stack.counted import format_numbers
 from grpo.stack.machine import Gpu
 
 # nodes, GPUs of a node, engines, GPUs of an engine, ranks
@@ -35,9 +34,6 @@ def test_everybody_has_a_place_no_gpu_is_used_twice_and_ranks_are_on_the_fewest_
     assert set(used) <= {str(number) for number in range(1, count + 1)} and max(used.values()) <= gpus
     assert len(set(places.ranks)) == -(-ranks // gpus)
     assert places.ranks[0] == "1" and list(places.ranks) == sorted(places.ranks)
-    # A sync brings the adapter once to nodes with engines but without its sender.
-    received = {node: equal_nodes.sync_bytes(places, node, 7) for node in places.nodes}
-    assert received == {node: 7 * (node in places.engines and node != places.ranks[0]) for node in places.nodes}
 
 
 @settings(max_examples=400, deadline=None)
@@ -74,19 +70,9 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
         patch.setattr(placement.numa, "find_node", lambda gpu: None)
         *of_engines, of_actor = placement.describe(config)
     last = of_engines[-1].rpartition(" ")[2]
-    ours = scaling._node(config, places, "1", 100)
-    assert ours.endswith("; a sync starts here")
-    assert last == str(engines * width - 1) and f"on {format_numbers('GPU', range(engines * width))}, actor" in ours
+    assert last == str(engines * width - 1)
     numbers = [int(number) for number in of_actor.partition("GPU")[2].lstrip("s").split(", ")]
     assert numbers == list(range(engines * width, total))
-    assert f"{format_numbers('GPU', numbers)};" in ours
-
-
-def test_gathers_of_ranks_on_several_nodes_cross_the_network() -> None:
-    one, two, uneven = (place(*shape) for shape in ((2, 8, 2, 2, 8), (3, 8, 2, 2, 16), (2, 8, 3, 1, 12)))
-    assert one and two and uneven
-    assert equal_nodes.compute_gathered_share(one) == 0 and equal_nodes.compute_gathered_share(two) == 0.5
-    assert equal_nodes.compute_gathered_share(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,118 @@
+"""How long a run takes, in one line with its three assumptions. docs/gpu.md has their sources.
+
+Each is replaced by what gpu_check measured on this machine, where it did.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grpo.launch import gpu_limits, gpu_memory
+from grpo.launch.config import Config
+from grpo.launch.host_memory import is_for_gpus
+from grpo.launch.judge import RunJudge
+from grpo.launch.plan import Plan
+from grpo.model.architecture import Architecture
+from grpo.model.footprint import Cache
+from grpo.model.released import RELEASED
+from grpo.model.sizes import DECODED_SEQUENCES
+from grpo.rollout import greedy
+from grpo.stack.checkout import GPU_REPORT
+from grpo.stack.counted import format_count
+from grpo.update import old_policy
+
+Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's rungs that passed, by name
+_LARGE = RELEASED["openai/gpt-oss-120b"]
+# A pass of an engine. The first two follow from published passes with CUDA graphs on 8 H100s.
+_READ = 1.67e12  # bytes per second of weights and cache
+_LAYER = 65e-6  # seconds of a layer's kernels, however little they read
+_REDUCES = 16e-6  # assumed: seconds of a layer's two all-reduces
+_EAGER = 0.8e-3  # seconds in which the CPU launches a layer without graphs
+_BETWEEN, _RAY = 1.6e-3, 2e-3  # seconds between passes of an engine, and those that Ray adds with several GPUs
+_MEASURED_AT = 576  # tokens of a sequence in gpu_check's passes
+_CALL = 30.0  # assumed: seconds of a call of the judge
+# The update of gpt-oss-120b on one H100: seconds of a micro-batch, which unpacks the weights, and of a token.
+_UPDATE = (1.1, 127e-6)
+_FORWARD = 0.35  # share of the update's time that a pass without gradients takes
+
+
+def describe(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
+    """Return the line; [] for a model without a size, for CPUs, and for what does not fit."""
+    model, need = plan.architecture, gpu_memory.needs(config)
+    if model is None or need is None or not is_for_gpus(model) or list(gpu_limits.problems(config)):
+        return []
+    args, numbers = config.args, read_report()
+    sequences = math.ceil(config.rollouts_per_step / args.vllm_num_engines)
+    at_once = max(1, min(sequences, need.at_once, DECODED_SEQUENCES))
+    token = time_pass(model, args.vllm_tensor_parallel_size, args.enforce_eager, at_once, need.length, numbers)
+    sampling = token * args.generate_max_len * math.ceil(sequences / at_once)
+    judging = 0.0
+    if judge.settings:
+        rounds = math.ceil(config.rollouts_per_step / judge.settings.chain.concurrency)
+        judging = min(judge.settings.chain.deadline, rounds * _CALL)
+    update = time_update(config, model, numbers)
+    step = sampling + judging + update
+    if args.pipeline:  # all work at the same time, and a batch passes through them in two steps
+        step = max(sampling, update, step / 2)
+    if plan.evals and plan.eval_prompts and plan.steps:
+        samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + greedy.answers(args.eval_temperature))
+        of_engine = math.ceil(samples / args.vllm_num_engines)
+        step += plan.evals / plan.steps * token * args.generate_max_len * math.ceil(of_engine / DECODED_SEQUENCES)
+    seen = {name: "measured" if name in numbers else "calculated" for name in ("engine speed", "layer")}
+    return [
+        f"hours       {steps * step / 3600:,.1f} for {format_count(steps, 'step')} of {step:,.0f} s, if every response "
+        "reaches the length limit:",
+        f"            {1e3 * token:.0f} ms a token with {at_once} rollouts per engine ({seen['engine speed']}), "
+        f"{_CALL:.0f} s a call of the judge (assumed), {update:.0f} s an update ({seen['layer']}; see docs/gpu.md)",
+    ]
+
+
+def read_report() -> Numbers:
+    """Return what gpu_check measured on this machine; {} if it did not, or if its report cannot be read."""
+    try:
+        rungs = json.loads(GPU_REPORT.read_text(encoding="utf-8"))["rungs"]
+        return {rung["name"]: rung["numbers"] for rung in rungs if rung["verdict"] == "passed"}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def time_pass(model: Architecture, width: int, eager: bool, sequences: int, tokens: int, numbers: Numbers) -> float:
+    """Return the seconds of an engine's pass for this many sequences, on average half as long as their limit."""
+    passes = numbers.get("engine speed", {}).get("decode_s", {}).get("eager" if eager else "graphs", {})
+    factor = 1.0
+    if passes:
+        nearest = min(passes, key=lambda count: abs(int(count) - sequences))
+        measured = RELEASED[f"openai/{numbers['engine speed']['model']}"]
+        factor = passes[nearest] / _calculate_pass(measured, 1, eager, int(nearest), _MEASURED_AT)
+    return factor * _calculate_pass(model, width, eager, sequences, tokens // 2)
+
+
+def _calculate_pass(model: Architecture, width: int, eager: bool, sequences: int, tokens: int) -> float:
+    sizes = model.actor_bytes(model.mxfp4)
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    others = sum(sizes.values()) - experts - sizes["model.embed_tokens.weight"]
+    chosen = 1 - (1 - model.experts_per_token / model.experts) ** sequences  # few sequences choose some of them only
+    read = (chosen * experts + others) / width + sequences * Cache(model, width).bytes(tokens)
+    computed = model.layers * (_LAYER + (_REDUCES if width > 1 else 0.0)) + read / _READ
+    launched = model.layers * _EAGER if eager else 0.0
+    return max(computed, launched) + _BETWEEN + (_RAY if width > 1 else 0.0)
+
+
+def fit_update(layer: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds of a micro-batch and of a token, given the numbers of gpu_check's rung "layer"."""
+    seconds = [_LARGE.layers * t + s for t, s in zip(layer["train_s"], layer["scores_s"], strict=True)]
+    of_token = (seconds[-1] - seconds[0]) / (layer["tokens"][-1] - layer["tokens"][0])
+    return seconds[0] - layer["tokens"][0] * of_token, of_token
+
+
+def time_update(config: Config, model: Architecture, numbers: Numbers) -> float:
+    """Return the seconds of a step's passes on a rank of the actor."""
+    args = config.args
+    of_batch, of_token = fit_update(numbers["layer"]) if "layer" in numbers else _UPDATE
+    rollouts = config.rollouts_per_step / config.actor_ranks
+    passes = args.max_epochs + _FORWARD * (old_policy.share_of_old_pass(args) + (args.init_kl_coef > 0))
+    layers = model.layers / _LARGE.layers
+    experts = layers * model.experts / _LARGE.experts
+    batches = rollouts / args.micro_train_batch_size
+    return float(passes * (batches * experts * of_batch + rollouts * layers * of_token * config.max_model_len))
