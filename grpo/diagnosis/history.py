@@ -19,6 +19,7 @@ from grpo.run.saved_steps import saved_steps
 from grpo.settings.table import SETTINGS
 from grpo.stack.problem import UserError
 
+MASTERED = 0.9  # of the scale: above it, little gain is possible
 UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warmup was
 
 
@@ -148,6 +149,10 @@ class RunHistory:
     def width(self) -> float:
         """Return the width of the scale."""
         return self.scale[1] - self.scale[0]
+
+    def is_mastered(self, level: float) -> bool:
+        """Say whether a level of :attr:`training_name` leaves little to gain; a score above 1 has no known top."""
+        return self.scale[1] <= 1 and level > self.scale[0] + MASTERED * self.width
 
     @cached_property
     def held_out_error(self) -> float:

@@ -21,7 +21,6 @@ from grpo.diagnosis.series import (
 )
 from grpo.run.measure import EXACT_MATCH
 
-MASTERED = 0.9  # share of right rollouts above which little gain is possible
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 
@@ -33,7 +32,7 @@ def flat_learning(run: RunHistory) -> list[Finding] | str:
     run = run.after_warm_up
     correct = run.require_column(run.training_name, 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
-    if rise.z > 2 or level > run.scale[0] + MASTERED * run.width or _has_held_out_gain(run, 0):
+    if rise.z > 2 or run.is_mastered(level) or _has_held_out_gain(run, 0):
         change = f"changed by {number(rise.change)} (z {number(rise.z)})"
         return f"{correct.name} is {number(level)} in the last steps, {change}"
     if rise.z < -3:

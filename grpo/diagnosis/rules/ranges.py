@@ -19,7 +19,6 @@ PROVEN, FAR = 3, 10.0
 AT_ONCE = {"disk_free": 2, "lost_writes": 1}
 MARGIN = 0.1  # of the range's end: the median must be beyond it by this much
 BACK = 0.25  # of the way back to the range in those steps: it may recover
-SOLVED = 0.9  # of the rollouts: where learning has led above it, groups lack spread for a good reason
 
 # The scale of a gradient depends on the model; other rules compare it with its own past.
 SCALE = {"grad_norm": 10.0, "grad_norm_max": 10.0}  # times the range
@@ -86,7 +85,9 @@ def _finding(run: RunHistory, series: Series, first: int, severity: str, numbers
 
 
 def _is_solved(run: RunHistory, name: str) -> bool:
-    correct = run.column("correct").values
+    """Say whether groups lack spread because learning has led to mastery."""
+    correct = run.column(run.training_name).values
     if name != "zero_spread_groups" or not len(correct):
         return False
-    return float(np.median(correct[:LASTING])) <= SOLVED < float(np.median(correct[-LASTING:]))
+    first, last = (run.is_mastered(float(np.median(part))) for part in (correct[:LASTING], correct[-LASTING:]))
+    return last and not first

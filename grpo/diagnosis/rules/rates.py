@@ -107,11 +107,11 @@ def _transient(run: RunHistory) -> list[Evidence]:
 
 
 def _early_drift(run: RunHistory) -> list[Evidence]:
-    """Return evidence that KL rises and correctness falls over the first steps after the warmup."""
+    """Return evidence that KL rises and correctness, or the score, falls over the first steps after the warmup."""
     if not len(run.rows):
         return []
     end = int(run.steps[min(len(run.steps), LATEST) - 1])
-    kl, correct = magnitude(run, "ppo_kl").window(0, end), run.column("correct").window(0, end)
+    kl, correct = magnitude(run, "ppo_kl").window(0, end), run.column(run.training_name).window(0, end)
     if min(len(kl), len(correct)) < EARLY:
         return []
     recent, (rise, fall) = float(np.median(kl.values[-4:])), (trend(kl), trend(correct))
@@ -120,15 +120,15 @@ def _early_drift(run: RunHistory) -> list[Evidence]:
     first = int(kl.steps[0])
     return [
         Evidence("ppo_kl", first, end, {"first": float(np.median(kl.values[:3])), "last": recent, "z": rise.z}),
-        Evidence("correct", first, end, {"change": fall.change, "z": fall.z}),
+        Evidence(correct.name, first, end, {"change": fall.change, "z": fall.z}),
     ]
 
 
 def off_policy(run: RunHistory) -> list[Finding] | str:
     """Several optimizer steps per global step, with clip ratio or KL out of range from early on for most of the run.
 
-    Alternatively, the KL grows from the start while correctness falls. Several optimizer steps alone are the recipe
-    here, and not a finding.
+    Alternatively, the KL grows from the start while correctness, or the score, falls. Several optimizer steps alone
+    are the recipe here, and not a finding.
     """
     run = run.after_warm_up
     updates = run.require_column("optimizer_steps", EARLY)

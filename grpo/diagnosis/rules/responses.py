@@ -13,7 +13,6 @@ from grpo.diagnosis.finding import (
 from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.correctness import fall_of_correctness
-from grpo.diagnosis.rules.learning import MASTERED
 from grpo.diagnosis.rules.update import NEAR, edge
 from grpo.diagnosis.series import (
     Series,
@@ -40,15 +39,15 @@ def _is_lasting(beyond: np.ndarray) -> bool:
 
 
 def _gain(correct: Series, step: int) -> tuple[float, float]:
-    """Return the mean of correctness over the last 15 values less that of 13 from `step` on, and its standard error."""
+    """Return the mean of the last 15 values less that of 13 from `step` on, and the standard error."""
     early, late = correct.window(step, step + 12).values, correct.values[-15:]
     error = (float(early.var()) / len(early) + float(late.var()) / len(late)) ** 0.5
     return float(late.mean() - early.mean()), error
 
 
 def length_collapse(run: RunHistory) -> list[Finding] | str:
-    """Responses fall to at most 60% of their length, without a gain in correctness."""
-    length, correct = run.require_column("response_length", 20), run.require_column("correct", 20)
+    """Responses fall to at most 60% of their length, without a gain in correctness or in the score."""
+    length, correct = run.require_column("response_length", 20), run.require_column(run.training_name, 20)
     smooth = rolling_median(length.values)
     peak = int(np.argmax(smooth[4:])) + 4
     text = f"response_length peaks at {number(smooth[peak])} and ends at {number(smooth[-1])} (medians of 5 steps)"
@@ -56,34 +55,34 @@ def length_collapse(run: RunHistory) -> list[Finding] | str:
         return text
     onset = int(length.steps[int(np.flatnonzero(smooth >= 0.85 * smooth[peak])[-1])])
     gain, error = _gain(correct, onset)
-    if gain > max(0.05, error) and smooth[-1] > 0.35 * smooth[peak]:
-        return f"{text}, while correct gained {number(gain)}"
+    if gain > max(0.05 * run.width, error) and smooth[-1] > 0.35 * smooth[peak]:
+        return f"{text}, while {correct.name} gained {number(gain)}"
     last = int(length.steps[-1])
     numbers = {"longest": smooth[peak], "last": smooth[-1], "share": smooth[-1] / smooth[peak]}
-    evidence = [length.evidence(numbers, peak), Evidence("correct", onset, last, {"change": gain})]
-    severity = CRITICAL if smooth[-1] < 0.4 * smooth[peak] or gain < -0.1 else WARNING
+    evidence = [length.evidence(numbers, peak), Evidence(correct.name, onset, last, {"change": gain})]
+    severity = CRITICAL if smooth[-1] < 0.4 * smooth[peak] or gain < -0.1 * run.width else WARNING
     return [finding(run, "length_collapse", severity, onset, last, *evidence)]
 
 
 def entropy_collapse(run: RunHistory) -> list[Finding] | str:
-    """Entropy falls to at most a quarter of its start, while correctness stops rising short of mastery.
+    """Entropy falls to at most a quarter of its start, while correctness or the score stops rising short of mastery.
 
     A policy that learns the answers also becomes sure of them: that is learning. Half of the start is watched.
     """
     entropy, start, smooth = _entropy(run)
-    correct = run.require_column("correct", 15)
+    correct = run.require_column(run.training_name, 15)
     text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
     if not _is_lasting(smooth < HALF_ENTROPY * start):
         return text
     onset = int(entropy.steps[int(np.flatnonzero(smooth >= HALF_ENTROPY * start)[-1])])
     begin = int(entropy.steps[int(np.flatnonzero(smooth >= FALLING * start)[-1])])
     level = float(correct.values[-15:].mean())
-    if level > MASTERED or _has_learned(correct, begin, onset):
-        return f"{text}, with correct {number(level)}"
+    if run.is_mastered(level) or _has_learned(run, correct, begin, onset):
+        return f"{text}, with {correct.name} {number(level)}"
     last = int(entropy.steps[-1])
     evidence = [
         Evidence("entropy", int(entropy.steps[0]), last, {"first": start, "last": float(smooth[-1])}),
-        Evidence("correct", onset, last, {"last": level}),
+        Evidence(correct.name, onset, last, {"last": level}),
     ]
     groups = run.column("zero_spread_groups")
     if len(before := groups.window(0, onset).values) and len(after := groups.window(onset + 1).values):
@@ -116,19 +115,19 @@ def _entropy(run: RunHistory) -> tuple[Series, float, np.ndarray]:
     return entropy, float(np.median(entropy.values[:10])), rolling_median(entropy.values)
 
 
-def _has_learned(correct: Series, begin: int, onset: int) -> bool:
-    """Say whether correctness has gained by more than noise since step `onset`.
+def _has_learned(run: RunHistory, correct: Series, begin: int, onset: int) -> bool:
+    """Say whether correctness, or the score, has gained by more than noise since step `onset`.
 
     While that is recent, a gain since step `begin`, when the entropy began to fall, also counts.
     """
     if len(correct.window(onset)) >= 15:
         gain, error = _gain(correct, onset)
-        return gain > max(0.05, 2 * error) or trend(correct.window(onset)).z > 3
+        return gain > max(0.05 * run.width, 2 * error) or trend(correct.window(onset)).z > 3
     before, after = correct.window(begin - 12, begin).values, correct.window(onset).values
     if not len(before) or not len(after):
         return False
     error = (float(before.var()) / len(before) + float(after.var()) / len(after)) ** 0.5
-    return float(after.mean() - before.mean()) > max(0.05, 2 * error)
+    return float(after.mean() - before.mean()) > max(0.05 * run.width, 2 * error)
 
 
 def truncation(run: RunHistory) -> list[Finding] | str:

@@ -92,6 +92,90 @@ def test_noise_raises_no_alarm(draw, seed: int) -> None:
         assert not diagnose(build_history(rows[:end], [one for one in evals if one["step"] <= end], CONFIG)).findings
 
 
+def make_own(run, scale):
+    """The same run with an own reward: a share of right samples becomes a score, and nothing says what is right."""
+    width, low = scale
+    score = {"correct": "score", "exact_match": "score"}
+    ends = (*score, "ci_low", "ci_high")
+
+    def change(key: str, value: float | None) -> float | None:
+        return low + width * value if key in ends and value is not None else value
+
+    rows, evals = (
+        [
+            {score.get(key, key): change(key, row[key]) for key in row if key != "reward_correct_correlation"}
+            for row in part
+        ]
+        for part in (run.rows, run.evals)
+    )
+    return build_history(rows, evals, run.config | {"judge_off": "own reward"})
+
+
+@pytest.mark.parametrize("scale", [ONES, WIDE, SIGNED])
+@pytest.mark.parametrize("name", ["length_collapse", "entropy_collapse"])
+def test_a_collapse_is_found_without_correct(name: str, scale, make_sick_runs) -> None:
+    found = [find_finding(make_own(run, scale), name) for run in make_sick_runs(name, 8)]
+    assert sum(one is not None for one in found) >= 7
+    assert all("score" in [evidence.metric for evidence in one.evidence] for one in found if one)
+
+
+@pytest.mark.parametrize("scale", [ONES, WIDE, SIGNED])
+def test_healthy_runs_without_correct_raise_no_alarm(scale, make_healthy_runs) -> None:
+    for run in make_healthy_runs(20):
+        assert not diagnose(make_own(run, scale)).findings
+
+
+@pytest.mark.parametrize("scale", [ONES, WIDE, SIGNED, (0.4, 40.0)])
+def test_a_score_that_stalls_or_falls_makes_a_collapse(scale) -> None:
+    width, low = scale
+
+    def list_collapses(scores: np.ndarray) -> set[str]:
+        falls = np.concatenate([np.ones(30), np.linspace(1, 0, 20), np.zeros(30)])
+        rows = [
+            {"step": step, "score": low + width * score,
+             "response_length": 300 + 700 * fall, "entropy": 0.1 + 0.9 * fall}
+            for step, (score, fall) in enumerate(zip(scores, falls, strict=True), 1)
+        ]  # fmt: skip
+        return {one.name for one in diagnose(build_history(rows)).findings if "collapse" in one.name}
+
+    noise = np.random.default_rng(3).normal(0, 0.01, 80)
+    assert list_collapses(0.4 + noise) == {"length_collapse", "entropy_collapse"}
+    assert list_collapses(np.linspace(0.5, 0.2, 80) + noise) == {"length_collapse", "entropy_collapse"}
+
+
+@pytest.mark.parametrize("scale", [ONES, WIDE, SIGNED])
+def test_a_score_that_rises_excuses_shorter_and_surer_responses(scale) -> None:
+    width, low = scale
+    rng, shares = np.random.default_rng(4), np.linspace(1, 0.5, 80)
+    rows = [
+        {"step": step, "score": low + width * (1.2 - share + rng.normal(0, 0.02)), "response_length": 1000 * share,
+         "entropy": share**3}
+        for step, share in enumerate(shares, 1)
+    ]  # fmt: skip
+    result = diagnose(build_history(rows))
+    assert {"length_collapse", "entropy_collapse"} <= result.fine.keys()
+
+
+def test_drift_from_the_start_reads_the_score() -> None:
+    rng = np.random.default_rng(5)
+    rows = [
+        {"step": step, "score": 60 - 1.5 * step + rng.normal(0, 1), "ppo_kl": 0.004 * step, "optimizer_steps": 8.0,
+         "actor_lr": 1e-6}
+        for step in range(1, 13)
+    ]  # fmt: skip
+    drift = find_finding(build_history(rows, (), CONFIG), "off_policy")
+    assert "score" in [one.metric for one in drift.evidence]
+
+
+def test_groups_without_spread_are_excused_once_the_score_is_full() -> None:
+    def is_found(end: float) -> bool:
+        levels = np.minimum(np.linspace(0.4, 2 * end, 40), end)
+        rows = [{"step": step, "score": level, "zero_spread_groups": level} for step, level in enumerate(levels, 1)]
+        return find_finding(build_history(rows), "out_of_range:zero_spread_groups") is not None
+
+    assert is_found(0.85) and not is_found(0.99)
+
+
 def test_overfitting_is_found() -> None:
     rise = np.linspace(0.3, 0.9, 100)
     overfitted = find_finding(make_run(rise, [0.3] * 11, WIDE), "over_fitting")
