@@ -236,7 +236,7 @@ class Batches:
         results: list[Result] = [
             ([restore_sample(sample) for sample in samples], *rest) for samples, *rest in state["results"]
         ]
-        groups = StepGroups(**state["groups"] | {"resting": frozenset(state["groups"]["resting"])})
+        groups = StepGroups(**state["groups"])
         self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
 
 

@@ -59,7 +59,7 @@ def give_advantages(batches: list[Batch]) -> list[Batch]:
     A rollout has one advantage for all its tokens, read from its last sampled token. This needs an estimator with a
     group baseline and no KL penalty in the reward; with an environment, the launcher refuses the others.
 
-    A rollout without a reward (``info["reward_missing"]``) and a degenerate one lose their action mask. With an
+    A rollout without a reward (``info["reward_missing"]``) loses its action mask. With an
     advantage of zero, their tokens would still count in the KL, the entropy, the loss's token count, and the metrics.
     """
     for batch in batches:
@@ -84,10 +84,10 @@ def _is_trained(batch: Batch) -> torch.Tensor:
 
 
 def find_left_out(batch: Batch) -> torch.Tensor:
-    """Return which rollouts take no part in the update, bool ``[B]``: no reward, degenerate, or no sampled token."""
-    flags = [batch.info.get(name, torch.zeros(len(batch.action_mask))) for name in ("reward_missing", "degenerate")]
+    """Return which rollouts take no part in the update, bool ``[B]``: no reward, or no sampled token."""
+    missing = batch.info.get("reward_missing", torch.zeros(len(batch.action_mask)))
     is_empty = [not any(rows.action_mask[row].any() for rows, row in rollout) for rollout in group_rows(batch)]
-    return (flags[0] > 0) | (flags[1] > 0) | torch.tensor(is_empty)
+    return (missing > 0) | torch.tensor(is_empty)
 
 
 def _last(values: torch.Tensor, batch: Batch, number: int) -> torch.Tensor | float:

@@ -1,4 +1,4 @@
-"""Rollouts that count in their group and not in the loss: those cut by the limit, and those of groups without spread.
+"""Rollouts that count in their group and not in the loss: those cut by the limit.
 
 They are marked after the advantages, so that a group's mean is that of all its rollouts. A rank hides their tokens from
 the loss and its denominator, from KL and entropy terms, and from the metrics of the update. The controller's own
@@ -9,30 +9,21 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.batch.advantages import group_rewards, shape_rewards
 from grpo.batch.branches import find_left_out, get_batch_branches
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 
 
 def mark(batches: Sequence[Batch], args: Arguments) -> None:
-    """Give each rollout ``info["masked_rollouts"]``, 1 or 0; does nothing without MASK_TRUNCATED or MASK_ZERO_SPREAD.
+    """Give each rollout ``info["masked_rollouts"]``, 1 or 0; does nothing without MASK_TRUNCATED.
 
     A rollout that takes no part in the update anyway is not marked.
 
     Args:
-        batches: the micro-batches of a step: ``rewards`` with penalties and ``info["truncated"]``, ``[B]``.
+        batches: the micro-batches of a step: ``info["truncated"]``, ``[B]``.
     """
-    if not (args.mask_truncated or args.mask_zero_spread):
-        return
-    compared = shape_rewards(*group_rewards(batches, args.n_samples_per_prompt), args)[1].flatten()
-    for batch in batches:
-        masked = torch.zeros(len(batch.index), dtype=torch.bool)
-        if args.mask_truncated:
-            masked |= batch.info["truncated"] > 0
-        if args.mask_zero_spread:
-            masked |= ~compared[batch.index]
-        batch.info["masked_rollouts"] = (masked & ~find_left_out(batch)).float()
+    for batch in batches if args.mask_truncated else ():
+        batch.info["masked_rollouts"] = ((batch.info["truncated"] > 0) & ~find_left_out(batch)).float()
 
 
 def mask_rollouts(rows: Sequence[Batch]) -> None:

@@ -9,9 +9,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from grpo.batch.retirement import Retirement
 from grpo.batch.rewards import explain_missing_rewards
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout import continued, routing
@@ -33,19 +33,17 @@ class StepGroups:
 
     Attributes:
         step: the global step.
-        resting: the prompts that it does not draw.
         drawn: prompt and solve rate of each finished group, see :func:`solve_rate`.
         filled: how many rejected groups the step trains on, because it may draw no more.
     """
 
     step: int
-    resting: frozenset[str] = frozenset()
     drawn: list[tuple[str, float]] = field(default_factory=list)
     filled: int = 0
 
     def state(self) -> dict[str, Any]:
         """Return the groups as plain values."""
-        return vars(self) | {"resting": sorted(self.resting)}
+        return dict(vars(self))
 
 
 class Step(Stage):
@@ -55,7 +53,6 @@ class Step(Stage):
         args: OpenRLHF's.
         number: the global step.
         engines: answer the prompts.
-        resting: the prompts that the step does not draw.
         unfinished: the groups that earlier steps have begun; None without PARTIAL_ROLLOUTS.
         policy: the one that samples, in optimizer steps.
         records_routing: whether the engines record their choice of experts.
@@ -68,14 +65,13 @@ class Step(Stage):
         number: int,
         engines: EngineCalls,
         *,
-        resting: frozenset[str] = frozenset(),
         unfinished: Unfinished | None = None,
         policy: int = 0,
         records_routing: bool = False,
         max_new_tokens: int = 0,
     ) -> None:
         super().__init__(args, f"train {number}", engines)
-        self.groups, self.max_new_tokens = StepGroups(number, resting), max_new_tokens
+        self.groups, self.max_new_tokens = StepGroups(number), max_new_tokens
         self._unfinished, self._policy, self._records_routing = unfinished, policy, records_routing
         self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it
         self._accepted: list[Sample] = []  # those inside it, from an episode that ended before the batch was full
@@ -97,13 +93,13 @@ class Step(Stage):
         return (lambda sample: sample.number) if self._unfinished else super().make_sort_key()
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts, and no retired one."""
+        """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts."""
         spare, running = self._unfinished.begin(self._policy) if self._unfinished else ([], 0)
         carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
         ready = len(carried) // self.args.n_samples_per_prompt
         missing = max(0, groups + self.args.partial_rollouts - ready - running)
         left = self._count_left() if self.args.dynamic_filtering else missing
-        return carried, min(missing, left), _draw_prompts(prompts, left, self.groups.resting)
+        return carried, min(missing, left), islice(prompts, left)
 
     def _count_left(self) -> int:
         """Return how many prompts the step may still draw."""
@@ -179,34 +175,16 @@ class Step(Stage):
         return 100 * (1 - len(self._rejected) / drawn) if drawn else 0.0
 
 
-def _draw_prompts(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Iterator[Any]:
-    """Yield up to `most` items of the prompt loader, without the resting ones."""
-    for _ in range(most):
-        for item in prompts:
-            if item[1][0] not in resting:  # a source, a prompt and a label, in lists of one
-                yield item
-                break
-        else:
-            return
-
-
 def solve_rate(group: Sequence[Sample]) -> float:
     """Return the mean score of a group's rollouts that have one; NaN if none has."""
     scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 
-def finish(args: Arguments, groups: StepGroups, retirement: Retirement) -> dict[str, float]:
-    """Note the solve rates of a step for the retirement of problems; return the step's metrics of its groups."""
-    metrics = _window_metrics(args, groups) if args.dynamic_filtering else {}
-    if args.retire_after is not None:
-        returned = sum(retirement.has_rested(prompt) for prompt in {prompt for prompt, _ in groups.drawn})
-        metrics |= {"problems_resting": float(len(groups.resting)), "problems_returned": float(returned)}
-        retirement.note(groups.step, groups.drawn)
-    return metrics
-
-
-def _window_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
+def measure(args: Arguments, groups: StepGroups) -> dict[str, float]:
+    """Return the metrics of a step's groups; {} without DYNAMIC_FILTERING."""
+    if not args.dynamic_filtering:
+        return {}
     low, high = args.dynamic_filtering_reward_range
     rates = [rate for _, rate in groups.drawn if not math.isnan(rate)]
     metrics = {"groups_drawn": float(len(groups.drawn)), "groups_filled": float(groups.filled)}

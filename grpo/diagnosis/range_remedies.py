@@ -29,10 +29,6 @@ RANGES = {
         "responses repeat themselves: updates have damaged the policy, or the length limit is too generous",
         (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.WARMER, advice.OVERLONG),
     ),
-    "degenerate": Remedy(
-        "rollouts loop or turn into gibberish: updates have damaged the policy, or a limit is too strict",
-        (advice.GO_BACK, advice.RATE_DOWN, advice.KL, advice.OVERLONG),
-    ),
     "high_reward_wrong": Remedy(
         "wrong rollouts are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE),

@@ -2,10 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
-from grpo.launch.supervise.watch import Stop, Watch
+from grpo.launch.supervise.watch import Watch
 from grpo.run.progress import JsonLines, Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_json
@@ -24,13 +23,9 @@ class HangWatch(Watch):
         files: the run directory; the trainer notes each phase that it begins.
         progress: the lines so far.
         minutes: the shortest time without progress that counts as a hang; 0 for none.
-        rules: returns why the run must end, see :mod:`grpo.launch.stop_rules`.
     """
 
-    def __init__(
-        self, files: RunFiles, progress: Progress, minutes: float, rules: Callable[[], Stop | None] = lambda: None
-    ) -> None:
-        self._rules = rules
+    def __init__(self, files: RunFiles, progress: Progress, minutes: float) -> None:
         self._files, self._progress, self._floor = files, progress, minutes * 60
         self._files.phase.unlink(missing_ok=True)  # of an earlier part
         self._replaced = JsonLines(files.replaced)
@@ -90,10 +85,6 @@ class HangWatch(Watch):
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, or may have been and its line is lost."""
         return bool(self._progress.metrics.read_this_part() or self._progress.lost.count)
-
-    def stop(self) -> Stop | None:
-        """Return the rule that ends the run; None if it may continue."""
-        return self._rules()
 
     def _usual(self) -> float | None:
         if self._phase == EVALUATE:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, signals, stop_rules
+from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, signals
 from grpo.launch.config import Config
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
@@ -19,6 +19,7 @@ from grpo.launch.supervise import last_words
 from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving
+from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_parts
@@ -26,6 +27,7 @@ from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
 from grpo.stack import seats
 from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack.problem import Problem
 from grpo.stack.seats import Seats
 from reward import judge_place
 from reward.settings import STAND_IN_VARIABLE
@@ -111,12 +113,13 @@ def _train(
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
         folders=folders,
-        watch=HangWatch(files, progress, args.hang_minutes, lambda: stop_rules.find(args, progress, folders)),
+        watch=HangWatch(files, progress, args.hang_minutes),
         saving=Saving(request, args.sigterm_seconds),
     )
     request.close()
-    if end.cause and (stop := stop_rules.explain_failure(args, progress.step, last_words.read(files.logs))):
-        return End(STOPPED, stop)
+    words = last_words.read(files.logs) if end.cause else None
+    if words and words.kind == PolicyMismatch.__name__:  # a run that is started again computes the same
+        return End(STOPPED, Problem(words.what, words.remedy))
     return end
 
 

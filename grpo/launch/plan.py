@@ -158,18 +158,13 @@ def _loss(args: argparse.Namespace) -> list[str]:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
-    """Describe which groups a step draws besides those of its batch, which problems rest, and the date in prompts."""
+    """Describe which groups a step draws besides those of its batch, and the date in prompts."""
     lines = []
     if args.dynamic_filtering:
         (low, high), most = args.dynamic_filtering_reward_range, args.dynamic_filtering_batches
         lines.append(
             f"groups      with a mean score between {low:g} and {high:g}; at most {most} x {args.rollout_batch_size} = "
             f"{most * args.rollout_batch_size} prompts a step"
-        )
-    if args.retire_after is not None:
-        lines.append(
-            f"problems    are retired for {format_count(args.retire_for, 'step')} after "
-            f"{format_count(args.retire_after, 'solved group')} in a row"
         )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)")

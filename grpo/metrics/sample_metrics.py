@@ -10,12 +10,18 @@ import torch
 
 from grpo.batch.advantages import group_rewards, has_spread
 from grpo.batch.branches import group_rows
-from grpo.batch.degenerate import repetition
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
 
+NGRAM = 3
 _JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Return the share of a text's 3-grams that occurred earlier in it; 0 if it is too short for two."""
+    grams = list(zip(*(tokens[start:] for start in range(NGRAM)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def experience_metrics(

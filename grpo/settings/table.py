@@ -77,16 +77,6 @@ ROLLOUT = (
     Setting("DYNAMIC_FILTERING_BATCHES", int, "A step draws at most this many times ROLLOUT_BATCH_SIZE prompts. The "
             "groups nearest to the range then fill the step.", "4", "dynamic_filtering_batches", is_ours=True,
             check=POSITIVE, only_with="DYNAMIC_FILTERING"),
-    Setting("RETIRE_AFTER", int, "Retire a problem after this many consecutive groups in which every rollout scores 1. "
-            "Empty: never.", "", "retire_after", is_ours=True, check=POSITIVE),
-    Setting("RETIRE_FOR", int, "Global steps for which a retired problem is not drawn. Afterward, one more such group "
-            "retires it again.", "50", "retire_for", is_ours=True, check=POSITIVE, only_with="RETIRE_AFTER"),
-    Setting("DROP_REPETITION", float, "Leave a rollout out of the update and of its group's mean if more than this "
-            "share (such as 0.8) of the 3-grams in any window of 512 tokens occurred earlier in it. Empty: never.", "",
-            "drop_repetition", is_ours=True, check=Check("a share between 0 and 1, such as 0.8", lambda v: 0 < v < 1)),
-    Setting("DROP_GIBBERISH", float, "The same if the engine's mean surprise in any window of 64 tokens exceeds this "
-            "many nats per token, such as 5. Empty: never.", "", "drop_gibberish", is_ours=True,
-            check=above(0, "nat per token, such as 5")),
 )  # fmt: skip
 
 LENGTH = (
@@ -180,8 +170,6 @@ ALGORITHM = (
     Setting("MASK_TRUNCATED", bool, "1: exclude rollouts cut at the length limit from the loss and its denominator. "
             "They count in their group's mean. See [masks](loss-and-length.md#masks).", "0", "mask_truncated",
             is_ours=True),
-    Setting("MASK_ZERO_SPREAD", bool, "1: exclude groups without a spread of rewards from the loss's denominator, and "
-            "from KL and entropy terms. Their advantages are 0 anyway.", "0", "mask_zero_spread", is_ours=True),
     Setting("KL_COEF", float, "Coefficient of a KL penalty on the reward, which costs a forward pass. The reference is "
             "the run's initial policy: MODEL, with ADAPTER if set. `-- --use_kl_loss --kl_estimator k3` moves the "
             "penalty into the loss.", flag="init_kl_coef",
@@ -291,15 +279,6 @@ FAULTS = (
     Setting("SIGTERM_SECONDS", float, "On SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this many "
             "seconds to save its last completed step, then ends within 10. A second signal ends it at once. 0: the "
             "first does.", "90", "sigterm_seconds", is_ours=True, check=at_least(0, "seconds, or 0 to end at once")),
-    Setting("STOP_FALL", float, "Save and exit with code 3 if the held-out score falls by this much below its best, "
-            "such as 0.1. Empty: never.", "", "stop_fall", is_ours=True, check=POSITIVE_SHARE),
-    Setting("STOP_NON_FINITE", bool, "1: exit with code 3, without saving, if the loss is not finite.", "0",
-            "stop_non_finite", is_ours=True),
-    Setting("STOP_DISK_GB", float, "Save and exit with code 3 if a disk has fewer GB left than this. Empty: never.", "",
-            "stop_disk_gb", is_ours=True, check=above(0)),
-    Setting("STOP_JUDGE_FAILED", float, "Save and exit with code 3 if the judge fails on more than this share of the "
-            "rollouts in 3 consecutive steps, such as 0.5. Empty: never.", "", "stop_judge_failed", is_ours=True,
-            check=Check("a share below 1", lambda value: 0 <= value < 1)),
 )  # fmt: skip
 
 GROUPS = {

@@ -16,7 +16,6 @@ from vllm import SamplingParams
 from grpo.batch import rollouts
 from grpo.batch.ahead import Result
 from grpo.batch.length_schedule import Schedule
-from grpo.batch.retirement import Retirement
 from grpo.batch.step import Step
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout.problem_files import read_problems
@@ -74,7 +73,6 @@ class Sampler:
 
     Attributes:
         engine_calls: what the engines are asked.
-        retirement: the problems that rest.
         unfinished: the groups that no step has trained on yet; None without PARTIAL_ROLLOUTS.
     """
 
@@ -92,7 +90,6 @@ class Sampler:
         self._train, self._held_out = train, held_out
         self._prompts: Iterator[Any] | None = None
         self.engine_calls = EngineCalls(engines, tokenizer)
-        self.retirement = Retirement(args.retire_after, args.retire_for)
         self.unfinished = Unfinished(args, self.engine_calls) if args.partial_rollouts else None
 
     def begin_step(self, step: int, policy: int) -> Step:
@@ -107,14 +104,10 @@ class Sampler:
         args = self.args
         if step == 1:
             self._train.sampler.generator.manual_seed(args.seed)
-        resting = frozenset[str]()
-        if args.retire_after is not None:
-            resting = self.retirement.choose_resting(step, self._train.dataset.prompts, in_play=args.rollout_batch_size)
         return Step(
             args,
             step,
             self.engine_calls,
-            resting=resting,
             unfinished=self.unfinished,
             policy=policy,
             records_routing=args.routing_replay or self._gate.is_due(),

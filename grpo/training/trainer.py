@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from openrlhf.utils import get_tokenizer
 
-from grpo.batch import advantages, branches, degenerate, length_penalty, masking, rewards, step
+from grpo.batch import advantages, branches, length_penalty, masking, rewards, step
 from grpo.batch.ahead import Batches, Result
 from grpo.batch.length_schedule import Schedule
 from grpo.batch.unfinished import measure_staleness, select_one_policy
@@ -147,7 +147,6 @@ class Trainer:
 
     def _make_batches(self, rollouts_R: list[Sample]) -> list[Batch]:
         """Return the rollouts as micro-batches. Each has a reward or counts as missing, and all have the same logs."""
-        degenerate.mark(rollouts_R, self.args)
         rewards.complete(rollouts_R, self.args.n_samples_per_prompt)
         return branches.micro_batches(rollouts_R, self.args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
 
@@ -191,7 +190,7 @@ class Trainer:
         assert self.batches.current is not None
         if pass_rate is not None:
             status["dynamic_filtering_pass_rate"] = pass_rate
-        status |= step.finish(self.args, self.batches.current.groups, self.sampler.retirement)
+        status |= step.measure(self.args, self.batches.current.groups)
         if self.args.pipeline:
             status["staleness"] = float(self.batches.staleness())
             status |= measure_staleness(rollouts_R, self.batches.policy, self.args)
@@ -246,8 +245,6 @@ class Trainer:
             self.problems.load_state_dict(states["data_loader_state_dict"])
         self.sampler.restore_prompts()
         trainer_state.set_random_state(states["random"])
-        if states.get("groups"):
-            self.sampler.retirement.restore(states["groups"])
         if "unfinished" in states:
             self.batches.policy = states["unfinished"]["policy"]
             self.sampler.restore_unfinished(states["unfinished"])
@@ -265,7 +262,6 @@ class Trainer:
             "total_consumed_prompts": self.drawn_prompts,
             "data_loader_state_dict": self.problems.state_dict(),
             **trainer_state.collect_controller_state(status),
-            "groups": self.sampler.retirement.state(),
         }
         if self.sampler.unfinished:
             states["unfinished"] = self.sampler.unfinished.state(self.batches.policy)

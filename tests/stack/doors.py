@@ -125,7 +125,7 @@ def hold_run(folder: Path, adapter: Path) -> Iterator[Run]:
         "THINKING_BUDGET": "8", "ANSWER_BUDGET": "16", "GENERATE_MAX_LEN": "30", "LENGTH_SCHEDULE": "28,30@2",
         "KL_COEF": "0.001", "POLICY_LOSS": "cispo", "LOSS_AGGREGATION": "constant", "OVERLONG_BUFFER": "24",
         "ROUTING_REPLAY": "1", "LOG_SAMPLES": "8", "ADAPTER": str(adapter),
-        "DYNAMIC_FILTERING": "1", "DYNAMIC_FILTERING_BATCHES": "1", "RETIRE_AFTER": "1", "DROP_GIBBERISH": "20",
+        "DYNAMIC_FILTERING": "1", "DYNAMIC_FILTERING_BATCHES": "1",
         "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
         "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_AT_START": "0", "EVAL_STEPS": str(STEPS),
     }  # fmt: skip

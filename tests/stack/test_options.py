@@ -31,8 +31,6 @@ def test_a_second_stage_with_a_thinking_budget_a_reference_and_a_schedule_of_len
         assert step["groups_drawn"] == prompts and step["score_drawn"] == pytest.approx(step["score"])
         assert step["groups_filled"] == prompts * (step["groups_too_hard"] + step["groups_too_easy"])
         assert step["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - step["groups_filled"] / prompts))
-        assert step["degenerate"] == step["degenerate_gibberish"] == 0, "no token has a surprise of 20 nat"
-    assert (first["problems_resting"], second["problems_resting"]) == (0, prompts * first["groups_too_easy"])
     assert 0 <= first["kl"] < second["kl"], "k3 is never below 0"
     assert first["kl"] < 1e-6, "in the first step the policy is the reference"
     assert read_lines(run_dir / "parity.jsonl")[0]["has_adapter"], "and not the base model"

@@ -160,10 +160,6 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
                 f"{name}: {free} of disk space is free in {folder}, but {more}logs need 1 GB",
                 "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",
             )
-        limit = config.args.stop_disk_gb
-        if limit is not None and (free_gb := machine.disk_free(folder) / machine.GB) < limit:
-            what = f"{name}: {free_gb:.1f} GB of disk space is free in {folder}, and STOP_DISK_GB is {limit:g}"
-            yield Problem(what, "free disk space, or lower STOP_DISK_GB")
 
 
 def _write_fault(folder: Path) -> str:

@@ -24,7 +24,7 @@ from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes
 from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.watch import End, Saving, Stop, Watch
+from grpo.launch.supervise.watch import End, Saving, Watch
 from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
@@ -38,7 +38,7 @@ EXAMINATION_SECONDS = 400.0  # longer than the limits in examination.py together
 CLEAN_UP_SECONDS = 60.0  # that a keeper may take beside the grace, before it is killed
 TAIL_LINES = 30
 FAILED = 1
-STOPPED = 3  # by a rule
+STOPPED = 3  # by the parity gate
 
 
 def supervise(
@@ -98,7 +98,6 @@ class _Supervisor:
     stopped: dict[int, str] = field(default_factory=dict)  # roles by pid
     save_until: float | None = None
     told: int | None = None  # a signal that lets the run save first
-    stop: Stop | None = None
     signalled: int | None = None
     code: int | None = None
     clean: bool = False
@@ -154,8 +153,7 @@ class _Supervisor:
             self._look_for_hang(child.stdin)
             if self.code is not None:
                 return
-            self.stop = self.stop or self.watch.stop()
-            if (self.told or self.stop) and self._has_saved():
+            if self.told and self._has_saved():
                 return
 
     def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
@@ -172,7 +170,7 @@ class _Supervisor:
 
     def _has_saved(self) -> bool:
         """Ask for a checkpoint, once; return whether it was saved, or timed out."""
-        if not self.saving or (self.stop and not self.stop.is_saved):
+        if not self.saving:
             return True
         if self.save_until is None:
             if not self.watch.has_new_steps():
@@ -183,7 +181,7 @@ class _Supervisor:
                 self._show(f"not saved: {error}")
                 return True
             self.save_until = time.monotonic() + self.saving.seconds
-            why = signals.get_name(self.told) if self.told else self.stop.reason.what if self.stop else ""
+            why = signals.get_name(self.told) if self.told else ""
             at_once = "; press Ctrl-C again to stop immediately" if self.told == signal.SIGINT else ""
             self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s{at_once}")
         if self.saving.request.is_open() and time.monotonic() < self.save_until:
@@ -266,12 +264,10 @@ class _Supervisor:
             return End(0)
         self.signalled = self.signalled or self.told  # a signal may have come during the clean-up
         # A SIGTERM to all processes at once is no failure.
-        if (self.signalled or self.stop) and self.cause and "killed by SIGTERM" not in self.cause.what:
+        if self.signalled and self.cause and "killed by SIGTERM" not in self.cause.what:
             self._show(f"{'failed':<12} {self.cause.what}")
         if self.signalled:
             return End(128 + self.signalled)
-        if self.stop:
-            return End(STOPPED, self.stop.reason)
         if self.code is None:
             return End(FAILED, Problem("the keeper was killed", ""))
         log = self.log_dir / (self.last_log or "driver.log")

@@ -6,14 +6,6 @@ from grpo.run.save_request import SaveRequest
 from grpo.stack.problem import Problem
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Why a rule ends a run, and whether its adapter is worth a checkpoint."""
-
-    reason: Problem
-    is_saved: bool = True
-
-
 class Watch:
     """Looks at a run from outside; this one sees nothing. See :class:`grpo.launch.hang.HangWatch`."""
 
@@ -32,10 +24,6 @@ class Watch:
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, so that saving can be worth the wait."""
         return True
-
-    def stop(self) -> Stop | None:
-        """Return why the run must end; None if it may continue."""
-        return None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from grpo.training.trainer import Trainer
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
-    "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4, "retire_after": None, "retire_for": 2,
+    "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4,
     "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
     "pipeline": False, "temperature": 1.0, "top_p": 1.0, "prompt_max_len": 1, "generate_max_len": 1,
     "length_schedule": None, "num_episodes": 200, "max_steps": None, "partial_rollouts": 0, "partial_policies": 2,
@@ -129,7 +129,7 @@ class Run:
                 trainer.episode += 1
                 continue
             trainer.step += 1
-            metrics = step.finish(self.args, self.batches.current.groups, self.sampler.retirement)
+            metrics = step.measure(self.args, self.batches.current.groups)
             metrics["pass_rate"] = pass_rate
             metrics["staleness"] = self.batches.staleness()
             # Not of a resumed run: these engines do not know what a checkpoint holds of a group.

@@ -33,8 +33,8 @@ def make_arguments(estimator="dr_grpo"):
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
         overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False,
         prompt_max_len=0, colocate_all_models=False, rollout_batch_size=2,
-        max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None, no_advantage_std_norm=False,
-        routing_replay=True, mask_truncated=False, mask_zero_spread=False,
+        max_epochs=1, train_batch_size=4, no_advantage_std_norm=False,
+        routing_replay=True, mask_truncated=False,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def steps(draw) -> list[list[float]]:
 
 
 def make_batches(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[SimpleNamespace]:
-    """Micro-batches in any order and size, with rollouts that have no reward, are degenerate or have no tokens."""
+    """Micro-batches in any order and size, with rollouts that have no reward or no tokens."""
     draw = random.Random(seed)
     rewards = [reward for group in step for reward in group]
     order = draw.sample(range(len(rewards)), len(rewards))
@@ -43,9 +43,7 @@ def make_batches(step: list[list[float]], dtype: torch.dtype, seed: int) -> list
         count = draw.randint(1, 9)
         rows, order = order[:count], order[count:]
         mask = torch.tensor([[float(draw.random() < 0.5) for _ in range(WIDTH)] for _ in rows])
-        flags = {
-            name: torch.tensor([float(draw.random() < 0.1) for _ in rows]) for name in ("reward_missing", "degenerate")
-        }
+        flags = {"reward_missing": torch.tensor([float(draw.random() < 0.2) for _ in rows])}
         mask[torch.tensor([draw.random() < 0.1 for _ in rows])] = 0.0
         given_rewards = torch.tensor([rewards[row] for row in rows], dtype=dtype)
         given_rewards[flags["reward_missing"] > 0] = math.nan
@@ -82,7 +80,7 @@ def compute_advantages(batches: list[SimpleNamespace], args: SimpleNamespace, be
     for batch in batches:
         for row, number in enumerate(batch.index):
             mask = batch.action_mask[row] > 0
-            if mask.any() and not any(batch.info[name][row] for name in ("reward_missing", "degenerate")):
+            if mask.any() and not batch.info["reward_missing"][row]:
                 at = mask.nonzero().flatten().tolist()
                 rollouts[number] = (batch.rewards[row].item(), at, batch.kl[row][mask].tolist())
     if args.advantage_estimator == "reinforce":

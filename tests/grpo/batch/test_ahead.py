@@ -24,7 +24,6 @@ CHANGES = st.fixed_dictionaries(
     {
         "problems": st.integers(5, 14),
         "dynamic_filtering": st.booleans(),
-        "retire_after": st.sampled_from([None, 1]),
         "num_episodes": st.sampled_from([2, 200]),
         "seed": st.integers(0, 99),
     }
@@ -57,7 +56,6 @@ def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(monkeypatch, chan
 @given(CHANGES)
 def test_only_the_policy_that_samples_differs_from_steps_in_turn(monkeypatch, changes):
     """What a step draws follows from run, step, and prompt, unless it depends on what earlier steps solved."""
-    changes["retire_after"] = None
     ahead, in_turn = (Run(monkeypatch, order=1, pipeline=on, **changes).run_until(STEPS) for on in (True, False))
     assert [samples for samples, _ in ahead.rows] == [samples for samples, _ in in_turn.rows]
     assert [metrics["staleness"] for _, metrics in in_turn.rows] == [0] * len(in_turn.rows)
@@ -171,7 +169,7 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     batches.sample_ahead(0, 2)  # the next step begins, and with it batch 3
     assert not computed.done()
     generator.may_be_rewarded[2].set()
-    state = {"step": 2, "staleness": 4, "groups": {"step": 2, "resting": [], "drawn": [], "filled": 0}}
+    state = {"step": 2, "staleness": 4, "groups": {"step": 2, "drawn": [], "filled": 0}}
     for again in (computed.result(60), compute()):
         assert again.pop("results") == [([{"of": 2, "limit": 9}], None, 1, False)] and again == state
     assert batches.take(0, 2)[0] == [SimpleNamespace(of=2, limit=9)]

@@ -41,8 +41,6 @@ def make_two_groups() -> list[dict]:
     ("masks", "marked"),
     [
         ({"mask_truncated": True}, [1, 0, 0, 0, 0, 1]),
-        ({"mask_zero_spread": True}, [0, 0, 0, 1, 1, 1]),
-        ({"mask_truncated": True, "mask_zero_spread": True}, [1, 0, 0, 1, 1, 1]),
     ],
 )
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if not name.startswith("reinforce")])
@@ -53,14 +51,6 @@ def test_what_is_masked_keeps_its_advantage_and_loses_its_tokens(monkeypatch, es
     assert batch.info["masked_rollouts"].tolist() == marked and "masked_rollouts" not in free.info
     assert find_hidden([free]) == [False, False, True, False, False, False], "without a reward it takes no part anyway"
     assert find_hidden([batch]) == [bool(mark) or number == 2 for number, mark in enumerate(marked)]
-
-
-@pytest.mark.parametrize(("rewards", "marked"), [([1.0, 0.0, 0.0, 0.0], 0.0), ([0.5] * 4, 1.0)])
-def test_the_group_of_reinforce_is_the_step(monkeypatch, rewards, marked):
-    [batch] = make_batches(
-        monkeypatch, [make_plain_response(reward) for reward in rewards], "reinforce", mask_zero_spread=True
-    )
-    assert batch.info["masked_rollouts"].tolist() == [marked] * 4
 
 
 def test_branches_are_hidden_with_their_rollout(monkeypatch):

@@ -175,7 +175,7 @@ def test_seeds_follow_from_run_stage_and_prompt():
 
 
 def make_sampler(seed: int, loader: StatefulDataLoader) -> Sampler:
-    args = SimpleNamespace(seed=seed, retire_after=None, retire_for=1, partial_rollouts=0, routing_replay=False)
+    args = SimpleNamespace(seed=seed, partial_rollouts=0, routing_replay=False)
     never, lengths = SimpleNamespace(is_due=lambda: False), SimpleNamespace(limit=lambda _: 9)
     return Sampler(args, None, [], loader, None, lengths, never)
 

@@ -1,13 +1,10 @@
 """Which groups a step draws and trains on: the same ones whatever the engines' order, and after a resume."""
 
-from collections import defaultdict
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.batch.step import Step
-from grpo.checkpoint import state_files
 
 from .drawn_steps import Run, get_difficulty
 
@@ -18,8 +15,6 @@ CHANGES = st.fixed_dictionaries(
         "dynamic_filtering": st.booleans(),
         "dynamic_filtering_reward_range": st.sampled_from([[0, 1], [0.3, 0.7], [0.9, 1]]),
         "dynamic_filtering_batches": st.integers(1, 4),
-        "retire_after": st.sampled_from([None, 1, 2]),
-        "retire_for": st.integers(1, 4),
         "seed": st.integers(0, 99),
     }
 )
@@ -87,47 +82,3 @@ def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypa
     monkeypatch.setattr(Step, "end", lambda *given: ended.append(end(*given)) or ended[-1])
     Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).run_until(4)
     assert [is_exhausted for batch, is_exhausted in ended if batch] == [False] * 4
-
-
-@any_settings
-@given(st.integers(1, 2), st.integers(1, 3), st.integers(0, 99), st.booleans())
-def test_solved_problems_rest_and_come_back(monkeypatch, after, steps, seed, is_filtered):
-    run = Run(
-        monkeypatch, order=1, retire_after=after, retire_for=steps, seed=seed, dynamic_filtering=is_filtered
-    ).run_until(0)
-    solved, back, seen = defaultdict(int), {}, set()
-    for step in range(1, 13):
-        run.run_until(step)
-        drawn, metrics = run.batches.current.groups.drawn, run.rows[-1][1]
-        resting = {prompt for prompt in back if back[prompt] > step}
-        assert metrics["problems_resting"] == min(len(resting), 12 - 3)
-        assert run.batches.current.groups.resting <= resting and not run.batches.current.groups.resting & {
-            p for p, _ in drawn
-        }
-        assert metrics["problems_returned"] == len({prompt for prompt, _ in drawn} & back.keys())
-        seen |= {prompt for prompt, _ in drawn} & back.keys()
-        for prompt, rate in drawn:
-            solved[prompt] = solved[prompt] + 1 if rate == 1 else 0
-            if rate < 1:
-                back.pop(prompt, None)
-            elif solved[prompt] >= after:
-                back[prompt] = step + steps + 1
-    assert "11 of 11" in back and (after == 2 or "11 of 11" in seen), "the one that is always solved rests, and returns"
-
-
-def test_as_many_problems_as_a_batch_stay_in_play(monkeypatch):
-    """Without a limit, all would rest after two steps, and no batch be full any more."""
-    run = Run(monkeypatch, order=1, problems=6, retire_after=1, retire_for=99, dynamic_filtering=False)
-    monkeypatch.setattr("tests.grpo.batch.drawn_steps.get_difficulty", lambda _: 1.0)
-    run.run_until(6)
-    assert [metrics["problems_resting"] for _, metrics in run.rows] == [0, 3, 3, 3, 3, 3]
-    third, fourth = ({prompt for prompt, _ in samples} for samples, _ in run.rows[2:4])
-    assert not third & fourth, "those that have rested longest come back first"
-
-
-def test_a_checkpoint_holds_plain_values(monkeypatch, tmp_path):
-    run = Run(monkeypatch, order=1, retire_after=1).run_until(4)
-    state_files.write(tmp_path / "state.safetensors", run.states[-1])
-    saved = state_files.read(tmp_path / "state.safetensors")["groups"]
-    assert saved == run.states[-1]["groups"] and saved["back"]
-    assert not any(" of " in name for name in saved["back"]), "and no prompt"

@@ -90,7 +90,7 @@ def test_collapse_after_a_slow_warm_up_is_still_a_shock(warm_up: int) -> None:
     assert begin <= found["lr_shock"] <= begin + 7
     [finding] = diagnose(build_history(rows, (), CONFIG)).findings
     assert finding.name == "lr_shock" and finding.consequences == ("correctness_fall",)
-    assert [action.setting for action in finding.actions[:2]] == ["--resume", "LEARNING_RATE"]
+    assert [action.setting for action in finding.actions[:2]] == ["ADAPTER", "LEARNING_RATE"]
 
 
 @pytest.mark.parametrize("name", WATCHED)

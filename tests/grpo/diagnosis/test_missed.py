@@ -42,7 +42,7 @@ def test_held_out_alone_collapses() -> None:
     assert find_first_named(rows, evals) == {"correctness_fall": 20}
     [fall] = diagnose_rows(rows, evals).findings
     assert fall.severity == CRITICAL and fall.onset == 17 and fall.evidence[0].metric == "exact_match"
-    assert fall.actions[0].setting == "--resume"
+    assert fall.actions[0].setting == "ADAPTER"
 
 
 def test_held_out_alone_collapses_on_few_problems() -> None:
@@ -69,7 +69,7 @@ def test_two_older_findings_do_not_hide_a_fall() -> None:
     assert {"passes_differ", "correctness_fall"} <= set(findings)
     assert findings["correctness_fall"].onset == 17
     advised = {action.setting for finding in result.findings for action in finding.actions}
-    assert {"GENERATE_MAX_LEN", "--resume", "OLD_LOG_PROBS"} <= advised
+    assert {"GENERATE_MAX_LEN", "ADAPTER", "OLD_LOG_PROBS"} <= advised
 
 
 def test_no_gradient_although_groups_have_spread() -> None:
@@ -112,7 +112,7 @@ def test_fall_at_the_peak_of_the_learning_rate(seed: int) -> None:
     )  # fmt: skip
     assert find_first_named(rows)["lr_shock"] <= 15
     shock = next(finding for finding in diagnose_rows(rows).findings if finding.name == "lr_shock")
-    assert [action.setting for action in shock.actions[:2]] == ["--resume", "LEARNING_RATE"]
+    assert [action.setting for action in shock.actions[:2]] == ["ADAPTER", "LEARNING_RATE"]
 
 
 def test_a_judge_that_pays_for_what_correctness_loses() -> None:
@@ -157,7 +157,7 @@ def test_entropy_rises_while_correctness_falls() -> None:
     ramp = np.clip((np.arange(60) - 20) / 20, 0, 1)
     rows = make_rows(entropy=0.5 + 1.6 * ramp, correct=draw_noisy(0.52 - 0.22 * ramp, prompts=16))
     assert find_first_named(rows)["entropy_rise"] <= 42
-    assert diagnose_rows(rows).findings[0].actions[0].setting == "--resume"
+    assert diagnose_rows(rows).findings[0].actions[0].setting == "ADAPTER"
 
 
 def test_entropy_that_halves_is_watched_and_a_quarter_is_a_finding() -> None:
@@ -177,7 +177,7 @@ def test_collapse_of_a_run_whose_clipping_was_always_high() -> None:
     found = find_first_named(rows)
     assert found["passes_differ"] <= 5 and 40 <= found["instability"] <= 43
     unstable = next(finding for finding in diagnose_rows(rows).findings if finding.name == "instability")
-    assert unstable.severity == CRITICAL and unstable.actions[0].setting == "--resume"
+    assert unstable.severity == CRITICAL and unstable.actions[0].setting == "ADAPTER"
 
 
 def test_gradients_out_of_range_are_reported_whatever_correctness_does() -> None:

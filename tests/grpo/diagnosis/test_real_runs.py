@@ -53,7 +53,7 @@ def test_a_negated_reward_is_critical_and_the_first_cause_of_what_follows() -> N
     cause = diagnose(build_history(run.rows, run.evals, run.config)).findings[0]
     assert (cause.name, cause.severity) == ("out_of_range:reward_correct_correlation", CRITICAL)
     assert "correctness_fall" in cause.consequences and [action.setting for action in cause.actions[:2]] == [
-        "--resume",
+        "ADAPTER",
         "REWARD",
     ]
 

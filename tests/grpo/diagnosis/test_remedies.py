@@ -42,7 +42,7 @@ def test_every_setting_exists():
 
 DAMAGED = [
     *("correctness_fall", "instability", "lr_shock", "length_collapse", "entropy_collapse", "entropy_rise"),
-    *("out_of_range:repetition", "out_of_range:degenerate", "out_of_range:improbable_tokens"),
+    *("out_of_range:repetition", "out_of_range:improbable_tokens"),
     *("out_of_range:unallocated_mass", "out_of_range:dropped_values"),
 ]
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from grpo.launch.supervise import last_words
+from grpo.metrics.parity import PolicyMismatch
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.run.save_request import SaveRequest
@@ -50,6 +51,8 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
         file = RunFiles(Path(os.environ["GRPO_RUN_DIR"])).metrics
         file.write_bytes(file.read_bytes()[:-20])
     if "raise" in fault:
+        if fault.get("kind") == PolicyMismatch.__name__:
+            raise PolicyMismatch(fault["raise"], "look at it")
         raise getattr(builtins, fault.get("kind", "RuntimeError"))(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
     wait_until(lambda: engine.pid in list_watched(os.getppid()), "the keeper does not watch the engine")

@@ -25,8 +25,8 @@ def test_each_flag_is_openrlhfs_or_ours_and_of_the_type_of_its_setting():
 def test_a_setting_without_effect_is_left_out():
     assert all(setting.only_with in SETTINGS for setting in SETTINGS.values() if setting.only_with)
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
-    assert "--retire_for" not in flags.words(values)
-    assert "--retire_for 50" in " ".join(flags.words(values | {"RETIRE_AFTER": "2"}))
+    assert "--overlong_penalty_factor" not in flags.words(values)
+    assert "--overlong_penalty_factor 0.5" in " ".join(flags.words(values | {"OVERLONG_BUFFER": "2"}))
     assert "--cispo_max_ratio" not in flags.words(values)
     assert "--cispo_max_ratio 5.0" in " ".join(flags.words(values | {"POLICY_LOSS": "cispo"}))
     assert "--partial_rollouts" not in flags.words(values)

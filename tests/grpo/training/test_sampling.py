@@ -19,7 +19,7 @@ from grpo.training import sampling
 
 SETTINGS = {
     "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
-    "retire_after": None, "retire_for": 1, "n_samples_per_prompt": 2, "rollout_batch_size": 2, "seed": 1,
+    "n_samples_per_prompt": 2, "rollout_batch_size": 2, "seed": 1,
     "partial_rollouts": 0, "remote_rm_url": ["r.py"], "top_p": 1.0, "prompt_max_len": 8, "vllm_enable_sleep": False,
     "pipeline": False,
 }  # fmt: skip

@@ -48,9 +48,6 @@ def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_little_disk_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not setting.find_problems(stop_disk_gb=0.001)
-    [problem] = setting.find_problems(stop_disk_gb=1e9)
-    assert "CKPT_DIR" in problem and "lower STOP_DISK_GB" in problem, "the rule would end the run at once"
     monkeypatch.setattr(machine, "disk_free", lambda path: 10)
     [problem] = setting.find_problems()
     assert "CKPT_DIR" in problem
