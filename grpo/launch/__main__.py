@@ -24,7 +24,6 @@ from grpo.launch import (
     fitting,
     gpu_memory,
     judge,
-    own_runs,
     part,
     placement,
     preflight,
@@ -39,6 +38,7 @@ from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, node_check
+from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
+from grpo.run import own_runs
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
@@ -294,9 +295,12 @@ def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
     """Return the command that continues a run, given the content of its config.json.
 
     Somebody else may have written that file: the command has known settings and options only, and every word is quoted.
+    It names no code or address of theirs either, since a user who copies the command gives what it names.
     """
     settings, flags = [], list[str]()
     for name, value in list_changes(config):
+        if not own_runs.may_bring(run_dir, name, value):
+            continue
         if name in SETTINGS:
             settings.append(f"{name}={shlex.quote(value)}")
         elif _FLAG.fullmatch(name):

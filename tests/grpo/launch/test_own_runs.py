@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import own_runs
+from grpo.run import own_runs
+from grpo.run.progress import resume_command
 
 from .recipe import launch
 
@@ -75,6 +76,31 @@ def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None
     shutil.rmtree(checkout)
     with pytest.raises(own_runs.UserError):
         own_runs.refuse_others(mine, named)
+
+
+def test_a_file_in_the_run_folder_is_not_taken_from_the_record(checkout, tmp_path) -> None:
+    """Another run folder may have been copied over this one, with another file of that name."""
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for value in (f"{tmp_path}/mine/r.py", f"/other.py {tmp_path}/link/r.py"):
+        own_runs.record(tmp_path / "mine", {"REWARD": value})
+        with pytest.raises(own_runs.UserError):
+            own_runs.refuse_others(tmp_path / "mine", {"REWARD": value})
+
+
+def test_the_command_that_continues_a_run_brings_no_code_or_address_of_a_folder_from_elsewhere(
+    checkout, tmp_path
+) -> None:
+    """Who copies that command gives what it names."""
+    named = {"REWARD": "/r.py", "JUDGE_BASE_URL": "https://j", "--remote_rm_url": "http://r", "--agent_func_path": "a"}
+    config = {"changes": {name: [value, ""] for name, value in {**named, "SEED": "7"}.items()}}
+    assert resume_command(tmp_path, config) == f"SEED=7 ./train_grpo.sh --resume {tmp_path}"
+    for odd in ("/a\0b.py", "/\ud800.py", "caf\udce9.py"):
+        assert "REWARD" not in resume_command(tmp_path, {"changes": {"REWARD": [odd, ""]}})
+    own_runs.record(tmp_path, named)
+    assert resume_command(tmp_path, config) == (
+        f"REWARD=/r.py JUDGE_BASE_URL=https://j SEED=7 ./train_grpo.sh --resume {tmp_path} "
+        "-- --remote_rm_url http://r --agent_func_path a"
+    )
 
 
 @pytest.mark.parametrize("changes", [{"REWARD": 7}, ["REWARD"], {"REWARD": None}, "x"])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import own_runs, recipe
+from grpo.launch import recipe
+from grpo.run import own_runs
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import EXPORTED, SETTINGS

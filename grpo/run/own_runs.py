@@ -14,13 +14,15 @@ from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
 _NAMES = ("REWARD", "ENVIRONMENT", "JUDGE_BASE_URL")
+# A resume takes no flags from the folder, but the command that a user copies has them.
+_FLAGS = ("--remote_rm_url", "--agent_func_path")
 _HARMLESS = {"python", "retrieval", "single"}  # words of ENVIRONMENT that are no code of somebody's
 
 
 def record(folder: Path, settings: Mapping[str, str]) -> None:
-    """Record what the settings of a run in this folder name. Without a record, a resume asks for it again."""
+    """Record what the settings and flags of a run in this folder name. Without a record, a resume asks for it again."""
     with contextlib.suppress(OSError):  # a checkout that is only read
-        for name in _NAMES:
+        for name in (*_NAMES, *_FLAGS):
             if name in settings:
                 file = _find_record(folder, name, settings[name])
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +38,8 @@ def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
     Raises:
         UserError: if the checkout has no record of one of them.
     """
-    named = {name: settings[name] for name in _NAMES if not set(settings.get(name, "").split()) <= _HARMLESS}
-    unknown = {name: value for name, value in named.items() if not _find_record(folder, name, value).exists()}
+    named = {name: settings[name] for name in _NAMES if name in settings}
+    unknown = {name: value for name, value in named.items() if not may_bring(folder, name, value)}
     if unknown:
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in unknown.items())
         raise UserError(
@@ -46,6 +48,20 @@ def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
         )
 
 
+def may_bring(folder: Path, name: str, value: str) -> bool:
+    """Tell whether a run folder may bring a setting or flag along: it names no code or address, or a recorded one.
+
+    A record does not cover a file in the folder itself, over which another one may have been copied.
+    """
+    if name not in (*_NAMES, *_FLAGS) or set(value.split()) <= _HARMLESS:
+        return True
+    if not value.isprintable():  # perhaps no path, which a system call would not take
+        return False
+    paths = [Path(word) for word in (value, *value.split())]
+    came_along = any(path.is_absolute() and path.resolve().is_relative_to(folder.resolve()) for path in paths)
+    return not came_along and _find_record(folder, name, value).exists()
+
+
 def _find_record(folder: Path, name: str, value: str) -> Path:
-    digest = hashlib.sha256("\0".join((str(folder), name, value)).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join((str(folder.absolute()), name, value)).encode(errors="surrogatepass")).hexdigest()
     return CHECKOUT / ".cache" / "own-runs" / digest
