@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from eval.identity import file_digest
 from eval.problems import EvalProblem
+from grpo.run import own_runs
 from grpo.run.measure import SCORE
 from grpo.run.records import TEXTS, Record, read_answer
 from grpo.stack.problem import UserError
@@ -65,6 +66,15 @@ def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
     for file in files:
         for fault in check_file(file, make_sample(problem.prompt, problem.label), "--reward"):
             raise UserError(fault.what, fault.remedy)
+
+
+def refuse_others(folder: Path, files: Sequence[RewardFile]) -> None:
+    """Refuse files that only the folder of an evaluation names, which may come from elsewhere; raises UserError."""
+    if others := [str(file.path) for file in files if not own_runs.may_bring(folder, "REWARD", str(file.path))]:
+        raise UserError(
+            f"{folder} names {', '.join(others)}, and no evaluation of this checkout named that with --reward there",
+            "if you trust it, repeat the command of the evaluation with --reward; it keeps the samples",
+        )
 
 
 def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
     python -m eval.regrade DIR
 
-An evaluation with --reward is scored by the same files again, which config.json names. If one is gone, nothing changes.
+An evaluation with --reward is scored by the same files again, which config.json names. Nothing changes if one is
+gone, or if no evaluation of this checkout has named it with --reward for DIR.
 
 Exit code: 0 done, 1 some samples have no grade or score, 2 refused: nothing was written.
 """
@@ -23,7 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         folder = parser.parse_args(argv).folder
-        scored_by = own_reward.identify_files(read_config(folder))
+        config = read_config(folder)
+        own_reward.refuse_others(folder, own_reward.read_config(config))
+        scored_by = own_reward.identify_files(config)
         result = write_result(folder)
         if own_reward.identify_files(read_config(folder)) != scored_by:
             print("eval.regrade: the reward has changed since the samples were scored", file=sys.stderr)

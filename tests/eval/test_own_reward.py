@@ -11,6 +11,7 @@ from vllm import SamplingParams
 
 from eval import compare, engine, evaluate, regrade, table
 from grpo.hooks.prompts_dataset import render_with
+from grpo.run import own_runs
 from grpo.run.measure import USER_REWARD
 from grpo.stack.json_files import read_json, read_rows
 
@@ -33,6 +34,12 @@ CHATS = [
 LABELS = ['{"answer": "2", "split": "eval"}', "any text", {"rubric": [3, "x"]}]
 RESPONSES = ["<|channel|>final<|message|>\\boxed{2}<|return|>", " 2<|return|>", "no marker: <|channel|>", ""]
 DATE = "2030-01-02"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Keeps what evaluations record out of this checkout's cache."""
+    monkeypatch.setattr(own_runs, "CHECKOUT", tmp_path / "checkout")
 
 
 @pytest.fixture
@@ -150,6 +157,20 @@ def test_regrading_scores_with_the_same_file_says_if_it_changed_and_refuses_if_i
     (other := tmp_path / "other.py").write_text(DIGEST)
     assert evaluate_responses("out", responses=(), files=[other])[0] == 0, "drew samples"
     assert read_json(folder / "result.json") == first
+
+
+def test_regrading_runs_no_file_that_only_the_folder_names(evaluate_responses, reward, tmp_path, capsys):
+    evaluate_responses("out")
+    (hostile := tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{DIGEST}")
+    config = read_json(tmp_path / "out" / "config.json")
+    config["reward"][0]["path"] = str(hostile)
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    before = {one: one.read_bytes() for one in (tmp_path / "out").iterdir()}
+    assert regrade.main([str(tmp_path / "out")]) == 2
+    assert (said := capsys.readouterr().err) and str(hostile) in said and "--reward" in said
+    assert {one: one.read_bytes() for one in (tmp_path / "out").iterdir()} == before and not (tmp_path / "ran").exists()
+    assert evaluate_responses("out", files=[hostile])[0] == 0 and (tmp_path / "ran").exists()
+    assert regrade.main([str(tmp_path / "out")]) == 0, "it was given by --reward"
 
 
 def test_a_reward_that_cannot_work_is_refused_before_the_engine_starts(evaluate_responses, reward, tmp_path, capsys):
