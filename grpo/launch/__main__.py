@@ -159,7 +159,8 @@ def _main(options: argparse.Namespace) -> int:
             held = RunFiles(folder).hold()
         except UserError as error:
             return refuse(options, error)
-    own_runs.record(folder, options.config | {name: value for name, (value, _) in options.changes.items()})
+    named = options.config | {name: value for name, (value, _) in options.changes.items()}
+    own_runs.record(folder, named | {name: getattr(config.args, flag) for name, flag in own_runs.PLACES.items()})
     try:
         judge.prepare(run_judge, folder)
     except UserError as error:

@@ -77,8 +77,10 @@ def _config(asked: Options, given: Mapping[str, str]) -> dict[str, str]:
         by_file = recorded.get("config")
         kept = {name: str(value) for name, value in by_file.items()} if isinstance(by_file, dict) else {}
         kept |= dict(list_changes(recorded))
-        own_runs.refuse_others(folder, {name: value for name, value in kept.items() if name not in {**config, **given}})
-        config = {name: value for name, value in {**kept, **config}.items() if name not in ("CKPT_DIR", "METRICS_DIR")}
+        kept = {name: value for name, value in kept.items() if name not in own_runs.PLACES}
+        named = {name: value for name, value in kept.items() if name not in config} | own_runs.find_places(folder)
+        own_runs.refuse_others(folder, {name: value for name, value in named.items() if name not in given})
+        config = kept | {name: value for name, value in config.items() if name not in own_runs.PLACES}
     return config
 
 

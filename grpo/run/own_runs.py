@@ -1,21 +1,25 @@
-"""Code and addresses that a run folder names are used if this checkout has recorded them for that folder.
+"""Code, addresses and disks that a run folder names are used if this checkout has recorded them for that folder.
 
-Somebody else may have written or changed a run folder. To resume it would run the reward file that it names, and send
-the judge's key to the address that it names. The record lies in the checkout's cache, where no run folder reaches.
+Somebody else may have written or changed a run folder. To resume it would run the reward file that it names, send the
+judge's key to the address that it names, and remove checkpoints from the disk that it names. The record lies in the
+checkout's cache, where no run folder reaches.
 """
 
 import contextlib
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
-_NAMES = ("REWARD", "ENVIRONMENT", "JUDGE_BASE_URL")
+PLACES = {"CKPT_DIR": "ckpt_path", "METRICS_DIR": "metrics_dir"}
+_NAMES = ("REWARD", "ENVIRONMENT", "JUDGE_BASE_URL", *PLACES)
 # A resume takes no flags from the folder, but the command that a user copies has them.
-_FLAGS = ("--remote_rm_url", "--agent_func_path")
+_FLAGS = ("--remote_rm_url", "--agent_func_path", *(f"--{flag}" for flag in PLACES.values()))
 _HARMLESS = {"python", "retrieval", "single"}  # words of ENVIRONMENT that are no code of somebody's
 
 
@@ -30,7 +34,7 @@ def record(folder: Path, settings: Mapping[str, str]) -> None:
 
 
 def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
-    """Refuse code and addresses that only a run folder names.
+    """Refuse code, addresses and disks that only a run folder names.
 
     Args:
         settings: those that the run folder names, and the user has not given again.
@@ -48,8 +52,15 @@ def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
         )
 
 
+def find_places(folder: Path) -> dict[str, str]:
+    """Return where a run writes outside of its folder."""
+    files = RunFiles(folder)
+    places = {name: os.path.abspath(files.find_folder(flag, files.read_config())) for name, flag in PLACES.items()}
+    return {name: place for name, place in places.items() if not Path(place).is_relative_to(os.path.abspath(folder))}
+
+
 def may_bring(folder: Path, name: str, value: str) -> bool:
-    """Tell whether a run folder may bring a setting or flag along: it names no code or address, or a recorded one.
+    """Tell whether a run folder may bring a setting or flag along: it names none of these things, or a recorded one.
 
     A record does not cover a file in the folder itself, over which another one may have been copied.
     """
@@ -63,5 +74,6 @@ def may_bring(folder: Path, name: str, value: str) -> bool:
 
 
 def _find_record(folder: Path, name: str, value: str) -> Path:
+    value = os.path.abspath(value) if name in PLACES else value
     digest = hashlib.sha256("\0".join((str(folder.absolute()), name, value)).encode(errors="surrogatepass")).hexdigest()
     return CHECKOUT / ".cache" / "own-runs" / digest

@@ -295,7 +295,7 @@ def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
     """Return the command that continues a run, given the content of its config.json.
 
     Somebody else may have written that file: the command has known settings and options only, and every word is quoted.
-    It names no code or address of theirs either, since a user who copies the command gives what it names.
+    It names no code, address or disk of theirs either, since a user who copies the command gives what it names.
     """
     settings, flags = [], list[str]()
     for name, value in list_changes(config):

@@ -61,6 +61,11 @@ def test_the_code_and_the_address_that_only_a_run_folder_names_are_not_used(chec
             assert name in done.stderr
     launch("--tiny", "--check", REWARD=str(reward))
     assert ran.exists(), "a reward that the user names is run"
+    judged = write_run(tmp_path / "judged", JUDGE_BASE_URL=url)
+    assert "JUDGE_BASE_URL=" in launch("--tiny", "--check", "--resume", judged, GEMINI_API_KEY="a-key").stderr
+    assert not asked
+    launch("--tiny", "--check", JUDGE_BASE_URL=url, GEMINI_API_KEY="a-key")
+    assert asked, "a judge that the user names is asked"
 
 
 def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None:
@@ -76,6 +81,26 @@ def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None
     shutil.rmtree(checkout)
     with pytest.raises(own_runs.UserError):
         own_runs.refuse_others(mine, named)
+
+
+@pytest.mark.parametrize("flag", ["ckpt_path", "metrics_dir"])
+def test_a_run_folder_names_no_folder_to_write_to_outside_of_itself(checkout, tmp_path, flag) -> None:
+    """A resume removes checkpoints and lines of later steps there."""
+    name = {"ckpt_path": "CKPT_DIR", "metrics_dir": "METRICS_DIR"}[flag]
+    folder, disk = tmp_path / "run", str(tmp_path / "disk")
+    write_run(folder, **{name: str(folder)})
+    config = json.loads((folder / "config.json").read_text())
+
+    def resume(place: str, **variables: str) -> str:
+        flags = {flag: place, "run_dir": "/run"}
+        (folder / "config.json").write_text(json.dumps(config | {"flags": flags}))
+        return launch("--tiny", "--dry-run", "--resume", str(folder), **variables).stderr
+
+    for place in (disk, "/run/../disk"):
+        assert f"{name}=" in resume(place)
+    assert f"{name}=" not in resume(disk, **{name: disk}) + resume("/run/disk")
+    own_runs.record(folder, {name: disk})
+    assert f"{name}=" not in resume(disk)
 
 
 def test_a_file_in_the_run_folder_is_not_taken_from_the_record(checkout, tmp_path) -> None:

@@ -16,7 +16,7 @@ from grpo.launch import __main__ as launch
 from grpo.launch import part
 from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise.watch import End
-from grpo.run import run_state
+from grpo.run import own_runs, run_state
 from grpo.run.lost_writes import LOSSY
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
@@ -43,6 +43,17 @@ def run_launcher(setting, monkeypatch) -> Callable[..., int]:
         return code
 
     return run_launcher
+
+
+def test_a_run_records_what_its_folder_may_name_when_it_is_resumed(run_launcher, setting, monkeypatch) -> None:
+    monkeypatch.setattr(own_runs, "CHECKOUT", setting.folder / "checkout")
+    disks = {"ckpt_path": f"{setting.folder}/disk/", "metrics_dir": setting.folder / "metrics"}
+    changes = '{"REWARD": ["/r.py", ""]}'
+    options = ("--run-dir", str(setting.run_dir), "--changes", changes, "--config", '{"JUDGE_BASE_URL": "https://j"}')
+    run_launcher(lambda *_, **__: End(0), *options, **disks)
+    places = own_runs.find_places(setting.run_dir)
+    assert places == {"CKPT_DIR": f"{setting.folder}/disk", "METRICS_DIR": f"{setting.folder}/metrics"}
+    own_runs.refuse_others(setting.run_dir, {"REWARD": "/r.py", "JUDGE_BASE_URL": "https://j", **places})
 
 
 def test_active_run_is_rejected(tmp_path) -> None:
