@@ -158,5 +158,14 @@ def experts(config: GptOssConfig, workers: int) -> None:
                 apply(layer, states, logits)
 
 
+def shared_experts(config: GptOssConfig) -> None:
+    """Compile the same in the layout of the model's files. Later parts of this process keep it."""
+    if _has_gpu_build():
+        from grpo.model.engine_base import keep_layout
+
+        keep_layout()
+    experts(config, workers=1)
+
+
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")

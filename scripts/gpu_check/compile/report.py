@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ACTOR, ENGINE = "actor", "engine"
+SHARING = "engine with ACTOR_SHARD=engine"  # it keeps the layout of the model's files
 
 
 @dataclass(frozen=True)

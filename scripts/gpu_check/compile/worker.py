@@ -15,7 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from scripts.gpu_check.compile import driver
-from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, Kernel, Report
+from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, SHARING, Kernel, Report
 from scripts.gpu_check.rung import Skipped
 
 _NAMED = ("torch", "triton", "vllm")
@@ -23,8 +23,12 @@ WORKERS = (1, 2)  # GPUs of an engine
 Part = tuple[str, str, Callable[[], None]]  # owner, name, and what launches its kernels
 
 
-def parts(experts: Sequence[str]) -> Iterator[Part]:
-    """Yield what a run launches; or, if shapes of MXFP4 experts are given, these alone."""
+def parts(experts: Sequence[str], can_share: bool) -> Iterator[Part]:
+    """Yield what a run launches; or, if shapes of MXFP4 experts are given, these alone.
+
+    Args:
+        can_share: whether ACTOR_SHARD=engine works on the card.
+    """
     from transformers import GptOssConfig
 
     from grpo.model.released import RELEASED
@@ -47,6 +51,8 @@ def parts(experts: Sequence[str]) -> Iterator[Part]:
             of = f"{name}, TP={workers}"
             yield ENGINE, f"attention of {of}", functools.partial(engine.attention, config, workers)
             yield ENGINE, f"MXFP4 experts of {of}", functools.partial(engine.experts, config, workers)
+    for name, config in models.items() if can_share else ():  # last, since they change the layout
+        yield SHARING, f"MXFP4 experts of {name}", functools.partial(engine.shared_experts, config)
 
 
 def describe_error(error: Exception) -> str:
@@ -72,7 +78,7 @@ def main() -> None:
     from scripts.gpu_check.compile import engine
 
     engine.simulate_card(card)
-    for owner, name, launch in parts(experts):
+    for owner, name, launch in parts(experts, can_share=card.capability == (9, 0)):
         part = f"{owner}: {name}"
         try:
             launch()

@@ -14,7 +14,7 @@ import pytest
 
 from grpo.stack.checkout import CHECKOUT
 from scripts.gpu_check.compile.__main__ import compile_for, main
-from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, Kernel, Report
+from scripts.gpu_check.compile.report import ACTOR, CARDS, ENGINE, SHARING, Kernel, Report
 
 pytestmark = pytest.mark.timeout(1800)
 OURS = {"_forward", "_deltas", "_backward_keys", "_backward_queries", "_unpack"}
@@ -54,6 +54,13 @@ def test_the_engines_experts_are_among_them(reports: dict[str, Report], architec
     names = {kernel.family for kernel in reports[architecture].kernels if kernel.owner == ENGINE}
     for what in ("matmul_ogs", "topk", "routing"):
         assert any(what in name for name in names), names
+
+
+@needs_mxfp4
+@pytest.mark.parametrize("architecture", COMPILED)
+def test_the_layout_of_the_files_is_compiled_where_an_actor_can_share_it(reports, architecture) -> None:
+    shared = {kernel.family for kernel in reports[architecture].kernels if kernel.owner == SHARING}
+    assert shared == ({"_matmul_ogs"} if architecture == "sm_90" else set())
 
 
 @needs_mxfp4
