@@ -19,6 +19,7 @@ _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[
 # Ray's memory monitor writes this into ray.exceptions.OutOfMemoryError.
 _LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB")
 _NO_FILES = re.compile(r"Too many open files|\[Errno 24\]")
+_NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --no-graphs"
 _FREE_MEMORY = "end other programs, or see the host memory in --plan"
 LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
@@ -39,6 +40,7 @@ class Evidence:
         words: the exception that ended the driver; None if it left none.
         out_of_memory: processes that the kernel ended for memory on this machine during the run.
         silent_head: the address of a joined cluster that does not answer any more; "" if it does.
+        has_graphs: whether the engines have CUDA graphs, which they capture as they start.
     """
 
     log: Path
@@ -48,6 +50,12 @@ class Evidence:
     words: LastWords | None
     out_of_memory: int = 0
     silent_head: str = ""
+    has_graphs: bool = False
+
+    @property
+    def lacks_engine(self) -> bool:
+        """Whether an engine did not start."""
+        return self.words is not None and self.words.what.startswith(last_words.NO_ENGINE)
 
 
 def find(evidence: Evidence) -> Problem | None:
@@ -71,10 +79,11 @@ def find(evidence: Evidence) -> Problem | None:
         return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
         return _explain_death(death, evidence)
-    if words and words.what.startswith(last_words.NO_ENGINE) and (why := last_words.find_engine_failure(evidence.log)):
-        return Problem(f"an engine did not start: {why}", _memory_remedy(evidence))
+    if evidence.lacks_engine and (why := last_words.find_engine_failure(evidence.log)):
+        return Problem(f"an engine did not start: {why}", _memory_remedy(evidence) or _graphs_remedy(evidence))
     if words:
-        return Problem(f"{words.kind}: {words.what}", words.remedy or _rays_memory_remedy(words))
+        remedy = words.remedy or _rays_memory_remedy(words) or _graphs_remedy(evidence)
+        return Problem(f"{words.kind}: {words.what}", remedy)
     return driver
 
 
@@ -113,7 +122,12 @@ def _first_death(evidence: Evidence) -> Death | None:
 def _explain_death(death: Death, evidence: Evidence) -> Problem:
     own = last_words.find_words(death.pid, evidence.log) if death.code is None or death.code >= 0 else None
     remedy = _rays_memory_remedy(evidence.words) if death.code in (None, -signal.SIGKILL) else ""
-    return Problem(f"{death}: {own}" if own else str(death), remedy or _memory_remedy(evidence))
+    remedy = remedy or _memory_remedy(evidence) or _graphs_remedy(evidence)
+    return Problem(f"{death}: {own}" if own else str(death), remedy)
+
+
+def _graphs_remedy(evidence: Evidence) -> str:
+    return _NO_GRAPHS if evidence.lacks_engine and evidence.has_graphs else ""
 
 
 def _memory_remedy(evidence: Evidence) -> str:

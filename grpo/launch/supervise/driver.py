@@ -257,7 +257,8 @@ class _Supervisor:
         words = last_words.read(self.log_dir) if code is not None else None
         joined = "" if self.job.ray else os.environ.get("RAY_ADDRESS", "")
         silent = joined if joined and ray_head.explain_silence(joined) else ""
-        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent))
+        has_graphs = not is_cpu_stack() and "--enforce_eager" not in self.job.driver
+        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent, has_graphs))
 
     def _determine_end(self) -> End:
         if self.code == 0:

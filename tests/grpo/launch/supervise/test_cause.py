@@ -237,6 +237,14 @@ def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     )
     found = cause.find(make_evidence(tmp_path, words=told))
     assert found and found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
+    segfault = Death("the core of an engine", 8, -signal.SIGSEGV)
+    for known in ({}, {"deaths": [segfault]}, {"log": tmp_path / "absent"}):
+        for has_graphs in (True, False):
+            found = cause.find(make_evidence(tmp_path, words=told, has_graphs=has_graphs, **known))
+            assert found and ("--no-graphs" in found.remedy) == has_graphs
+    later = make_last_words("RuntimeError", "in step 7")
+    found = cause.find(make_evidence(tmp_path, words=later, has_graphs=True))
+    assert found and not found.remedy, "an engine that had started has captured its graphs"
 
 
 @pytest.fixture
