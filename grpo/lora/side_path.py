@@ -295,7 +295,9 @@ def _install() -> None:
 
     def init_with_expert_side_path(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
         original_block(self, *args, **kwargs)
-        attach_to_experts(expert_side_path.find_weights(self.experts), get_current_vllm_config())
+        experts = expert_side_path.find_weights(self.experts)
+        engine_base.drop_scales_after_loading(experts)
+        attach_to_experts(experts, get_current_vllm_config())
 
     MLPBlock.__init__ = init_with_expert_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__

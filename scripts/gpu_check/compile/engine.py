@@ -138,7 +138,7 @@ def experts(config: GptOssConfig, workers: int) -> None:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     from grpo.lora import expert_side_path
-    from grpo.model import base_on_cpu
+    from grpo.model import base_on_cpu, engine_base
 
     one: Any = SimpleNamespace(world_size=1, rank_in_group=0)
     parallel_state._TP = SimpleNamespace(world_size=workers, rank_in_group=0)  # type: ignore[assignment]
@@ -150,7 +150,9 @@ def experts(config: GptOssConfig, workers: int) -> None:
         assert method.mxfp4_backend.name == "TRITON", method.mxfp4_backend
         without = method.apply_monolithic
         expert_side_path.attach(layer, run, rank=_EXPERT_RANK, scale=2.0)
+        engine_base.drop_scales_after_loading(layer)
         method.process_weights_after_loading(layer)
+        assert layer.w13_weight_scale is None
         method.moe_quant_config = method.get_fused_moe_quant_config(layer)  # vLLM 0.15 does it in the first pass
         for tokens in TOKENS:
             states, logits = _empty(tokens, config.hidden_size), _empty(tokens, config.num_local_experts)

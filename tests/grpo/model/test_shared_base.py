@@ -124,6 +124,25 @@ def test_a_gpus_experts_are_views_of_the_kernels_tensors(padding, is_inside):
         dict(engine_base.list_experts(experts))
 
 
+@pytest.mark.parametrize("is_rearranged", [True, False])
+def test_scales_that_a_kernel_has_rearranged_are_dropped(is_rearranged):
+    """Those of Triton's kernels are in their method; Marlin's stay in the layer."""
+    experts = torch.nn.Module()
+    for name in W:
+        experts.register_parameter(f"{name}_weight_scale", torch.nn.Parameter(torch.ones(2)))
+    method = SimpleNamespace(w13_precision_config=None)
+
+    def process(layer):
+        assert len(list(layer.parameters())) == 2
+        method.w13_precision_config = SimpleNamespace() if is_rearranged else None
+
+    method.process_weights_after_loading = process
+    experts.quant_method = method
+    engine_base.drop_scales_after_loading(experts)
+    method.process_weights_after_loading(experts)
+    assert len(list(experts.parameters())) == (0 if is_rearranged else 2)
+
+
 def test_nobody_can_write(owner):
     memory = shared_base.SealedMemory(4096)
     memory.map_for_writing().fill_(7)
