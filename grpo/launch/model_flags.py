@@ -1,11 +1,14 @@
 """Flags of the model, the adapter and ZeRO-3 that the trainer refuses."""
 
 import argparse
+import os
 from collections.abc import Iterator
 
 from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, TARGETS, ZERO3
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
+
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # PyTorch's old and new name of the same
 
 
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
@@ -71,6 +74,11 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
             yield Problem(
                 f"ACTOR_SHARD=engine uses the packed model that an engine holds on the same GPU, and needs {setting}",
                 f"set {setting}, or ACTOR_SHARD={NO_SHARD}",
+            )
+        for name in (name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "")):
+            yield Problem(
+                f"{name} has expandable_segments:True, whose memory the processes of ACTOR_SHARD=engine cannot share",
+                f"unset {name}, or set ACTOR_SHARD={NO_SHARD}",
             )
     if args.vllm_enable_sleep and not args.colocate_all_models:
         yield Problem(

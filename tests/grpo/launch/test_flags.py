@@ -174,6 +174,14 @@ def test_unworkable_flags_are_rejected_with_a_remedy(changes, message):
         flags.validate(make_arguments(**changes))
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_memory_that_processes_cannot_share_is_refused_where_they_do(monkeypatch, name):
+    for value, is_refused in (("max_split_size_mb:128,expandable_segments:True", True), ("roundup:1", False)):
+        monkeypatch.setenv(name, value)
+        assert bool([each for each in flags.problems(make_arguments(**SHARED)) if name in each.what]) == is_refused
+        assert not list(flags.problems(make_arguments()))
+
+
 IN_ENVIRONMENT = {"agent_func_path": str(AGENT)}
 
 
