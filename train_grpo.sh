@@ -7,7 +7,7 @@
 #   ./train_grpo.sh --config my.env                             settings in a file of your own
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
-#   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 24 GB
+#   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 2           gpt-oss-20b: two GPUs of 24 GB
 #
 # Options:
 #   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 3, or on 2 or 1 if this machine has fewer

@@ -10,6 +10,7 @@ from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.model.released import CONTEXT, RELEASED
+from grpo.stack import machine
 from grpo.stack.problem import Problem
 
 _SHORTEST = 1024  # tokens that are worth training on
@@ -21,6 +22,14 @@ def problems(config: Config) -> Iterator[Problem]:
     need = needs(config)
     if need is None or need.length > _positions(config.args.pretrain):
         return  # beyond the model's positions, another check refuses the length
+    gpu = machine.find_gpu_that_cannot_share()
+    if gpu and config.args.actor_shard == OF_ENGINE:
+        yield Problem(
+            f"ACTOR_SHARD=engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} has "
+            f"{gpu.capability}, where vLLM arranges the experts so that the actor cannot read them",
+            _remedy_of_copies(config),
+        )
+        return
     if need.peak > need.gpu:
         who = "engine and actor together need" if need.shared else "the actor needs"
         yield Problem(
@@ -69,7 +78,7 @@ def _remedy(config: Config, is_shared: bool) -> str:
     if config.actor_ranks > 1:
         changes.append(({"actor_shard": ZERO3}, "set ACTOR_SHARD=zero3"))
     if is_shared:
-        if config.args.vllm_tensor_parallel_size == 1:
+        if config.args.vllm_tensor_parallel_size == 1 and not machine.find_gpu_that_cannot_share():
             changes.append(({"actor_shard": OF_ENGINE, "experts": PACKED}, "set ACTOR_SHARD=engine"))
         changes.append(({"vllm_enable_sleep": True}, "add -- --vllm_enable_sleep"))
     for change, remedy in changes:
@@ -84,6 +93,18 @@ def _remedy(config: Config, is_shared: bool) -> str:
     if _would_fit(config, {"offload": True, "actor_shard": ZERO3}):
         return f"set OFFLOAD=1 and ACTOR_SHARD=zero3, or {more}"
     return f"{more}, or GPUs with more memory"
+
+
+def _remedy_of_copies(config: Config) -> str:
+    """Return what fits if engine and actor hold the model twice. Micro-batches that are not given adapt."""
+    changes: list[tuple[dict[str, Any], str]] = [({"actor_shard": NO_SHARD}, f"set ACTOR_SHARD={NO_SHARD}")]
+    if config.actor_ranks > 1:
+        changes.append(({"actor_shard": ZERO3}, f"set ACTOR_SHARD={ZERO3}"))
+    changes.append(({"actor_shard": ZERO3, "offload": True}, f"set OFFLOAD=1 and ACTOR_SHARD={ZERO3}"))
+    for change, remedy in changes:
+        if _would_fit(config, change | {"micro_train_batch_size": 1}):
+            return remedy
+    return "give engine and actor GPUs of their own, or use a smaller MODEL"
 
 
 def _would_fit(config: Config, change: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
-from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_expert_adapter
+from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_expert_adapter, count_padding
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
@@ -190,11 +190,18 @@ def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:
     weights = sum(architecture.actor_bytes(architecture.mxfp4).values())
     parts = {
         "weights": weights // args.vllm_tensor_parallel_size,
+        "padding of the experts, by Marlin": _padding(args, architecture),
         "adapter, as a side path": _side_path(args, architecture),
         "buffers and activations (assumed)": int(_VLLM),
         "CUDA graphs (assumed)": 0 if args.enforce_eager else int(_GRAPHS),
     }
     return {name: count for name, count in parts.items() if count}
+
+
+def _padding(args: Namespace, architecture: Architecture) -> int:
+    """Return the bytes that vLLM adds to the experts where it takes Marlin's kernels, as far as the GPUs are known."""
+    takes_marlin = any(not 9 <= float(gpu.capability) < 11 for gpu in machine.known_gpus())
+    return count_padding(architecture, args.vllm_tensor_parallel_size) if takes_marlin and architecture.mxfp4 else 0
 
 
 def longest(config: Config, **changes: Any) -> int:
@@ -217,6 +224,8 @@ def describe(config: Config) -> list[str]:
         return []
     limit = longest(config)
     then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
+    if config.args.actor_shard == OF_ENGINE:
+        then += f"; one copy of the model needs compute capability {machine.SHARES_MODEL} (H100, H200)"
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.actor_bytes)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "

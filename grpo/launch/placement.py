@@ -1,7 +1,5 @@
 """Which GPUs serve whom, and which run the actor's experts without their fast kernel."""
 
-import os
-
 from grpo.launch.config import Config
 from grpo.stack import machine, numa
 from grpo.stack.checkout import is_cpu_stack
@@ -17,7 +15,7 @@ def describe(config: Config) -> list[str]:
     Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With COLOCATE=1 both get
     the same ones.
     """
-    gpus = [] if is_cpu_stack() or os.environ.get("RAY_ADDRESS") else machine.gpus()
+    gpus = machine.known_gpus()
     if len(gpus) < config.gpus:
         return []
     width, engines = config.args.vllm_tensor_parallel_size, range(config.args.vllm_num_engines)

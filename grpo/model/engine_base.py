@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from grpo.model.architecture import NO_SHARD
 from grpo.model.mxfp4 import GROUP
 from grpo.model.shared_base import BaseError
+from grpo.stack.machine import SHARES_MODEL
+from grpo.stack.problem import UserError
 
 _EXPERTS = {"gate_up_proj": "w13", "down_proj": "w2"}
 
@@ -37,9 +40,18 @@ def list_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def keep_layout() -> None:
-    """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default."""
+    """Let vLLM's Triton kernels read the experts as the files hold them. They are rearranged for Hopper by default.
+
+    Raises:
+        UserError: if vLLM has no such kernels for this GPU. The launcher does not see those of other nodes.
+    """
+    from vllm.platforms import current_platform
     from vllm.utils.import_utils import import_triton_kernels
 
+    found = current_platform.get_device_capability()
+    if found is None or found.as_version_str() != SHARES_MODEL:
+        what = f"the engine's GPU has compute capability {found and found.as_version_str()}"
+        raise UserError(f"{what}, and ACTOR_SHARD=engine needs {SHARES_MODEL}", f"set ACTOR_SHARD={NO_SHARD}")
     import_triton_kernels()  # makes vLLM's bundled copy importable; its build for CPUs has none
     from triton_kernels.tensor_details import layout
 

@@ -11,6 +11,7 @@ from grpo.model.architecture import Architecture
 from grpo.model.sizes import REDUCE_BUCKET, SCORED_TOKENS, UNPACKED_BYTES
 
 _BF16 = 2
+_MXFP4 = 17 / 32  # bytes of a weight: half of one, and a 32nd of its group's scale
 # Measured: hidden states that a layer's backward pass holds per token, besides what the experts' rows need,
 LAYER_STATES = 8.5
 # and hidden states outside of the layers: embeddings, the last norm, and their gradients.
@@ -138,6 +139,13 @@ def count_expert_adapter(architecture: Architecture, rank: int, workers: int) ->
     """Return the bytes of a layer's adapters of experts in one of an engine's workers, which cut the inner width."""
     widths = 2 * architecture.hidden + 3 * architecture.intermediate // workers
     return _BF16 * architecture.experts * _RANKS * math.ceil(rank / _RANKS) * widths
+
+
+def count_padding(architecture: Architecture, workers: int) -> int:
+    """Return the bytes by which Marlin's kernels pad the experts of one of an engine's workers."""
+    hidden, inner = architecture.hidden, architecture.intermediate // workers
+    padded = math.ceil(hidden / 256) * 256 * math.ceil(inner / 128) * 128
+    return int(architecture.layers * architecture.experts * 3 * (padded - hidden * inner) * _MXFP4)
 
 
 @dataclass(frozen=True)

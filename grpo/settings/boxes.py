@@ -41,7 +41,9 @@ TINY = {
 TOOLS = ("python", "retrieval")  # environments with a tiny model that uses their tools unreliably
 
 
-def list_box_values(gpus: int | None, is_tiny: bool, is_shared: bool, is_paired: bool = False) -> dict[str, str]:
+def list_box_values(
+    gpus: int | None, is_tiny: bool, is_shared: bool, is_paired: bool = False, can_pair: bool = True
+) -> dict[str, str]:
     """Return the values of a box.
 
     Args:
@@ -49,12 +51,14 @@ def list_box_values(gpus: int | None, is_tiny: bool, is_shared: bool, is_paired:
         is_tiny: a tiny run without --gpus has a shape of its own.
         is_shared: whether engines and actor share GPUs.
         is_paired: whether each GPU has an engine and a rank of the actor with one copy of the model.
+        can_pair: whether the GPUs allow that. If not, an engine and an actor on one GPU hold the model twice.
     """
     if is_paired:
         count = str(gpus or (_TINY_PAIRS if is_tiny else 8))
         return dict(zip(_SHAPE, (count, "1", count), strict=True)) | {"COLOCATE": "1"}
     shape = _SHARED.get(gpus or (0 if is_tiny else 8), ()) if is_shared else ()
-    return BOXES[gpus or 8] | dict(zip(_SHAPE, shape, strict=False))
+    values = BOXES[gpus or 8] | dict(zip(_SHAPE, shape, strict=False))
+    return values if can_pair or gpus != 1 else values | {"ACTOR_SHARD": "none"}
 
 
 def choose_tiny_tools(given: Mapping[str, str]) -> str:

@@ -53,7 +53,8 @@ def _list_option_values(options: Options, given: Mapping[str, str], recipe: Mapp
     """Return what --gpus and --tiny set in place of the shipped lines of train_grpo.sh."""
     is_shared = (given.get("COLOCATE") or recipe["COLOCATE"]) == "1"
     is_paired = (given.get("ACTOR_SHARD") or recipe.get("ACTOR_SHARD")) == "engine"
-    box = list_box_values(_find_gpus(options), options.is_tiny, is_shared, is_paired)
+    can_pair = machine.find_gpu_that_cannot_share() is None
+    box = list_box_values(_find_gpus(options), options.is_tiny, is_shared, is_paired, can_pair)
     return (list_tiny_values(given) if options.is_tiny else {}) | box
 
 

@@ -16,6 +16,9 @@ from grpo.stack.problem import UserError
 SHM = Path("/dev/shm")
 GB = 1e9
 _CGROUP = Path("/sys/fs/cgroup")
+# Where vLLM's kernels compute experts as the model's files hold them. It takes Triton's for 9.0 and 10.0, and those for
+# 10.0 do not compile in this layout. Elsewhere it takes Marlin's, which rearrange the experts.
+SHARES_MODEL = "9.0"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,16 @@ class Gpu:
 def gpus() -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in its order; [] without a driver."""
     return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def known_gpus() -> list[Gpu]:
+    """Return the GPUs that a run can get here; [] on the CPU stack, and for a cluster, which has others."""
+    return [] if is_cpu_stack() or os.environ.get("RAY_ADDRESS") else gpus()
+
+
+def find_gpu_that_cannot_share() -> Gpu | None:
+    """Return a GPU on which an actor cannot map the model of an engine; None if none is known."""
+    return next((gpu for gpu in known_gpus() if gpu.capability != SHARES_MODEL), None)
 
 
 def all_gpus() -> list[Gpu]:

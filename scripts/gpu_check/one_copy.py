@@ -13,10 +13,11 @@ from typing import Any
 
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.released import RELEASED
+from grpo.stack import machine
 from grpo.stack.problem import UserError
 from scripts.gpu_check import actor, engine_speed, full_size, width
 from scripts.gpu_check.engine_speed import Lengths
-from scripts.gpu_check.rung import Passed, choose_device, note
+from scripts.gpu_check.rung import Passed, Skipped, choose_device, note
 
 LENGTHS = (4096, 16_384)
 SEQUENCES = (1, 8, 16)
@@ -26,7 +27,13 @@ _ENGINE = 4.8e9  # bytes of an engine beside its weights: buffers, as the plan a
 
 
 def check(gpus: int) -> Passed:
-    """Let engine and actor share the largest model for which one GPU has room."""
+    """Let engine and actor share the largest model for which one GPU has room.
+
+    Raises:
+        Skipped: if vLLM rearranges the experts on a GPU of this machine.
+    """
+    if gpu := machine.find_gpu_that_cannot_share():
+        raise Skipped(f"{gpu.name} has compute capability {gpu.capability}, and this needs {machine.SHARES_MODEL}")
     name = full_size.fitting(full_size.memory_of_gpu(), compute_needed)
     return share_model(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS, SEQUENCES, TIMED)
 

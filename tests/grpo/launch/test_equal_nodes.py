@@ -65,8 +65,7 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
     assert places is not None and set(places.engines) | set(places.ranks) == {"1"}
     with pytest.MonkeyPatch.context() as patch:
         gpus = [Gpu("H100", 1, 0, "9.0", number, bus="") for number in range(total)]
-        patch.setattr(machine, "gpus", lambda: gpus)
-        patch.setattr(placement, "is_cpu_stack", lambda: False)
+        patch.setattr(machine, "known_gpus", lambda: gpus)
         patch.setattr(placement.numa, "find_node", lambda gpu: None)
         *of_engines, of_actor = placement.describe(config)
     last = of_engines[-1].rpartition(" ")[2]

@@ -6,6 +6,8 @@ import pytest
 
 from grpo.launch import fitting, gpu_limits, gpu_memory
 from grpo.launch.preflight import problems_anywhere
+from grpo.stack import machine
+from grpo.stack.machine import Gpu
 
 from .boxes import LARGE, SMALL
 
@@ -68,8 +70,64 @@ def test_one_gpu_holds_engine_and_actor(configure_box, model, gpu_gb, length):
     assert gpu_memory.needs(config).engine_fits
 
 
+@pytest.fixture
+def put_gpu(monkeypatch):
+    """A function that gives this machine a GPU."""
+    monkeypatch.delenv("DS_ACCELERATOR")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(capability: str, gpu_gb: int) -> None:
+        monkeypatch.setattr(machine, "all_gpus", lambda: [Gpu("Test", gpu_gb * 2**30, 0, capability)])
+
+    return put
+
+
+@pytest.mark.parametrize(("model", "gpu_gb"), [(SMALL, 24), (SMALL, 40), (LARGE, 80), (LARGE, 180)])
+@pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0", "10.0", "12.0"])
+def test_one_copy_of_the_model_is_refused_where_vllm_rearranges_the_experts(
+    configure_box, put_gpu, capability, model, gpu_gb
+):
+    """The remedy is what then fits: two copies, or one of them on the host, or nothing."""
+
+    def refuse(**changes) -> list[str]:
+        return list_refusals(configure_box("1", model=model, gpu_gb=None, **changes))
+
+    put_gpu(capability, gpu_gb)
+    if capability == "9.0":
+        assert refuse() == []
+        return
+    [problem] = refuse()
+    assert f"ACTOR_SHARD=engine needs GPUs of compute capability 9.0 (H100, H200); Test has {capability}" in problem
+    two, on_host = (refuse(**changes) for changes in ({"actor_shard": "none"}, SETTINGS["OFFLOAD=1"] | ZERO3))
+    assert ("set ACTOR_SHARD=none" in problem) == (two == []) == (gpu_gb in (40, 180))
+    assert ("set OFFLOAD=1 and ACTOR_SHARD=zero3" in problem) == (two != [] and on_host == [])
+    assert not any("set ACTOR_SHARD=engine" in refusal for refusal in two)
+
+
+def test_a_machine_that_is_not_known_may_be_of_hopper(configure_box, monkeypatch, put_gpu):
+    put_gpu("8.9", 80)
+    config = configure_box("1")
+    assert list_refusals(config) != []
+    for name, value in (("RAY_ADDRESS", "10.0.0.1:6379"), ("CUDA_VISIBLE_DEVICES", "")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert list_refusals(config) == []
+
+
+@pytest.mark.parametrize(("capability", "grows"), [("8.0", True), ("9.0", False), ("10.0", False), ("12.0", True)])
+def test_marlin_pads_the_experts_of_an_engine_by_9_percent(configure_box, put_gpu, capability, grows):
+    """vLLM 0.15 for 8.9: (32, 5888, 96, 16) in place of (32, 5760, 90, 16). Half of 2880 goes up to 1536."""
+    put_gpu(capability, 80)
+    for model, tensor_parallel, growth in ((SMALL, 1, 2944 * 3072 / 2880**2), (LARGE, 2, 1536 * 3072 / 1440 / 2880)):
+        need = gpu_memory.needs(configure_box("8", model=model), vllm_tensor_parallel_size=tensor_parallel)
+        experts = {SMALL: 10.15e9, LARGE: 60.9e9}[model] / tensor_parallel
+        padding = need.engine.get("padding of the experts, by Marlin", 0)
+        assert padding == pytest.approx(experts * (growth - 1) if grows else 0, rel=0.01)
+
+
+ZERO3 = {"actor_shard": "zero3"}
 SETTINGS = {
-    "OFFLOAD=1": {"offload": True}, "ACTOR_SHARD=zero3": {"actor_shard": "zero3"},
+    "OFFLOAD=1": {"offload": True}, "ACTOR_SHARD=zero3": ZERO3,
     "MICRO_TRAIN_BATCH_SIZE=1": {"micro_train_batch_size": 1}, "EXPERTS=packed": {"experts": "packed"},
     "--vllm_enable_sleep": {"vllm_enable_sleep": True}, "ACTOR_SHARD=engine": {"actor_shard": "engine"},
 }  # fmt: skip

@@ -74,6 +74,20 @@ def test_gpus_that_are_hidden_do_not_count(tmp_path) -> None:
     assert [resolve_flags("--tiny", **two)[name] for name in SHAPE] == [*"111"]
 
 
+CARDS = [("8.0", "none"), ("8.9", "none"), ("9.0", "engine"), ("10.0", "none"), ("12.0", "none")]
+
+
+@pytest.mark.parametrize("options", [("--tiny",), ("--gpus", "1"), ("--tiny", "--gpus", "1")])
+@pytest.mark.parametrize(("capability", "shard"), CARDS)
+def test_engine_and_actor_on_one_gpu_share_a_model_on_hopper_alone(tmp_path, options, capability, shard) -> None:
+    one = nvml.make_variables(tmp_path, 1, capability)
+    passed = resolve_flags(*options, **one)
+    assert passed["--actor_shard"] == shard and [passed[name] for name in SHAPE] == [*"111"]
+    assert "--colocate_all_models" in passed
+    assert resolve_flags(*options, ACTOR_SHARD="engine", **one)["--actor_shard"] == "engine"
+    assert resolve_flags(*options, ACTOR_SHARD="none", **one)["--actor_shard"] == "none"
+
+
 def test_what_is_given_counts(tmp_path) -> None:
     one = nvml.make_variables(tmp_path, 1)
     assert [resolve_flags("--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == [*"122"]

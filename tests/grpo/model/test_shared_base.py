@@ -18,11 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 
 from grpo.model import engine_base, loading, model_files, shared_base
 from grpo.model.architecture import Architecture
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.shared_base import BaseError, Description, MappedBase
+from grpo.stack.problem import UserError
 from tests import forked
 
 ROOT = Path(__file__).parents[3]
@@ -141,6 +144,15 @@ def test_scales_that_a_kernel_has_rearranged_are_dropped(is_rearranged):
     engine_base.drop_scales_after_loading(experts)
     method.process_weights_after_loading(experts)
     assert len(list(experts.parameters())) == (0 if is_rearranged else 2)
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0", None])
+def test_an_engine_shares_its_model_on_hopper_alone(capability, monkeypatch):
+    """The launcher refuses this, too, but does not see the GPUs of a cluster."""
+    found = DeviceCapability(*map(int, capability.split("."))) if capability else None
+    monkeypatch.setattr(current_platform, "get_device_capability", lambda: found)
+    with pytest.raises(UserError, match="ACTOR_SHARD=none"):
+        engine_base.keep_layout()
 
 
 def test_nobody_can_write(owner):

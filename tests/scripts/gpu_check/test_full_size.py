@@ -16,6 +16,8 @@ import torch
 from benchmarks.parts.random_values import fill_
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
+from grpo.stack import machine
+from grpo.stack.machine import Gpu
 from grpo.stack.problem import UserError
 from scripts.gpu_check import actor, engine, engine_speed, full_size, one_copy, rung
 from scripts.gpu_check.rung import Passed, Rung, Skipped
@@ -26,6 +28,12 @@ TINY = {
     "layers": 2, "hidden": 128, "heads": 4, "key_value_heads": 2, "head_dim": 32, "experts": 8, "experts_per_token": 2,
     "intermediate": 128, "vocabulary": 512, "attention_bias": True, "mxfp4": True,
 }  # fmt: skip
+
+
+def test_one_copy_of_the_model_is_skipped_where_vllm_rearranges_the_experts(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "known_gpus", lambda: [Gpu("A100", 80 * 2**30, 0, "8.0")])
+    with pytest.raises(Skipped, match="capability 8"):
+        one_copy.check(1)
 
 
 @pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed, one_copy.compute_needed])
