@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from grpo.stack import checkout
 
+ENGINE_SHARE = 0.9  # of a GPU that an engine has alone
 _SHAPE = ("NUM_ENGINES", "ENGINE_TP", "ACTOR_GPUS")
 # GPUs of a box (--gpus): its values. A box of 8 has those of the recipe.
 BOXES = {
@@ -15,6 +16,7 @@ BOXES = {
 # Engines and actor that share GPUs have the whole box each.
 _SHARED = {8: ("4", "2", "8"), 4: ("2", "2", "4"), 2: ("2", "1", "2")}
 _TINY_PAIRS = 2
+_TINY_ENGINE = 6e9  # bytes, most of which are vLLM's buffers: a large cache takes seconds to start
 
 TINY = {
     "NAME": "tiny",
@@ -67,11 +69,12 @@ def choose_tiny_tools(given: Mapping[str, str]) -> str:
     return environment if environment in TOOLS and not given.get("MODEL") and not given.get("TRAIN_DATA") else ""
 
 
-def list_tiny_values(given: Mapping[str, str]) -> dict[str, str]:
+def list_tiny_values(given: Mapping[str, str], gpu_bytes: int = 0) -> dict[str, str]:
     """Return the values of a tiny run, whose model and problems lie in the checkout's cache.
 
     Args:
         given: what the user set.
+        gpu_bytes: of the smallest GPU; 0 if none is known.
     """
     tools = choose_tiny_tools(given)
     folder = checkout.TINY_MODEL / tools
@@ -80,6 +83,8 @@ def list_tiny_values(given: Mapping[str, str]) -> dict[str, str]:
     values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
     if checkout.is_cpu_stack():
         values["ENFORCE_EAGER"] = "1"  # a CPU has no graphs
+    if gpu_bytes and not given.get("MODEL"):
+        values["GPU_MEMORY_UTILIZATION"] = f"{min(ENGINE_SHARE, _TINY_ENGINE / gpu_bytes):.3f}"
     values["TRAIN_DATA"] = str(data / "train.jsonl")
     if tools:
         values |= {"PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}

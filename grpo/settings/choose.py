@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo.settings.boxes import list_box_values, list_tiny_values
+from grpo.settings.boxes import ENGINE_SHARE, list_box_values, list_tiny_values
 from grpo.settings.options import Options
 from grpo.settings.recipe import list_edits
 from grpo.settings.table import SETTINGS
@@ -15,7 +15,6 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 
 Changes = dict[str, list[str]]  # setting: its value, and what it would be without it
-ENGINE_SHARE = 0.9  # of a GPU that an engine has alone
 _PREPARED = CHECKOUT / "data" / "prepared"
 
 
@@ -55,7 +54,8 @@ def _list_option_values(options: Options, given: Mapping[str, str], recipe: Mapp
     is_paired = (given.get("ACTOR_SHARD") or recipe.get("ACTOR_SHARD")) == "engine"
     can_pair = machine.find_gpu_that_cannot_share() is None
     box = list_box_values(_find_gpus(options), options.is_tiny, is_shared, is_paired, can_pair)
-    return (list_tiny_values(given) if options.is_tiny else {}) | box
+    gpu_bytes = min((gpu.memory for gpu in machine.known_gpus()), default=0)
+    return (list_tiny_values(given, gpu_bytes) if options.is_tiny else {}) | box
 
 
 def describe_script(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]) -> list[str]:

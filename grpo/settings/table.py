@@ -225,7 +225,8 @@ MEMORY = (
     Setting("ENFORCE_EAGER", bool, "1: engines without CUDA graphs, like the option `--no-graphs`: slower, with fewer "
             "ways to fail. The tiny run has 1 on a CPU, which has no graphs.", flag="enforce_eager"),
     Setting("GPU_MEMORY_UTILIZATION", float, "An engine's share of GPU memory. Empty: 0.90, or with COLOCATE=1 what "
-            "the actor leaves.", "", "vllm_gpu_memory_utilization", check=POSITIVE_SHARE),
+            "the actor leaves. The tiny run gives its engine 6 GB.", "", "vllm_gpu_memory_utilization",
+            check=POSITIVE_SHARE),
     Setting("EXPERTS", str, "How the actor stores experts: `packed`, in MXFP4 as in the model's files (16 GB on each "
             "of 4 GPUs), or `bf16` (234 GB in all).", "packed", "experts", is_ours=True, choices=("packed", "bf16")),
     Setting("ATTN_IMPLEMENTATION", str, "Attention: `sinks` (ours, with memory linear in the length) or `eager` "

@@ -59,8 +59,7 @@ def settings(gpus: int) -> tuple[list[str], dict[str, str]]:
     workers = 2 if gpus >= 4 else 1
     actor = 2 if gpus - workers >= 2 else 1
     counts = {"NUM_ENGINES": "1", "ENGINE_TP": str(workers), "ACTOR_GPUS": str(actor)}
-    # The cache of a tiny model would have millions of blocks.
-    return [], variables | counts | {"GPU_MEMORY_UTILIZATION": "0.3"}
+    return [], variables | counts
 
 
 def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:

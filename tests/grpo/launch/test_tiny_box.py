@@ -88,6 +88,15 @@ def test_engine_and_actor_on_one_gpu_share_a_model_on_hopper_alone(tmp_path, opt
     assert resolve_flags(*options, ACTOR_SHARD="none", **one)["--actor_shard"] == "none"
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_a_tiny_engine_gets_a_small_part_of_a_large_gpu(tmp_path, gpus) -> None:
+    here = nvml.make_variables(tmp_path, gpus)
+    assert 5 < 85.9 * float(resolve_flags("--tiny", **here)["--vllm_gpu_memory_utilization"]) < 7
+    assert resolve_flags("--tiny", GPU_MEMORY_UTILIZATION="0.5", **here)["--vllm_gpu_memory_utilization"] == "0.5"
+    large = resolve_flags("--tiny", MODEL="openai/gpt-oss-20b", **here)
+    assert float(large["--vllm_gpu_memory_utilization"]) > 0.5
+
+
 def test_what_is_given_counts(tmp_path) -> None:
     one = nvml.make_variables(tmp_path, 1)
     assert [resolve_flags("--tiny", "--gpus", "4", **one)[name] for name in SHAPE] == [*"122"]
