@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.batch.rewards import explain_missing_rewards
 from grpo.batch.unfinished import Unfinished
 from grpo.rollout import continued, routing
-from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.stack.upstream.arguments import Arguments
@@ -115,12 +115,6 @@ class Step(Stage):
     def pending(self, references: list[Any]) -> list[Any]:
         """Return the references to all groups that are being sampled, those of earlier steps included."""
         return self._unfinished.references() if self._unfinished else references
-
-    def _wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        ready, again = super()._wait(references)
-        if self._unfinished:
-            self._unfinished.note_resent(again)
-        return ready, again
 
     def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
         """Return whether the batch waits for more groups."""

@@ -6,7 +6,7 @@ before the next sync, however long that takes.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -15,7 +15,7 @@ import ray
 import torch
 
 from grpo.rollout import continued
-from grpo.rollout.replacement import EngineCalls
+from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.stack.upstream.arguments import Arguments
 
@@ -99,15 +99,6 @@ class Unfinished:
     def references(self) -> list[Any]:
         """Return the references to all groups that are being sampled."""
         return [group.reference for group in self.groups.values()]
-
-    def note_resent(self, again: Mapping[Any, Any]) -> None:
-        """Note that an engine was replaced: its rollouts begin anew, under the policy of this step.
-
-        Args:
-            again: the new reference of each one that was lost.
-        """
-        for group in self.groups.values():
-            group.reference = again.get(group.reference, group.reference)
 
     def needs_more_groups(self, accepted: Sequence[Sample]) -> bool:
         """Return whether a batch waits for more groups: for its own, and for those that may not see another policy."""

@@ -66,13 +66,6 @@ RANGES = {
         "metrics or rollouts could not be written: the disk is full or missing",
         (Advice("METRICS_DIR", "on another disk", "lines that cannot be written are lost"), advice.SAVE_LESS),
     ),
-    "engines_replaced": Remedy(
-        "engines keep dying: out of memory, or a GPU at fault; the console names the engine and its signal",
-        (
-            Advice("GPU_MEMORY_UTILIZATION", "0.05 lower", "leaves memory to what vLLM does not count"),
-            Advice("--check", "before the next start", "it tests GPUs, memory, and shared memory"),
-        ),
-    ),
     **dict.fromkeys(("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"), _FAR),
     **dict.fromkeys(
         ("grad_norm", "grad_norm_max"),

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from grpo.launch.supervise.watch import Watch
-from grpo.run.progress import JsonLines, Progress, is_number
+from grpo.run.progress import Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem
@@ -28,8 +28,6 @@ class HangWatch(Watch):
     def __init__(self, files: RunFiles, progress: Progress, minutes: float) -> None:
         self._files, self._progress, self._floor = files, progress, minutes * 60
         self._files.phase.unlink(missing_ok=True)  # of an earlier part
-        self._replaced = JsonLines(files.replaced)
-        self._replaced.new_rows()  # of an earlier part
         self._seen: Any = None
         self._phase, self._step = START, 0
         self._since = time.monotonic()
@@ -73,14 +71,6 @@ class HangWatch(Watch):
 
     def _describe_phase(self) -> str:
         return "engines and actor are starting" if self._phase == START else f"step {self._step}: {self._phase}"
-
-    def report_replacements(self) -> list[str]:
-        """Return a line for each engine that died and was replaced since the last call."""
-        return [
-            f"step {row['step']}: an engine died and was replaced in {row['seconds']:.0f} s; "
-            f"its prompts are sampled again ({row['prompts']})"
-            for row in self._replaced.new_rows()
-        ]
 
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, or may have been and its line is lost."""

@@ -17,10 +17,6 @@ class SyncError(RuntimeError):
     """The engines do not hold the trainer's adapter; sampling from them would use another policy."""
 
 
-class NoPolicyError(RuntimeError):
-    """An engine that was started again does not hold the run's policy yet."""
-
-
 class SharedMemory:
     """An unnamed file that other processes of this user can map until this process ends.
 

@@ -6,8 +6,7 @@ are vLLM processes. They map the actor's copy and copy their slices into the sid
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import ray
 import torch
@@ -20,24 +19,7 @@ from grpo.stack.upstream.engine import EngineActor
 TIMEOUT_SECONDS = 600.0
 
 
-@dataclass(frozen=True)
-class Sent:
-    """An adapter in Ray's object store, for engines that start later.
-
-    Attributes:
-        buffer: Ray's reference to the flat adapter.
-        fields: those of each tensor's ``TensorSpec``.
-        expected: what the workers of an engine confirm.
-        memory: the most memory that any engine's worker held since the sync before, in bytes.
-    """
-
-    buffer: Any
-    fields: list[dict[str, Any]]
-    expected: Receipt
-    memory: int
-
-
-def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent | None:
+def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
     """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
 
     Args:
@@ -45,7 +27,7 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent
         engines: the ``LLMRayActor`` handles.
 
     Returns:
-        what was sent; None on all ranks but the first.
+        the most memory that any engine's worker held since the sync before, in bytes; None on all ranks but the first.
 
     Raises:
         FloatingPointError: if the adapter is not finite.
@@ -53,13 +35,13 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent
         ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)
-    sent = send(flat, specs, engines) if dist.get_rank() == 0 else None
+    memory = send(flat, specs, engines) if dist.get_rank() == 0 else None
     dist.barrier()
-    return sent
+    return memory
 
 
-def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> Sent:
-    """Send a flat adapter (on the CPU) to every engine and verify what arrived. Raises as :func:`sync_adapter`."""
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> int:
+    """Send a flat adapter (on the CPU) to every engine and verify what arrived. Returns and raises as above."""
     # numpy has no bf16: as bytes, Ray shares it without pickling
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
@@ -67,5 +49,4 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineAc
     expected = Receipt.of(flat, specs)  # while the engines are working
     receipts = ray.get(calls, timeout=TIMEOUT_SECONDS)
     check_receipts(receipts, expected)
-    memory = max(receipt["memory"] for workers in receipts for receipt in workers)
-    return Sent(reference, fields, expected, memory)
+    return max(receipt["memory"] for workers in receipts for receipt in workers)

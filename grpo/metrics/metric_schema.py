@@ -200,8 +200,6 @@ SCHEMA = (
     Metric("disk_free", "byte", 5, "least free disk space among the folders that the run writes to", "launcher",
            (5e9, None)),
     Metric("lost_writes", "", 5, "lines that the run has failed to write", "launcher", (None, 0.0)),
-    Metric("engines_replaced", "", 5, "engines that died and were replaced since the previous step", "launcher",
-           (None, 0.0)),
     Metric("reward_std", "", 5, "standard deviation of the reward, over rollouts", "rows"),
     Metric("group_reward_std", "", 5, "standard deviation of the reward within a group, mean over groups", "openrlhf"),
     Metric("score", "", 5, "mean score: correctness, or the score of your own reward, which evaluations then measure "

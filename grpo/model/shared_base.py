@@ -9,7 +9,6 @@ that somebody has written.
 """
 
 import fcntl
-import gc
 import hashlib
 import mmap
 import os
@@ -19,7 +18,6 @@ from typing import Any, TypedDict
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from grpo.model.model_reader import CheckpointReader
 
@@ -248,31 +246,6 @@ class MappedBase:
                 reader.fill(name, held.shape, number * _PIECE, expected)
                 if not torch.equal(part.view(torch.uint8), expected.view(torch.uint8)):
                     raise BaseError(f"the engine holds other values of {name} than the model's files")
-
-    def drop(self) -> None:
-        """Let go of the memory, whose owner has ended. Until :meth:`replace` the model cannot compute.
-
-        Raises:
-            BaseError: if something else in this process still refers to it.
-        """
-        storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in self._tensors.values()]
-        for name, (owner, leaf) in self._buffers.items():
-            owner.register_buffer(leaf, torch.empty_like(self._tensors.pop(name), device="meta"))
-        gc.collect()
-        if not all(storage.expired() for storage in storages):
-            raise BaseError("the actor still refers to the model of the engine that died, so no other has room for it")
-
-    def replace(self, description: Description) -> None:
-        """Map the base of an engine that was started again, after :meth:`drop`.
-
-        Raises:
-            BaseError: if it is another one.
-        """
-        if description["digest"] != self.digest:
-            raise BaseError("the engine that was started again holds another base than before")
-        self._tensors = map_tensors(description)
-        for name in self._buffers:
-            self._place(name)
 
     def _place(self, name: str) -> None:
         owner, leaf = self._buffers[name]

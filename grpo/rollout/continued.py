@@ -142,12 +142,10 @@ class ContinuedLLM:
     """vLLM's asynchronous engine. Requests that name their rollout can be cut; all others are vLLM's own.
 
     Attributes:
-        has_policy: whether the workers hold the run's policy; at first not, if the engine was started again.
         policy: the number of the policy that the workers hold.
     """
 
-    def __init__(self, llm: AsyncLLM, has_policy: bool = True) -> None:
-        self.has_policy = has_policy
+    def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._calls: dict[str, list[Call]] = {}
         self._running: set[str] = set()

@@ -7,7 +7,6 @@ from copy import copy, deepcopy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from grpo.lora.engine_actor import NoPolicyError
 from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import answering, continued, greedy, reward_threads, routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
@@ -23,53 +22,12 @@ _GRAPH_STEP = 16  # between the sizes of vLLM's graphs; 8 up to 256
 RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
 
 
-def end_orphans() -> None:
-    """End what this process's actor left when it died before, and wait until nobody holds its memory."""
-    from grpo.rollout import cores, mapped_bases  # import Ray
+def end_with_core(llm: AsyncLLM) -> None:
+    """End the process of an engine's actor as soon as its core dies. Evaluations and tests have engines without one."""
+    from grpo.rollout import cores  # imports Ray
 
-    if actor := cores.own_actor():
-        if pids := cores.end(actor):
-            logger.warning("ended %s: left by the engine that died", pids)
-        mapped_bases.wait_until_unmapped(actor)
-
-
-def wrap_engine(llm: AsyncLLM) -> continued.ContinuedLLM:
-    """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy.
-
-    An engine whose actor Ray has restarted does not hold it. From now on, actor and core die together.
-    """
-    import ray
-
-    from grpo.rollout import cores
-
-    is_again = False
-    if actor := cores.own_actor():
-        mine = cores.find_own_cores()
-        cores.remember(actor, mine)
-        cores.end_with(llm, mine)
-        is_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-    return continued.ContinuedLLM(llm, has_policy=not is_again)
-
-
-def has_policy(llm: continued.ContinuedLLM) -> bool:
-    """Return whether an engine holds the run's policy.
-
-    Raises:
-        EngineDeadError: vLLM's, if its process has died.
-    """
-    if llm.errored:
-        raise llm.dead_error
-    return llm.has_policy
-
-
-def require_policy(actor: Engine) -> None:
-    """Refuse to sample from an engine without the run's policy. Evaluations and tests have engines without one.
-
-    Raises:
-        NoPolicyError: if the engine was started again and has no adapter yet.
-    """
-    if not getattr(getattr(actor, "llm", None), "has_policy", True):
-        raise NoPolicyError("this engine was started again and does not hold the adapter yet")
+    if cores.own_actor():
+        cores.end_with(llm, cores.find_own_cores())
 
 
 async def answer(

@@ -12,9 +12,9 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout import greedy
+from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.multi_turn.mixture import KEY
 from grpo.rollout.multi_turn.settings import environments_by_prompt
-from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
@@ -103,11 +103,8 @@ class Stage:
 
     def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
         """Wait for the responses to a prompt. Return those that are complete, and those still being sampled."""
-        ready, again = self._wait(references)
-        return ready, [again.get(reference, reference) for reference in references if reference not in ready]
-
-    def _wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        return self.engines.wait(references, self.sampled)
+        ready = self.engines.wait(references, self.sampled)
+        return ready, [reference for reference in references if reference not in ready]
 
     def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
         """Return whether the batch waits for more groups."""

@@ -35,7 +35,6 @@ class RunFiles:
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
-        replaced: a line for each engine that died and was replaced.
         wandb, trackio: the run's pages at Weights & Biases and Trackio, see :class:`grpo.run.trackers.Page`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
@@ -54,7 +53,7 @@ class RunFiles:
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         self.start = folder / "start"
-        self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
+        self.phase = self.logs / "phase.json"
         self.lost_writes = self.logs / "lost-writes.json"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"

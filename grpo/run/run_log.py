@@ -66,7 +66,6 @@ class RunLog:
         self._step = self._window[-1]["step"] if self._window else 0
         self._loop = threading.get_ident()  # with PIPELINE=1, another thread samples beside the loop's phases
         self._lost = LostWrites(self._files.lost_writes)
-        self._noted: tuple[str, int] | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
 
@@ -87,23 +86,8 @@ class RunLog:
 
     def note_phase(self, phase: str, step: int) -> None:
         """Note the phase that begins now, for the launcher's detection of hangs."""
-        self._noted = phase, step
         note = json.dumps({"phase": phase, "step": step, "time": time.time()})
         self._attempt(self._files.phase, lambda file: replace(file, note + "\n"))
-
-    @contextmanager
-    def replacing(self) -> Iterator[None]:
-        """Note that an engine is replaced, which may take longer than the phase usually does, and then the phase."""
-        if (noted := self._noted) is None or threading.get_ident() != self._loop:
-            yield
-            return
-        self.note_phase("replace", noted[1])
-        yield
-        self.note_phase(*noted)
-
-    def write_replaced(self, replaced: dict[str, Any]) -> None:
-        """Append the line of an engine that was replaced."""
-        self._append(self._files.replaced, {"step": self._step + 1, "time": time.time(), **replaced})
 
     def write_rollouts(self, step: int, samples: Sequence["Sample"], tokenizer: Tokenizer) -> None:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.

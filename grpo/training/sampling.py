@@ -18,8 +18,8 @@ from grpo.batch.ahead import Result
 from grpo.batch.length_schedule import Schedule
 from grpo.batch.step import Step
 from grpo.batch.unfinished import Unfinished
+from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.problem_files import read_problems
-from grpo.rollout.replacement import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.run.parity_gate import ParityGate

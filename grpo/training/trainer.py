@@ -14,7 +14,6 @@ Where this differs from the paper (https://arxiv.org/abs/2402.03300):
 import logging
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import ray
@@ -26,9 +25,7 @@ from grpo.batch.length_schedule import Schedule
 from grpo.batch.unfinished import measure_staleness, select_one_policy
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
-from grpo.lora.sync import Sent
 from grpo.metrics import step_metrics
-from grpo.model.architecture import OF_ENGINE
 from grpo.rollout.rows import Batch, Sample
 from grpo.run.evaluation import Evaluation
 from grpo.run.parity_gate import ParityGate
@@ -194,7 +191,6 @@ class Trainer:
         if self.args.pipeline:
             status["staleness"] = float(self.batches.staleness())
             status |= measure_staleness(rollouts_R, self.batches.policy, self.args)
-        status["engines_replaced"] = float(self.sampler.engine_calls.replaced_since())
         self.batches.policy += len(status.get("grad_norms", []))
         step_metrics.add_step_metrics(status, batches, rollouts_R, self.args, self.tokenizer)
 
@@ -208,12 +204,7 @@ class Trainer:
         """Bring the engines to the adapter."""
         if self.args.vllm_enable_sleep:
             self.sampler.engine_calls.wake_up(["weights"])
-
-        def send() -> Sent:
-            sent: Sent = ray.get(self.actors.async_run_method("sync"))[0]
-            return sent
-
-        self.sampler.engine_calls.sync(send)
+        ray.get(self.actors.async_run_method("sync"))
 
     # Start and checkpoints
 
@@ -233,9 +224,6 @@ class Trainer:
         self.log = open_log(args, self.problems.dataset, self.step, states)
         self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds
         calls = self.sampler.engine_calls
-        calls.phase, calls.note = self.log.replacing, self.log.write_replaced
-        if args.actor_shard == OF_ENGINE:
-            calls.lost, calls.back = partial(self._tell_ranks, "drop_base"), partial(self._tell_ranks, "map_base")
         self.saver = SaveOnRequest(args, self._save, self.step)
         self.evaluation = Evaluation(args, self.tokenizer, self.held_out, calls, self.sampler.sample_held_out, self.log)
 
@@ -272,9 +260,6 @@ class Trainer:
 
     def _save(self, states: dict[str, Any]) -> None:
         ray.get(self.actors.async_run_method("save", states=states))
-
-    def _tell_ranks(self, method: str, engine: EngineActor) -> None:
-        ray.get(self.actors.async_run_method(method, engine=self.engines.index(engine)))
 
     def _is_finished(self, number: int) -> bool:
         return self.args.max_steps is not None and number >= self.args.max_steps

@@ -29,7 +29,6 @@ from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, model_files, vocabulary, zero
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.shared_base import Description, MappedBase
-from grpo.rollout import mapped_bases
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
@@ -238,31 +237,16 @@ class Rank(BaseModelActor):
     # The frozen base, with ACTOR_SHARD=engine
 
     def _describe_base(self) -> Description:
-        """Return the description of the base of the engine on this rank's GPU, and note that the rank maps it."""
-        engine = self.engines[dist.get_rank()]
-        description: Description = ray.get(engine.describe_base.remote())
+        """Return the description of the base of the engine on this rank's GPU."""
+        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
         print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
-        mapped_bases.note_mapped(engine._actor_id.hex())
         return description
-
-    def drop_base(self, engine: int) -> None:
-        """Let go of the base of an engine that has died, by its number. The one in its place waits for that."""
-        if self.base and engine == dist.get_rank():
-            self.base.drop()
-            mapped_bases.note_unmapped(self.engines[engine]._actor_id.hex())
-
-    def map_base(self, engine: int) -> None:
-        """Map the base of an engine that has started again."""
-        if self.base and engine == dist.get_rank():
-            self.base.replace(self._describe_base())
 
     # Sync and checkpoints
 
-    def sync(self) -> sync.Sent | None:
-        """Send the adapter to the engines. Return what rank 0 has sent; None on the other ranks."""
-        sent = sync.sync_adapter(self.actor.model.module, self.engines)
-        self.metrics.note_engines(sent.memory if sent else None)
-        return sent
+    def sync(self) -> None:
+        """Send the adapter to the engines."""
+        self.metrics.note_engines(sync.sync_adapter(self.actor.model.module, self.engines))
 
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""

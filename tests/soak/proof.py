@@ -14,7 +14,7 @@ from grpo.launch.supervise.processes import is_alive
 # What differs between two runs of the same numbers: times, memory, disks, and what the faults themselves count.
 OTHER = {
     *("time", "seconds", "tokens_per_second", "host_memory", "device_memory", "engine_memory", "disk_free"),
-    *("lost_writes", "engines_replaced", "reward_seconds", "judge_seconds"),
+    *("lost_writes", "reward_seconds", "judge_seconds"),
     # A step that is made again finds the answers to its first attempt in the judge's cache.
     *("judge_calls", "judge_cached", "judge_tokens", "judge_failures"),
 }

@@ -54,7 +54,7 @@ def test_a_line_is_cut_in_its_middle(tmp_path):
 
 def test_times_may_differ_and_no_digit_of_anything_else():
     row = {"step": 1, "time": 1.0, "reward": 0.5, "judge_calls.a": 0.5, "seconds": {"train": 1.0}}
-    again = row | {"time": 9.0, "judge_calls.a": 0.0, "seconds": {}, "engines_replaced": 1.0}
+    again = row | {"time": 9.0, "judge_calls.a": 0.0, "seconds": {}}
     assert proof.find_differences([row], [again]) == []
     assert proof.find_differences([row], [row | {"reward": 0.5000000001}]) == [
         "step 1: reward is 0.5000000001, not 0.5"
@@ -118,16 +118,13 @@ def test_a_disk_is_filled_once(tmp_path):
 
 
 def test_the_table_says_what_is_not_fine(tmp_path):
-    hit = Hit("SIGKILL: an engine", "generate", 3, ["step 3: an engine died and was replaced"], 17.4)
+    hit = Hit("SIGKILL: an engine", "generate", 3, ["restarting from step 2 in 10 s"], 17.4)
     reports = [
         Report(0, 2.0, is_complete=True),
         Report(1, 4.2, is_complete=True, hits=[hit, Hit("SIGTERM", "start", 1, by_hand=True)]),
     ]
     text = table.write(tmp_path, reports)
-    assert (
-        "| 1 | SIGKILL: an engine | step 3: generate | `step 3: an engine died and was replaced` | by itself | 17 |"
-        in text
-    )
+    assert "| 1 | SIGKILL: an engine | step 3: generate | `restarting from step 2 in 10 s` | by itself | 17 |" in text
     assert "| 1 | SIGTERM | step 1: start | nothing | with `--resume` | - |" in text
     assert text.endswith("2 runs, 2 faults: all complete and equal, and nothing is left\n")
     assert json.loads((tmp_path / "soak.json").read_text())[1]["hits"][0]["step"] == 3

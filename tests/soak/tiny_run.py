@@ -21,7 +21,7 @@ from grpo.stack.machine import SHM
 SETTINGS = {"NUM_ENGINES": "1", "ACTOR_GPUS": "1", "SAVE_STEPS": "1", "RESTARTS": "3", "MAX_CHECKPOINTS": "2"}
 SIGNS = re.compile(
     r"^(failed|stopped|waiting|restarting|not restarting|not finished|refused)\b"
-    r"|an engine died|is suspended|no progress|: saving|ending the run"
+    r"|is suspended|no progress|: saving|ending the run"
 )
 START = "start"
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

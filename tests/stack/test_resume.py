@@ -1,13 +1,12 @@
 """A run that is continued from a checkpoint is the run that was not interrupted, however its GPUs hold the base.
 
-An engine that is killed while it samples is replaced, and the numbers stay the same.
+An engine that is killed while it samples ends the attempt. The restart makes the same numbers.
 
 The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way and to more ranks, after a
 kill; test_one_gpu.py continues after a SIGTERM.
 """
 
 import os
-import re
 import shutil
 import signal
 import time
@@ -18,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from scripts.export_model import export_model
-from tests.faults import assert_seen, note
+from tests.faults import assert_seen
 
 from .runs import going, list_processes, read_lines, read_phase, train, wait_for
 
@@ -30,7 +29,8 @@ SAVED, NEXT = LAST - 2, LAST - 1
 def resumed_run(finished_run, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is kept, and the run continues from the one before.
 
-    Each rank now holds the whole base, and there are two engines. In the next step one of them is killed.
+    Each rank now holds the whole base, and there are two engines. In the last step one of them is killed, and the run
+    restarts.
 
     What a kill leaves: test_loss_and_lengths.py kills a run in a step, and
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
@@ -52,7 +52,7 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
         # Looked up before: sampling is over faster than they are found.
         if len(engines) < 2:
             engines[:] = [pid for pid, line in list_processes(run_dir).items() if line.startswith("ray::LLMRayActor")]
-        return read_phase(run_dir) == ("generate", NEXT)
+        return read_phase(run_dir) == ("generate", LAST)
 
     with going(*call, **settings) as run:
         wait_for(is_sampling, run.launcher)
@@ -60,9 +60,8 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
         time.sleep(1)  # the prompts are on their way to it
         os.kill(engines[0], signal.SIGKILL)
     assert f"continuing after step {SAVED}" in run.output
-    assert_seen("an engine is killed while it samples", run.output)
-    note("an engine is killed while it samples", read_lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
-    assert re.search(rf"step {NEXT}: an engine died and was replaced", run.output) and "restart" not in run.output
+    assert_seen("an engine is killed", run.output)
+    assert run.output.count("restarting from step") == 1
     return run_dir
 
 
@@ -86,18 +85,14 @@ def test_it_draws_the_same_prompts_and_samples(finished_run, resumed_run):
         expected, actual = (read_lines(run / "samples" / f"step_{step}.jsonl") for run in (finished_run, resumed_run))
         assert [row["prompt"] for row in actual] == [row["prompt"] for row in expected]
         assert Counter(row["id"] for row in actual) == Counter(row["id"] for row in expected)
-    # The first step after the checkpoint samples from the same policy with the same seeds, also what an engine lost.
+    # The first step after the checkpoint samples from the same policy with the same seeds.
     expected, actual = (read_lines(run / "samples" / f"step_{NEXT}.jsonl") for run in (finished_run, resumed_run))
     same = sum(a["response"] == b["response"] for a, b in zip(actual, expected, strict=True))
     assert same >= 0.9 * len(expected)
 
 
 @pytest.mark.timeout(1500)
-def test_an_engine_was_replaced_and_agrees_with_the_actor(resumed_run):
-    rows = read_lines(resumed_run / "metrics.jsonl")
-    assert [row["engines_replaced"] for row in rows] == [float(row["step"] == NEXT) for row in rows]
-    [record] = read_lines(resumed_run / "logs" / "replaced.jsonl")
-    assert record["step"] == NEXT and record["prompts"] > 0
+def test_engines_agree_with_the_actor(resumed_run):
     assert {row["step"] for row in read_lines(resumed_run / "parity.jsonl")} >= {1, NEXT}
     assert not [problem for row in read_lines(resumed_run / "parity.jsonl") for problem in row["problems"]]
 
@@ -108,7 +103,7 @@ def test_it_ends_with_its_checkpoints_and_no_process(resumed_run):
     kept = {path.name for path in (resumed_run / "checkpoints").iterdir()}
     assert kept == {f"step_{SAVED}", f"step_{LAST}", damaged.name}
     assert (resumed_run / "final" / "adapter_model.safetensors").is_file()
-    assert [row["step"] for row in read_lines(resumed_run / "resumes.jsonl")] == [SAVED]
+    assert [row["step"] for row in read_lines(resumed_run / "resumes.jsonl")] == [SAVED, SAVED]
     assert read_lines(resumed_run / "ends.jsonl")[-1]["code"] == 0
     assert list_processes(resumed_run) == {}
 

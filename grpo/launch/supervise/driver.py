@@ -20,7 +20,7 @@ from types import FrameType
 from typing import IO, Any
 
 from grpo.launch import signals
-from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head, witness
+from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head
 from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
@@ -146,9 +146,7 @@ class _Supervisor:
                 if not (line := child.stdout.readline()):
                     return
                 self._on_event(json.loads(line))
-            if survived := self.watch.report_replacements():
-                self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
-            self._show(*survived, *self.progress())
+            self._show(*self.progress())
             self._show_sign_of_life()
             self._look_for_hang(child.stdin)
             if self.code is not None:

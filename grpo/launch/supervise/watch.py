@@ -17,10 +17,6 @@ class Watch:
         """Return what hangs; None if nothing does."""
         return None
 
-    def report_replacements(self) -> list[str]:
-        """Return a line for each engine that died and was replaced since the last call."""
-        return []
-
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, so that saving can be worth the wait."""
         return True

@@ -27,7 +27,7 @@ ROLES = {
     "VLLM::EngineCore": _CORE,
     "VLLM::Worker": _WORKER,
 }
-OF_ENGINES = {_ENGINE, _CORE, _WORKER}
+
 _SPAWNED = "--multiprocessing-fork"  # in the command line of a process that Python's multiprocessing has spawned
 DAEMONS = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS server"}
 

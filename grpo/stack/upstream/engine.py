@@ -42,10 +42,6 @@ class AsyncLLM(Streams, Protocol):
     def errored(self) -> bool:
         """Return whether the engine's process has died."""
 
-    @property
-    def dead_error(self) -> BaseException:
-        """Return the error that says so."""
-
     async def abort(self, request_id: Sequence[str]) -> None:
         """End requests; each still yields an output, with the tokens that it has."""
 
@@ -134,7 +130,6 @@ class EngineActor(Protocol):
         _actor_id: Ray's id of the actor.
         load_adapter, describe_base: added by the patch ``ppo_actor``; call those of ``vllm_engine``.
         sampled: added by the patch ``pipeline``; calls ``vllm_engine.sampled``.
-        has_policy: added by the patch ``replacement``; calls ``vllm_engine.has_policy``.
         cut, go_on, calls: added by the patch ``partial_rollouts``; those of
             :class:`grpo.rollout.continued.ContinuedLLM`.
     """
@@ -147,7 +142,6 @@ class EngineActor(Protocol):
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod
     describe_base: RemoteMethod
-    has_policy: RemoteMethod
     sampled: RemoteMethod
     wake_up: RemoteMethod
     sleep: RemoteMethod

@@ -16,7 +16,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.batch import ahead, length_schedule, rollouts, step, unfinished
-from grpo.rollout import continued, replacement
+from grpo.rollout import continued, engine_calls
 from grpo.training import sampling
 from grpo.training.trainer import Trainer
 
@@ -84,7 +84,7 @@ class Run:
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        for module in (sampling, unfinished, replacement):
+        for module in (sampling, unfinished, engine_calls):
             monkeypatch.setattr(module, "ray", FakeRay(order))
         monkeypatch.setattr(rollouts, "build_rollout", _make_sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_split_columns)

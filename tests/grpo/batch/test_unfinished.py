@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.batch import unfinished
-from grpo.rollout import replacement
+from grpo.rollout import engine_calls
 from grpo.rollout.stage import Stage
 from grpo.training import sampling
 
@@ -46,7 +46,7 @@ class Engines(FakeRay):
 
 def make_run(monkeypatch, salt: int, **changes) -> Run:
     run = Run(monkeypatch, order=0, pipeline=True, **changes)
-    for module in (sampling, unfinished, replacement):
+    for module in (sampling, unfinished, engine_calls):
         monkeypatch.setattr(module, "ray", Engines(salt))
     return run
 

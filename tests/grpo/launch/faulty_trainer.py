@@ -2,10 +2,9 @@
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
 its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, or ``send`` a
-signal to the ``target`` and ``cut`` the last line of the metrics before. Or the clock has a ``jump`` at steps. With
-``replace``, another engine takes the place of the dead one, and the next step fails. Or it lingers ``at`` a step until
-the test lets it go on; it saves if asked meanwhile, unless it ``is_deaf`` or the saving ``fails``. Or ``status`` has
-numbers for steps.
+signal to the ``target`` and ``cut`` the last line of the metrics before. Or the clock has a ``jump`` at steps. Or it
+lingers ``at`` a step until the test lets it go on; it saves if asked meanwhile, unless it ``is_deaf`` or the saving
+``fails``. Or ``status`` has numbers for steps.
 """
 
 import builtins
@@ -41,8 +40,6 @@ def take_fault(folder: Path) -> dict:
 
 
 def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
-    if fault.get("replace") and (step, phase) == (fault["step"] + 1, fault["phase"]):
-        raise RuntimeError(fault["replace"])
     if phase == fault.get("phase") and str(step) in fault.get("jump", {}):
         clock.jump(fault["jump"][str(step)])
     if (fault.get("step"), fault.get("phase")) != (step, phase):
@@ -78,16 +75,7 @@ def main() -> None:
     def generate(step: int) -> None:
         if fault.get("status"):
             time.sleep(0.5)  # the launcher looks twice a second
-        nonlocal engine
         suffer(fault, step, "generate", engine)
-        if fault.get("replace") and step == fault["step"]:
-            os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # a pidfd has no pid once its process is reaped
-            wait_until(lambda: engine.pid not in list_watched(os.getppid()), "the keeper has not seen the death")
-            engine.wait()
-            time.sleep(0.5)  # the keeper tells the launcher; another engine would take longer to start
-            engine = subprocess.Popen([sys.executable, "-c", ENGINE])
-            log.write_replaced({"engine": "a", "seconds": 1.0, "prompts": 2})
-            time.sleep(1.5)  # the launcher looks twice a second
         for turn in range(5 if fault.get("at") != step else 2000):
             if turn >= 5 and (folder / "go-on").exists():
                 break

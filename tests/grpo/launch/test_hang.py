@@ -59,23 +59,5 @@ def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
     assert seen.hang() is None
 
 
-def test_an_engine_that_is_replaced_may_take_as_long_as_a_first_phase_and_is_told(files) -> None:
-    log_steps(files, 1.0, 1.0)
-    log = RunLog(str(files.folder))
-    log.write_replaced({"engine": "a", "seconds": 7.0, "prompts": 3})  # of an earlier part
-    seen = watch(files)
-    log.note_phase("generate", 3)
-    with log.replacing():
-        assert seen.describe_wait().startswith("waiting for replace of step 3") and seen.hang() is None
-        assert seen.limit() == FIRST_TIMES * 120
-    assert seen.describe_wait().startswith("waiting for generate of step 3") and seen.hang() is None
-    assert seen.report_replacements() == []
-    log.write_replaced({"engine": "b", "seconds": 8.0, "prompts": 4})
-    assert seen.report_replacements() == [
-        "step 3: an engine died and was replaced in 8 s; its prompts are sampled again (4)"
-    ]
-    assert seen.report_replacements() == []
-
-
 def test_without_a_limit_nothing_hangs(files) -> None:
     assert watch(files, minutes=0).hang() is None

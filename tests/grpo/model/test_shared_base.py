@@ -240,37 +240,14 @@ def test_gradients_are_those_of_two_copies(checkpoint, owner, run_ranks, tmp_pat
     assert all(map(torch.equal, one["off"], two["off"]))
 
 
-def test_an_engine_that_was_killed_is_replaced(checkpoint, small_checkpoint, tmp_path):
-    first = start_owner(checkpoint, tmp_path / "first")
-    base = MappedBase(first.description)
-    model = load(checkpoint, base)
-    expected = compute_logits(model)
-    first.kill()
+def test_a_base_whose_engine_has_ended_or_holds_another_model_is_refused(checkpoint, small_checkpoint, tmp_path):
+    ended, other = start_owner(checkpoint, tmp_path / "ended"), start_owner(small_checkpoint, tmp_path / "other")
+    ended.kill()
     with pytest.raises(BaseError, match="has ended"):
-        MappedBase(first.description)
-    second, other = start_owner(checkpoint, tmp_path / "second"), start_owner(small_checkpoint, tmp_path / "other")
-    base.drop()
-    dropped = {each.device.type for name, each in model.named_buffers() if "inv_freq" not in name}
-    assert not read_mapping("self") and dropped == {"meta"}
-    with pytest.raises(BaseError, match="another base"):
-        base.replace(other.description)
-    base.replace(second.description)
-    base.check()
-    assert torch.equal(compute_logits(model), expected)
+        MappedBase(ended.description)
     with pytest.raises(BaseError, match="different models"):
         load(checkpoint, MappedBase(other.description))
-    second.kill()
     other.kill()
-
-
-def test_memory_that_the_actor_still_holds_is_noticed(checkpoint, owner):
-    """Else the engine that was started again would find no room for its base."""
-    base = MappedBase(owner.description)
-    kept = load(checkpoint, base).lm_head.weight[:1]
-    with pytest.raises(BaseError, match="still refers"):
-        base.drop()
-    del kept
-    assert not read_mapping("self")
 
 
 def test_an_actor_that_was_killed_leaves_the_base(checkpoint, owner):

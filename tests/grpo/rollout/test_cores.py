@@ -1,9 +1,7 @@
-"""An engine's actor and its core die together; no other process does."""
+"""An engine's actor ends when its core dies."""
 
 import asyncio
-import json
 import multiprocessing
-import os
 import subprocess
 import sys
 import time
@@ -15,15 +13,6 @@ import pytest
 import ray
 
 from grpo.rollout import cores, engine
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    """Ray's store of keys and values."""
-    kept: dict[bytes, bytes] = {}
-    monkeypatch.setattr(cores.internal_kv, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
-    monkeypatch.setattr(cores.internal_kv, "_internal_kv_get", lambda key, **_: kept.get(key))
-    return kept
 
 
 @pytest.fixture
@@ -42,28 +31,10 @@ def start_child() -> Iterator:
         process.join()
 
 
-def test_an_engine_notes_its_cores_which_are_ended_once(store, start_child, monkeypatch) -> None:
-    core, other = start_child("EngineCore_DP0"), start_child("Something")
-    # Here the core's parent ends it, and multiprocessing, not psutil, must ask for its exit code.
-    monkeypatch.setattr(cores.psutil, "wait_procs", lambda orphans, timeout: [core.join(timeout) for _ in orphans])
-    cores.remember("actor", cores.find_own_cores())
-    assert [pid for pid, _ in json.loads(store[b"actor"])] == [core.pid]
-    assert cores.end("another actor") == []
-    assert cores.end("actor") == [core.pid]
-    assert not core.is_alive() and other.is_alive()
-    assert cores.end("actor") == []
-
-
 def test_an_engine_whose_core_is_unknown_does_not_start(start_child) -> None:
     start_child("Something")
     with pytest.raises(RuntimeError, match="no core"):
         cores.find_own_cores()
-
-
-def test_a_process_that_got_the_same_id_is_left_alone(store) -> None:
-    me = psutil.Process(os.getpid())
-    store[b"actor"] = json.dumps([(me.pid, me.create_time() - 1)]).encode()
-    assert cores.end("actor") == []
 
 
 def test_outside_of_ray_there_is_no_actor() -> None:

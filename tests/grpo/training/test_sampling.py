@@ -13,6 +13,7 @@ from grpo.batch import rollouts
 from grpo.batch.step import Step
 from grpo.hooks.names import in_sections
 from grpo.launch.config import trainer_parser
+from grpo.rollout import engine_calls
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError
 from grpo.training import sampling
@@ -61,9 +62,7 @@ class Answers(list):
 @pytest.fixture
 def make_sampler(monkeypatch):
     """Return a function that makes a sampler of an engine."""
-    from grpo.rollout import replacement
-
-    for module in (sampling, replacement):
+    for module in (sampling, engine_calls):
         monkeypatch.setattr(module, "ray", Ray)
     monkeypatch.setattr(rollouts, "build_rollout", lambda response, *_: SimpleNamespace(
         prompts=[response["prompt"]], scores=torch.tensor([response["score"]]), info={}, rollout_log_probs=None

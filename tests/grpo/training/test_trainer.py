@@ -36,7 +36,7 @@ def make_rollout(correct: float = 0.0, limit: float = 9.0) -> SimpleNamespace:
     )  # fmt: skip
 
 
-ENGINE = SimpleNamespace(has_policy=SimpleNamespace(remote=lambda: True))
+ENGINE = SimpleNamespace()
 
 
 class Loader(list):
@@ -107,16 +107,6 @@ def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(make_
     trainer, calls = make_stub_trainer(sample_one_rollout, adapter="/of/another/run", max_steps=1)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", "sync", "update", "sync", "save"]
-
-
-def test_ranks_let_go_of_the_base_of_an_engine_that_died_and_map_its_successors(make_stub_trainer):
-    trainer, calls = make_stub_trainer(sample_one_rollout, actor_shard="engine", max_steps=1)
-    trainer.fit()
-    calls.clear()
-    engine_calls = trainer.sampler.engine_calls
-    engine_calls.lost(ENGINE)
-    engine_calls.back(ENGINE)
-    assert calls == [("drop_base", {"engine": 0}), ("map_base", {"engine": 0})]
 
 
 def test_a_checkpoint_has_the_position_and_the_random_states(make_stub_trainer):
