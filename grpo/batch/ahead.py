@@ -92,7 +92,7 @@ class Batches:
 
     Args:
         args: OpenRLHF's.
-        begin_step: makes the sampling of a global step by a policy, the number of its optimizer steps.
+        begin_step: makes the sampling of a global step.
         sample: samples one batch, or as much of it as the prompts of the episode suffice for.
 
     Attributes:
@@ -104,9 +104,7 @@ class Batches:
 
     current: StepBatch | None
 
-    def __init__(
-        self, args: Arguments, begin_step: Callable[[int, int], Step], sample: Callable[[Step], Result]
-    ) -> None:
+    def __init__(self, args: Arguments, begin_step: Callable[[int], Step], sample: Callable[[Step], Result]) -> None:
         self._args, self._begin_step, self._sample_batch = args, begin_step, sample
         self.policy, self.current = 0, None
         self._waiting: list[StepBatch] = []  # for their steps, in order: one, or two while the first gets its rewards
@@ -180,7 +178,7 @@ class Batches:
         return batch
 
     def _begin(self, step: int) -> tuple[StepBatch, Step]:
-        sampling = self._begin_step(step, self.policy)
+        sampling = self._begin_step(step)
         batch = StepBatch(step, self.policy, sampling.groups)
         sampling.sampled = batch.sampled if _ends_with_its_prompts(self._args) else None
         self._waiting.append(batch)
@@ -243,7 +241,6 @@ class Batches:
 def _ends_with_its_prompts(args: Arguments) -> bool:
     """Return whether a batch is sampled once its prompts are.
 
-    Dynamic filtering draws others in place of those that rewards leave out. With PARTIAL_ROLLOUTS, the engines go on
-    with further prompts until the batch is full.
+    Dynamic filtering draws others in place of those that rewards leave out.
     """
-    return args.pipeline and not args.dynamic_filtering and not args.partial_rollouts
+    return args.pipeline and not args.dynamic_filtering

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from grpo.batch import recorded_routing, rewards
-from grpo.rollout import continued
 from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.invariant import check_experience, missing_log_prob
 from grpo.rollout.rows import Sample
@@ -27,14 +26,9 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
     Args:
         response: of an agent executor. Without ``engine`` it is OpenRLHF's own; then the only check is that each
             sampled token has a log-prob.
-        max_new_tokens: the limit of the stage. A rollout of an earlier step has another one, which its response names.
+        max_new_tokens: the limit of the stage.
     """
-    limit = response.get(continued.LIMIT, max_new_tokens)
-    rollout = build_row(response, args.prompt_max_len, limit)
-    if continued.POLICIES in response:
-        rollout.group = response[continued.GROUP]
-        policies = torch.from_numpy(response[continued.POLICIES])
-        rollout.policies = policies[1 : rollout.sequences.shape[1]]
+    rollout = build_row(response, args.prompt_max_len, max_new_tokens)
     rollout.info.setdefault("token_mismatch", torch.zeros(1))
     rollout.sampled_by = response.get(SAMPLED_BY)
 
@@ -46,7 +40,7 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
         return mismatch is None
 
     rows = [
-        (build_row({**response, **branch}, args.prompt_max_len, limit), branch)
+        (build_row({**response, **branch}, args.prompt_max_len, max_new_tokens), branch)
         for branch in response.get("branches", ())
     ]
     sound = [row for row, branch in rows if is_sound(row, branch)]

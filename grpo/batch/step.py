@@ -7,19 +7,17 @@ resume has the same groups.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from grpo.batch.rewards import explain_missing_rewards
-from grpo.batch.unfinished import Unfinished
-from grpo.rollout import continued, routing
+from grpo.rollout import routing
 from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -53,8 +51,6 @@ class Step(Stage):
         args: OpenRLHF's.
         number: the global step.
         engines: answer the prompts.
-        unfinished: the groups that earlier steps have begun; None without PARTIAL_ROLLOUTS.
-        policy: the one that samples, in optimizer steps.
         records_routing: whether the engines record their choice of experts.
         max_new_tokens: the limit on response length.
     """
@@ -65,60 +61,31 @@ class Step(Stage):
         number: int,
         engines: EngineCalls,
         *,
-        unfinished: Unfinished | None = None,
-        policy: int = 0,
         records_routing: bool = False,
         max_new_tokens: int = 0,
     ) -> None:
         super().__init__(args, f"train {number}", engines)
         self.groups, self.max_new_tokens = StepGroups(number), max_new_tokens
-        self._unfinished, self._policy, self._records_routing = unfinished, policy, records_routing
+        self._records_routing = records_routing
         self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it
         self._accepted: list[Sample] = []  # those inside it, from an episode that ended before the batch was full
         self._unscored: list[Sample] = []  # of consecutive groups without a score
 
     def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
-        """Return as :meth:`Stage.seed_params`; the engine can continue the rollouts, and records what training
-        reads.
-        """
+        """Return as :meth:`Stage.seed_params`; the engine records what training reads."""
         mine = super().seed_params(params, prompt)
-        if self._unfinished:
-            mine = continued.make_continuable(mine)
         return routing.mark_recorded(mine) if self._records_routing else mine
-
-    def make_sort_key(self) -> Callable[[Sample], int]:
-        """Return as :meth:`Stage.make_sort_key`. With PARTIAL_ROLLOUTS a batch has groups of several steps; the run
-        counts them.
-        """
-        return (lambda sample: sample.number) if self._unfinished else super().make_sort_key()
 
     def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
         """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts."""
-        spare, running = self._unfinished.begin(self._policy) if self._unfinished else ([], 0)
-        carried, self._accepted, self._unscored = [*self._accepted, *spare], [], []
-        ready = len(carried) // self.args.n_samples_per_prompt
-        missing = max(0, groups + self.args.partial_rollouts - ready - running)
+        carried, self._accepted, self._unscored = self._accepted, [], []
+        missing = groups - len(carried) // self.args.n_samples_per_prompt
         left = self._count_left() if self.args.dynamic_filtering else missing
         return carried, min(missing, left), islice(prompts, left)
 
     def _count_left(self) -> int:
         """Return how many prompts the step may still draw."""
         return self.args.rollout_batch_size * self.args.dynamic_filtering_batches - self.drawn.total()
-
-    def send(self, engine: EngineActor, call: dict[str, Any]) -> Any:
-        """Send a prompt to an engine; return Ray's reference to the responses."""
-        reference = super().send(engine, call)
-        if self._unfinished:
-            self._unfinished.add(call, reference)
-        return reference
-
-    def pending(self, references: list[Any]) -> list[Any]:
-        """Return the references to all groups that are being sampled, those of earlier steps included."""
-        return self._unfinished.references() if self._unfinished else references
-
-    def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
-        """Return whether the batch waits for more groups."""
-        return bool(references) and (self._unfinished is None or self._unfinished.needs_more_groups(accepted))
 
     def keep(self, group: list[Sample]) -> list[Sample]:
         """Return the rollouts of a finished group, or [] if dynamic filtering leaves it out.
@@ -127,8 +94,6 @@ class Step(Stage):
             UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout
                 would silently use up all prompts.
         """
-        if self._unfinished:
-            self._unfinished.finish(group)
         rate = solve_rate(group)
         self.groups.drawn.append((group[0].prompts[0], rate))
         if not self.args.dynamic_filtering:
@@ -151,7 +116,6 @@ class Step(Stage):
           on-policy: no training step lies in between.
         - If the step may draw no more, the rejected groups nearest to the window fill the batch.
         """
-        accepted = self._unfinished.take_batch(accepted) if self._unfinished else accepted
         missing = self.args.rollout_batch_size - len(accepted) // self.args.n_samples_per_prompt
         if missing and self.args.dynamic_filtering and self._count_left() <= 0:
             place = self.make_sort_key()

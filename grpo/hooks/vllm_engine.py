@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from grpo.lora import engine_actor
 from grpo.rollout import answering, engine
-from grpo.rollout.continued import ContinuedLLM
 from grpo.stack import cluster
+from grpo.stack.upstream.engine import AsyncLLM
 
 if TYPE_CHECKING:
     from grpo.model.shared_base import Description
@@ -14,7 +14,6 @@ WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles  # an engine is never split over nodes
-continuable = ContinuedLLM
 end_with_core = engine.end_with_core
 for_sample = engine.make_sample_params
 answer = engine.answer
@@ -22,7 +21,7 @@ sampled = answering.list_sampled
 load_adapter = engine_actor.load_into_engine
 
 
-async def describe_base(llm: ContinuedLLM) -> "Description":
+async def describe_base(llm: AsyncLLM) -> "Description":
     """Describe the frozen base in the engine's only worker."""
     description: Description
     [description] = await llm.collective_rpc("describe_base")

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.launch import loss_flags, model_flags, rollout_flags
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.settings import flags as settings_flags
 from grpo.settings.table import SETTINGS
 from grpo.stack.problem import Problem
@@ -59,7 +58,6 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from model_flags.problems(args)
     yield from loss_flags.problems(args)
     yield from _loop(args)
-    yield from _partial(args)
     yield from _nodes(args)
     yield from rollout_flags.problems(args)
 
@@ -84,32 +82,6 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             f"SAVE_STEPS {save} and EVAL_STEPS {evaluate} rarely coincide, so the best checkpoint is unknown",
             "make one a multiple of the other",
-        )
-
-
-def _partial(args: argparse.Namespace) -> Iterator[Problem]:
-    if args.partial_rollouts <= 0:
-        return
-    if not args.pipeline:
-        yield Problem(
-            "PARTIAL_ROLLOUTS continues rollouts over a sync, and without PIPELINE=1 none is running then",
-            "set PIPELINE=1, or PARTIAL_ROLLOUTS=0",
-        )
-    if args.partial_rollouts >= args.rollout_batch_size:
-        yield Problem(
-            f"PARTIAL_ROLLOUTS {args.partial_rollouts} is not below ROLLOUT_BATCH_SIZE {args.rollout_batch_size}",
-            "lower it: that many groups are sampled in addition to those of a step",
-        )
-    if args.routing_replay:
-        yield Problem(
-            "PARTIAL_ROLLOUTS does not work with ROUTING_REPLAY=1: the choice of experts is not recorded over a sync",
-            "remove one of them",
-        )
-    if has_environment(args):
-        yield Problem(
-            "PARTIAL_ROLLOUTS does not work with an environment: its time limits do not stop during a sync, and its "
-            "calls cannot be repeated after a resume",
-            "set PARTIAL_ROLLOUTS=0",
         )
 
 

@@ -113,10 +113,9 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
-    if args.pipeline:  # the batch of the next step, and unfinished groups
+    if args.pipeline:  # the batch of the next step
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
-        saved = plan.max_tokens_per_step * (args.rollout_batch_size + args.partial_rollouts)
-        plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
+        plan.checkpoint_bytes += plan.max_tokens_per_step * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # the final adapter; and the copy of the one that the run starts from.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
@@ -130,19 +129,11 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     if not args.pipeline:
         return []
     first, last = plan.optimizer_steps_per_step, 2 * plan.optimizer_steps_per_step - 1
-    lines = [
+    return [
         f"            PIPELINE=1: the policy that sampled is {first}"
         + (f" to {last}" if last > first else "")
         + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
     ]
-    if args.partial_rollouts:
-        oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_step - 1
-        lines.append(
-            f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
-            f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
-            f"{format_count(oldest, 'optimizer step')} behind"
-        )
-    return lines
 
 
 def _loss(args: argparse.Namespace) -> list[str]:

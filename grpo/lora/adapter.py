@@ -193,7 +193,7 @@ def engine_config(args: Arguments, expert_rank: int = 0) -> dict[str, Any]:
         config["expert_rank"] = expert_rank
     if args.routing_replay:
         config[RECORDS] = ALL
-    elif args.parity_limit > 0 and args.enforce_eager and not args.partial_rollouts:
+    elif args.parity_limit > 0 and args.enforce_eager:
         config[RECORDS] = NAMED
     if args.actor_shard == OF_ENGINE:
         config[SHARED] = args.pretrain

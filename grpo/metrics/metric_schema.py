@@ -174,11 +174,8 @@ SCHEMA = (
     Metric("actor_lr", "", 5, "learning rate applied, mean over the step's optimizer steps", "actor", (1e-12, None)),
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
     Metric("optimizer_steps", "", 5, "optimizer steps in this step; all but the first are off-policy", "actor"),
-    Metric("staleness", "", 5, "optimizer steps between the policy that sampled a token and the step's starting "
-           "policy, mean over tokens", "launcher", when="PIPELINE"),
-    Metric("staleness_max", "", 5, "staleness of the oldest token", "launcher", when="PARTIAL_ROLLOUTS"),
-    Metric("rollouts_continued", "share", 5, "rollouts that more than one policy sampled", "launcher",
-           when="PARTIAL_ROLLOUTS"),
+    Metric("staleness", "", 5, "optimizer steps between the policy that sampled the batch and the step's starting "
+           "policy", "launcher", when="PIPELINE"),
     Metric("seconds.generate", "s", 5, "sampling and rewarding the step's batch; with PIPELINE, until its last token",
            "launcher"),
     Metric("seconds.wait", "s", 5, "waiting for the batch's last rewards, and for the engines after the update",

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from grpo.model.sizes import DECODED_SEQUENCES
-from grpo.rollout import answering, continued, greedy, reward_threads, routing
+from grpo.rollout import answering, greedy, reward_threads, routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def answer(
 ) -> list[dict[str, Any]]:
     """Answer a prompt. Its responses say which engine sampled them.
 
-    Also the policies of their tokens, and the engine's choice of experts, if those were recorded. Once the prompt
+    Also the engine's choice of experts, if it was recorded. Once the prompt
     counts as sampled (:func:`grpo.rollout.answering.list_sampled`), the engine is not asked for it any more.
 
     Args:
@@ -50,7 +50,7 @@ async def answer(
         responses = await asyncio.gather(*tasks)
     for response in responses:
         response[SAMPLED_BY] = cores.own_actor()
-    return routing.add_routing(continued.add_policies(engine, params, responses), recorded)
+    return routing.add_routing(responses, recorded)
 
 
 def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
@@ -66,7 +66,7 @@ def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams
     mine = copy(greedy.make_sample_params(params, number))
     if mine.seed is not None:
         mine.seed += number
-    return routing.make_sample_params(continued.make_sample_params(mine), number)
+    return routing.make_sample_params(mine, number)
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":

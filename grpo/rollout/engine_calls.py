@@ -18,16 +18,12 @@ class EngineCalls:
     Args:
         engines: of the run.
         tokenizer: each call has it.
-
-    Attributes:
-        policy: the number of the policy that samples; None without PARTIAL_ROLLOUTS.
     """
 
     def __init__(self, engines: Sequence[EngineActor], tokenizer: Tokenizer | None) -> None:
         self.engines, self._tokenizer = engines, tokenizer
         # By Ray's reference to the responses: the engine, and the seed of the prompt
         self._calls: dict[Any, tuple[EngineActor, int | None]] = {}
-        self.policy: int | None = None
 
     def send(self, engine: EngineActor, arguments: dict[str, Any]) -> Any:
         """Send a prompt to an engine; return Ray's reference to the responses."""

@@ -68,10 +68,6 @@ class Sample(Rows):
         branches: one row for each branch; rollouts without an environment have none. Read it with
             :func:`grpo.batch.branches.get_branches`.
         engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
-        policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens. Only with
-            PARTIAL_ROLLOUTS.
-        group: the seed of the prompt. Set with ``policies``.
-        number: how many groups the run began before this one's. Set with PARTIAL_ROLLOUTS.
         missing: names of the numbers that the rollout lacked, from :func:`grpo.batch.rewards.complete`.
         details: what is known about the rollout after the update, from :mod:`grpo.metrics.step_metrics`.
     """
@@ -79,9 +75,6 @@ class Sample(Rows):
     sampled_by: str | None = None
     branches: "list[Sample]" = field(init=False)
     engine_routing: torch.Tensor = field(init=False)
-    policies: torch.Tensor = field(init=False)
-    group: int = field(init=False)
-    number: int = field(init=False)
     missing: set[str] = field(init=False)
     details: dict[str, Any] = field(init=False)
 

@@ -7,7 +7,7 @@ responses, whichever engine gets a prompt and in whatever order the engines fini
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -97,18 +97,10 @@ class Stage:
         """Send a prompt to an engine; return Ray's reference to the responses."""
         return self.engines.send(engine, call)
 
-    def pending(self, references: list[Any]) -> list[Any]:
-        """Return the references to all groups that are being sampled, those just sent included."""
-        return references
-
     def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
         """Wait for the responses to a prompt. Return those that are complete, and those still being sampled."""
         ready = self.engines.wait(references, self.sampled)
         return ready, [reference for reference in references if reference not in ready]
-
-    def needs_more_groups(self, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:
-        """Return whether the batch waits for more groups."""
-        return bool(references)
 
     def keep(self, group: list[Sample]) -> list[Sample]:
         """Return the rollouts of a finished group; [] if the batch leaves it out."""

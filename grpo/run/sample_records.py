@@ -4,7 +4,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.batch import unfinished
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import response_tokens
@@ -28,7 +27,6 @@ def describe_samples(
     - `id` and `datasource` of the problem, `label`, `gold`, `prompt` and `prompt_length`;
     - `sample` (its index in the step), `response` (with special tokens), `answer` (None if none can be extracted);
     - `extremes`, what it is the extreme of;
-    - `policies` with PARTIAL_ROLLOUTS: each policy and how many tokens in a row it sampled;
     - `conversation` for rollouts in an environment, the whole text of each of their rows;
     - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
 
@@ -67,7 +65,6 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
         "answer": read_answer({"id": "the step", "sample": index, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **_conversation(sample, tokenizer),
-        **({"policies": unfinished.find_policy_runs(sample)} if hasattr(sample, "policies") else {}),
         **logs,
     }
 

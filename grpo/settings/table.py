@@ -176,11 +176,6 @@ ALGORITHM = (
             check=at_least(0, "0 or more: less would reward distance from the reference")),
     Setting("PIPELINE", bool, "1: the engines sample the next batch while the actor trains on the current one; see "
             "[pipeline](pipeline.md).", flag="pipeline", is_ours=True),
-    Setting("PARTIAL_ROLLOUTS", int, "With PIPELINE=1, how many prompts may have unfinished rollouts at a weight sync; "
-            "see [unfinished rollouts](pipeline.md#unfinished-rollouts). 0: none.", "0", "partial_rollouts",
-            is_ours=True, only_with="PARTIAL_ROLLOUTS", check=NOT_NEGATIVE),
-    Setting("PARTIAL_POLICIES", int, "How many policies may sample such a rollout.", "2", "partial_policies",
-            is_ours=True, only_with="PARTIAL_ROLLOUTS", check=at_least(2)),
     Setting("OLD_LOG_PROBS", str, "Whose log-probs are the denominator of the policy ratio: `trainer` or `engine`. "
             "Empty: `engine` with PIPELINE=1, else `trainer`.", "", "old_log_probs", is_ours=True,
             choices=("trainer", "engine")),

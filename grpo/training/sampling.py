@@ -17,7 +17,6 @@ from grpo.batch import rollouts
 from grpo.batch.ahead import Result
 from grpo.batch.length_schedule import Schedule
 from grpo.batch.step import Step
-from grpo.batch.unfinished import Unfinished
 from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.problem_files import read_problems
 from grpo.rollout.rows import Sample
@@ -73,7 +72,6 @@ class Sampler:
 
     Attributes:
         engine_calls: what the engines are asked.
-        unfinished: the groups that no step has trained on yet; None without PARTIAL_ROLLOUTS.
     """
 
     def __init__(
@@ -90,16 +88,12 @@ class Sampler:
         self._train, self._held_out = train, held_out
         self._prompts: Iterator[Any] | None = None
         self.engine_calls = EngineCalls(engines, tokenizer)
-        self.unfinished = Unfinished(args, self.engine_calls) if args.partial_rollouts else None
 
-    def begin_step(self, step: int, policy: int) -> Step:
+    def begin_step(self, step: int) -> Step:
         """Return the sampling of a global step.
 
         The first step seeds the order of the prompts: a process without a seed leaves the loader with a random one. A
         resumed run keeps the order of its checkpoint.
-
-        Args:
-            policy: the one that samples, in optimizer steps.
         """
         args = self.args
         if step == 1:
@@ -108,8 +102,6 @@ class Sampler:
             args,
             step,
             self.engine_calls,
-            unfinished=self.unfinished,
-            policy=policy,
             records_routing=args.routing_replay or self._gate.is_due(),
             max_new_tokens=self._lengths.limit(step),
         )
@@ -128,13 +120,6 @@ class Sampler:
     def restore_prompts(self) -> None:
         """Begin to draw where the loader's restored state says. Uses random numbers."""
         self._prompts = iter(self._train)
-
-    def restore_unfinished(self, saved: dict[str, Any]) -> None:
-        """Continue with the unfinished groups of a checkpoint; without PARTIAL_ROLLOUTS, drop them."""
-        if self.unfinished:
-            self.unfinished.restore(saved)
-        else:
-            logger.warning("%d unfinished groups are dropped: PARTIAL_ROLLOUTS is 0", len(saved["groups"]))
 
     def sample_held_out(self, stage: Stage, samples: int) -> list[Sample]:
         """Sample all held-out problems, `samples` times each."""
@@ -162,9 +147,9 @@ class Sampler:
             stage.end(accepted, True)
             return [], 0, True
         consumed, is_exhausted = len(new), False
-        references = stage.pending(self._send(stage, new, how))
+        references = self._send(stage, new, how)
         with tqdm(total=missing, desc=f"sampling: {stage.name}") as bar:
-            while stage.needs_more_groups(references, accepted):
+            while references:
                 ready, references = stage.wait(references)
                 for reference in ready:
                     kept = stage.keep(self._rollouts(ray.get(reference), how))

@@ -22,7 +22,6 @@ from openrlhf.utils import get_tokenizer
 from grpo.batch import advantages, branches, length_penalty, masking, rewards, step
 from grpo.batch.ahead import Batches, Result
 from grpo.batch.length_schedule import Schedule
-from grpo.batch.unfinished import measure_staleness, select_one_policy
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.metrics import step_metrics
@@ -122,7 +121,7 @@ class Trainer:
         with self.log.phase("train"):
             status = self._update(batches)
         self._measure(status, batches, rollouts_R, pass_rate)
-        self._wait_for_engines()
+        self.batches.wait()
         with self.log.phase("sync"):
             self._sync()
         self.step, self.episode = number, episode
@@ -160,11 +159,9 @@ class Trainer:
 
         With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
         """
-        policy = self.batches.policy
-        whole = select_one_policy(rollouts_R, policy, self.args)
-        if self.batches.staleness() == 0 and len(whole) == len(rollouts_R):
+        if self.batches.staleness() == 0:
             self.gate.check(self.log, number, batches, rollouts_R)
-        elif self.gate.is_due() and (ahead := select_one_policy(self.batches.next_samples(), policy, self.args)):
+        elif self.gate.is_due() and (ahead := self.batches.next_samples()):
             with self.log.phase("old_log_probs"):
                 made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
                 passes.add_log_probs(made, self.args, self.actors)
@@ -190,15 +187,8 @@ class Trainer:
         status |= step.measure(self.args, self.batches.current.groups)
         if self.args.pipeline:
             status["staleness"] = float(self.batches.staleness())
-            status |= measure_staleness(rollouts_R, self.batches.policy, self.args)
         self.batches.policy += len(status.get("grad_norms", []))
         step_metrics.add_step_metrics(status, batches, rollouts_R, self.args, self.tokenizer)
-
-    def _wait_for_engines(self) -> None:
-        """Wait until nothing is sampled, or cut it: the engines get another adapter next."""
-        self.batches.wait()
-        if self.sampler.unfinished:
-            self.sampler.unfinished.cut()
 
     def _sync(self) -> None:
         """Bring the engines to the adapter."""
@@ -233,9 +223,6 @@ class Trainer:
             self.problems.load_state_dict(states["data_loader_state_dict"])
         self.sampler.restore_prompts()
         trainer_state.set_random_state(states["random"])
-        if "unfinished" in states:
-            self.batches.policy = states["unfinished"]["policy"]
-            self.sampler.restore_unfinished(states["unfinished"])
         if "ahead" in states:
             self.batches.restore(states["ahead"])
 
@@ -251,8 +238,6 @@ class Trainer:
             "data_loader_state_dict": self.problems.state_dict(),
             **trainer_state.collect_controller_state(status),
         }
-        if self.sampler.unfinished:
-            states["unfinished"] = self.sampler.unfinished.state(self.batches.policy)
         waiting: Callable[[], dict[str, Any]] | None = self.batches.state()
         if waiting:
             states["ahead"] = waiting

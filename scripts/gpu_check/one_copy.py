@@ -94,7 +94,7 @@ def _write_model(
     packed = folder / "mxfp4"
     args: Any = SimpleNamespace(
         lora_rank=actor.RANK, lora_alpha=2 * actor.RANK, routing_replay=False, parity_limit=1, enforce_eager=True,
-        partial_rollouts=0, actor_shard=OF_ENGINE, pretrain=str(packed),
+        actor_shard=OF_ENGINE, pretrain=str(packed),
     )  # fmt: skip
     options: dict[str, Any] = {"additional_config": adapter.engine_config(args)}
     if gpus:

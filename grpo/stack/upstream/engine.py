@@ -42,9 +42,6 @@ class AsyncLLM(Streams, Protocol):
     def errored(self) -> bool:
         """Return whether the engine's process has died."""
 
-    async def abort(self, request_id: Sequence[str]) -> None:
-        """End requests; each still yields an output, with the tokens that it has."""
-
     async def reset_prefix_cache(self) -> bool:
         """Drop the prefix cache; return whether it could be dropped."""
 
@@ -130,15 +127,10 @@ class EngineActor(Protocol):
         _actor_id: Ray's id of the actor.
         load_adapter, describe_base: added by the patch ``ppo_actor``; call those of ``vllm_engine``.
         sampled: added by the patch ``pipeline``; calls ``vllm_engine.sampled``.
-        cut, go_on, calls: added by the patch ``partial_rollouts``; those of
-            :class:`grpo.rollout.continued.ContinuedLLM`.
     """
 
     _actor_id: Any
     generate_responses: RemoteMethod
-    cut: RemoteMethod
-    go_on: RemoteMethod
-    calls: RemoteMethod
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod
     describe_base: RemoteMethod

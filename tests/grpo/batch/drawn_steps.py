@@ -11,12 +11,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.batch import ahead, length_schedule, rollouts, step, unfinished
-from grpo.rollout import continued, engine_calls
+from grpo.batch import ahead, length_schedule, rollouts, step
+from grpo.rollout import engine_calls
 from grpo.training import sampling
 from grpo.training.trainer import Trainer
 
@@ -25,7 +24,7 @@ SETTINGS = {
     "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4,
     "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
     "pipeline": False, "temperature": 1.0, "top_p": 1.0, "prompt_max_len": 1, "generate_max_len": 1,
-    "length_schedule": None, "num_episodes": 200, "max_steps": None, "partial_rollouts": 0, "partial_policies": 2,
+    "length_schedule": None, "num_episodes": 200, "max_steps": None,
 }  # fmt: skip
 
 
@@ -48,11 +47,10 @@ def get_difficulty(prompt: str) -> float:
     return int(number) / int(last)
 
 
-def draw_answers(prompt: str, seed: int, count: int, policy: int, call: int) -> list[dict[str, Any]]:
+def draw_answers(prompt: str, seed: int, count: int, call: int) -> list[dict[str, Any]]:
     digests = [hashlib.sha256(f"{seed + number}".encode()).digest() for number in range(count)]
     draws = [int.from_bytes(digest[:6]) / 2**48 for digest in digests]
-    origin = {continued.POLICIES: np.array([-1, policy]), continued.GROUP: seed, continued.LIMIT: 1}
-    return [{"prompt": prompt, "score": float(draw < get_difficulty(prompt)), "draw": draw} | origin for draw in draws]
+    return [{"prompt": prompt, "score": float(draw < get_difficulty(prompt)), "draw": draw} for draw in draws]
 
 
 class FakeRay:
@@ -77,14 +75,12 @@ class Run:
     """The controller's part of a run that samples.
 
     Attributes:
-        known: the calls of a checkpoint that the engines got.
         rows: of each step what it trains on (prompt and random number of each sample), and its metrics.
         states: what a checkpoint of each step would hold.
-        oldest: of each step, by how many policies its oldest group is behind.
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        for module in (sampling, unfinished, engine_calls):
+        for module in (sampling, engine_calls):
             monkeypatch.setattr(module, "ray", FakeRay(order))
         monkeypatch.setattr(rollouts, "build_rollout", _make_sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_split_columns)
@@ -93,17 +89,13 @@ class Run:
 
         def generate(prompt: str, sampling_params: Any, num_samples: int, **_: Any) -> tuple:
             self._sampled.append(sampling_params.seed)
-            return prompt, sampling_params.seed, num_samples, self._synced, next(calls)
+            return prompt, sampling_params.seed, num_samples, next(calls)
 
         answer = SimpleNamespace(remote=generate)
-        self.known: dict[str, Any] = {}
         self._sampled: list[int] = []
-        self._synced = 0  # the engines' policy
         engine = SimpleNamespace(
-            get_num_unfinished_requests=count, generate_responses=answer, cut=SimpleNamespace(remote=lambda: None),
+            get_num_unfinished_requests=count, generate_responses=answer,
             sampled=SimpleNamespace(remote=lambda: list(self._sampled)),
-            go_on=SimpleNamespace(remote=lambda policy, rollouts, known: self.known.update(known)),
-            calls=SimpleNamespace(remote=lambda rollouts: {name: [{"of": name}] for name in rollouts}),
         )  # fmt: skip
         self.trainer = object.__new__(Trainer)
         self.trainer.args, self.trainer.problems = self.args, loader
@@ -118,7 +110,6 @@ class Run:
         )
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
-        self.oldest: list[float] = []
 
     def run_until(self, until: int) -> "Run":
         """Make global steps until this one, as the loop does; the policy's number is that of its last step."""
@@ -132,15 +123,8 @@ class Run:
             metrics = step.measure(self.args, self.batches.current.groups)
             metrics["pass_rate"] = pass_rate
             metrics["staleness"] = self.batches.staleness()
-            # Not of a resumed run: these engines do not know what a checkpoint holds of a group.
-            self.oldest.append(
-                unfinished.measure_staleness(samples, self.batches.policy, self.args).get("staleness_max", 0.0)
-            )
             self.batches.policy += 1
             self.batches.wait()
-            if self.sampler.unfinished:
-                self.sampler.unfinished.cut()
-            self._synced = self.batches.policy
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
             states = trainer._states({}, samples)
             self.states.append({name: value() if callable(value) else value for name, value in states.items()})
@@ -150,7 +134,6 @@ class Run:
         """Continue from what a checkpoint holds."""
         self.trainer.step, self.trainer.episode = state["global_step"], state["episode"]
         self.trainer._restore(state)
-        self._synced = self.batches.policy
         return self
 
 
@@ -159,10 +142,9 @@ def _split_columns(items: list[tuple[str, str, str]]) -> tuple[list[str], ...]:
 
 
 def _make_sample(response: dict[str, Any], *_: Any) -> SimpleNamespace:
-    score, policies = torch.tensor([response["score"]]), torch.from_numpy(response[continued.POLICIES])
+    score = torch.tensor([response["score"]])
     info = {"length_limit": torch.tensor([1.0]), "truncated": torch.tensor([0.0])}
     return SimpleNamespace(
         prompts=[response["prompt"]], scores=score, rewards=score, info=info, rollout_log_probs=None,
         draw=response["draw"], sequences=torch.tensor([[0, 1]]), action_mask=torch.tensor([[1]]),
-        policies=policies[1:], group=response[continued.GROUP],
     )  # fmt: skip

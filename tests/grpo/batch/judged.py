@@ -17,13 +17,13 @@ class Judged:
     """
 
     def __init__(self, error: Exception | None = None, **changes) -> None:
-        values = {"num_episodes": 1, "seed": 0, "dynamic_filtering": False, "partial_rollouts": 0, "pipeline": True}
+        values = {"num_episodes": 1, "seed": 0, "dynamic_filtering": False, "pipeline": True}
         self.args, self.limit = SimpleNamespace(**values | changes), 9
         self.begun, self.error = [], error
         self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
 
-    def begin_step(self, number: int, policy: int) -> Step:
-        return Step(self.args, number, None, policy=policy, max_new_tokens=self.limit)
+    def begin_step(self, number: int) -> Step:
+        return Step(self.args, number, None, max_new_tokens=self.limit)
 
     def sample(self, step: Step):
         number = step.groups.step

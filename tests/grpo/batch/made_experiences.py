@@ -45,12 +45,12 @@ def make_response(script, replies, reward):
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
-def make_experiences(responses, monkeypatch, *estimator, **changes):
+def make_experiences(responses, monkeypatch, *estimator, limit=900, **changes):
     """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
     trainer = object.__new__(Trainer)
     trainer.args, trainer.tokenizer, trainer.actors = make_arguments(*estimator), TOKENIZER, None
     vars(trainer.args).update(changes)
-    made = [rollouts.build_rollout(one, trainer.args, TOKENIZER, 900) for one in responses]
+    made = [rollouts.build_rollout(one, trainer.args, TOKENIZER, limit) for one in responses]
     batches = trainer._make_batches(made)
     for batch in batches:
         batch.action_log_probs = -batch.sequences[:, 1:] / 100.0

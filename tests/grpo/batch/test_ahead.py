@@ -141,9 +141,8 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
     assert policies == 2 * [(1, 0, 0), (2, 0, 1), (3, 1, 1)]
 
 
-@pytest.mark.parametrize("changes", [{"dynamic_filtering": True}, {"partial_rollouts": 1}])
-def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them(changes):
-    generator = Judged(**changes)
+def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them():
+    generator = Judged(dynamic_filtering=True)
     batches = make_batches(generator)
     asked = run_in_thread(batches.sample_ahead, 0, 1)
     generator.may_be_sampled[1].set()

@@ -5,7 +5,6 @@ import torch
 
 from grpo.batch import advantages, length_penalty
 from grpo.hooks.names import Arguments
-from grpo.rollout import continued
 
 from .made_experiences import make_experiences
 
@@ -95,12 +94,11 @@ def test_a_sample_carries_its_limit_to_its_advantage(monkeypatch, limit):
         {
             "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": [-1.0] * (3 + length),
             "observation_tokens": list(range(1, 4 + length)), "action_ranges": [(3, 3 + length)],
-            continued.LIMIT: limit,
         }
         for length in (15, 20)
     ]  # fmt: skip
     penalties = {"overlong_buffer_len": 10.0, "overlong_penalty_factor": 0.5, "prompt_max_len": 10}
-    _, [batch] = make_experiences(responses, monkeypatch, **penalties, n_samples_per_prompt=2)
+    _, [batch] = make_experiences(responses, monkeypatch, limit=limit, **penalties, n_samples_per_prompt=2)
     means = [float(row[mask.bool()].mean()) for row, mask in zip(batch.advantages, batch.action_mask, strict=True)]
     expected = 0.125 if limit == 20 else 0.0  # penalties of 0.25 and 0.5, or none
     assert means == pytest.approx([expected, -expected]) and batch.info["reward"].tolist() == [1.0, 1.0]

@@ -175,7 +175,7 @@ def test_seeds_follow_from_run_stage_and_prompt():
 
 
 def make_sampler(seed: int, loader: StatefulDataLoader) -> Sampler:
-    args = SimpleNamespace(seed=seed, partial_rollouts=0, routing_replay=False)
+    args = SimpleNamespace(seed=seed, routing_replay=False)
     never, lengths = SimpleNamespace(is_due=lambda: False), SimpleNamespace(limit=lambda _: 9)
     return Sampler(args, None, [], loader, None, lengths, never)
 
@@ -184,7 +184,7 @@ def test_the_order_of_the_prompts_follows_from_the_seed():
     def draw_order(seed: int) -> list[list[int]]:
         # as OpenRLHF's setup_dataloader makes it, in a process without a seed
         loader = StatefulDataLoader(range(50), shuffle=True, drop_last=True)
-        make_sampler(seed, loader).begin_step(1, 0)
+        make_sampler(seed, loader).begin_step(1)
         return [[int(batch) for batch in loader] for _ in range(2)]
 
     first, second = draw_order(1)
@@ -198,7 +198,7 @@ def test_a_resumed_run_keeps_the_order_of_its_checkpoint():
     begun = [int(next(drawn)) for _ in range(20)]
     resumed = StatefulDataLoader(range(50), shuffle=True)
     resumed.load_state_dict(whole.state_dict())
-    make_sampler(1, resumed).begin_step(6, 0)
+    make_sampler(1, resumed).begin_step(6)
     assert sorted([*begun, *map(int, resumed)]) == list(range(50))
 
 

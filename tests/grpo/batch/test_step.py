@@ -73,12 +73,3 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
     assert any(carried), "an episode has ended with accepted groups"
     trained = [draw for samples, _ in run.rows for _, draw in samples]
     assert len(trained) == len(set(trained)) == 6 * 12
-
-
-@any_settings
-@given(st.integers(8, 14), st.integers(0, 99))
-def test_a_full_batch_is_trained_on_even_if_a_last_draw_found_no_prompt(monkeypatch, problems, seed):
-    ended, end = [], Step.end
-    monkeypatch.setattr(Step, "end", lambda *given: ended.append(end(*given)) or ended[-1])
-    Run(monkeypatch, 1, problems, partial_rollouts=2, dynamic_filtering_batches=2, seed=seed).run_until(4)
-    assert [is_exhausted for batch, is_exhausted in ended if batch] == [False] * 4

@@ -21,7 +21,6 @@ SHARED = {
     "actor_shard": "engine", "colocate_all_models": True, "vllm_num_engines": 4, "vllm_tensor_parallel_size": 1
 }  # fmt: skip
 CORRECTED = {"enable_vllm_is_correction": True}
-PARTIAL = {"pipeline": True, "old_log_probs": "engine", "partial_rollouts": 2}
 
 
 @functools.cache
@@ -51,11 +50,10 @@ def make_arguments(**changes) -> argparse.Namespace:
         {"old_log_probs": "engine"},
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
         {"policy_loss_type": "cispo", "cispo_max_ratio": 1.0, **CORRECTED},
-        {"policy_loss_type": "sapo", "mask_truncated": True, **PARTIAL},
+        {"policy_loss_type": "sapo", "mask_truncated": True},
         {"length_schedule": "1024,2048@50,3072@20%", "overlong_buffer_len": 512},
         {"pipeline": True, "old_log_probs": "engine"},
         {"pipeline": True, **CORRECTED},
-        PARTIAL,
     ],
 )
 def test_what_can_work_is_accepted(changes):
@@ -125,12 +123,6 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"pipeline": True}, "set OLD_LOG_PROBS=engine, or add --enable_vllm_is_correction"),
         ({"pipeline": True, "top_p": 0.9, "old_log_probs": "engine"}, "set TOP_P=1"),
         ({"pipeline": True, "old_log_probs": "engine", "colocate_all_models": True}, "the same GPUs: remove one"),
-        ({"partial_rollouts": 2}, "set PIPELINE=1, or PARTIAL_ROLLOUTS=0"),
-        ({**PARTIAL, "partial_rollouts": -1}, "0 or more"),
-        ({**PARTIAL, "partial_rollouts": 8}, "not below ROLLOUT_BATCH_SIZE 8"),
-        ({**PARTIAL, "partial_policies": 1}, "give 2 or more"),
-        ({**PARTIAL, "routing_replay": True}, "ROUTING_REPLAY=1"),
-        ({**PARTIAL, "agent_func_path": str(AGENT)}, "time limits do not stop during a sync"),
         ({"parity_limit": -1.0}, "such as 0.05"),
         ({"parity_limit": float("nan")}, "such as 0.05"),
         ({"top_p": 0.9, "old_log_probs": "engine"}, "set TOP_P=1"),

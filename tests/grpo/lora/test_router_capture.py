@@ -186,13 +186,12 @@ def test_a_sync_forgets_what_is_in_the_cache():
     [
         ({}, NAMED),
         ({"enforce_eager": False}, None),  # a captured pass cannot see whose it is
-        ({"partial_rollouts": 4}, None),  # a sync would forget what a rollout began with
         ({"parity_limit": 0.0}, None),
         ({"routing_replay": True, "enforce_eager": False}, ALL),
     ],
 )
 def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
-    args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True, "partial_rollouts": 0} | flags
+    args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True} | flags
     args["actor_shard"] = "none"
     config = adapter.engine_config(SimpleNamespace(lora_rank=8, lora_alpha=16, **args))
     assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})

@@ -44,7 +44,7 @@ class Gate(ParityGate):
 
     def __init__(self, ranks=2, **flags) -> None:
         values = {"parity_limit": 0.05, "top_p": 1.0, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
-        self.args = SimpleNamespace(**values | {"partial_rollouts": 0, "routing_replay": False} | flags)
+        self.args = SimpleNamespace(**values | {"routing_replay": False} | flags)
         self.group, self.written = Group(ranks), []
         engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda name=name: name)) for name in ENGINES]
         super().__init__(self.args, self.group, engines)
@@ -213,7 +213,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
         return samples
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
-    trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait, policy=7)
+    trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait)
     monkeypatch.setattr(passes, "add_log_probs", lambda *_: None)
     trainer.actors, trainer._give_advantages = gate.group, lambda made: made
     trainer._make_batches = lambda copies: scored.append(copies) or batches

@@ -29,8 +29,6 @@ def test_a_setting_without_effect_is_left_out():
     assert "--overlong_penalty_factor 0.5" in " ".join(flags.words(values | {"OVERLONG_BUFFER": "2"}))
     assert "--cispo_max_ratio" not in flags.words(values)
     assert "--cispo_max_ratio 5.0" in " ".join(flags.words(values | {"POLICY_LOSS": "cispo"}))
-    assert "--partial_rollouts" not in flags.words(values)
-    assert "--partial_policies 2" in " ".join(flags.words(values | {"PARTIAL_ROLLOUTS": "3"}))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from grpo.training import sampling
 SETTINGS = {
     "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
     "n_samples_per_prompt": 2, "rollout_batch_size": 2, "seed": 1,
-    "partial_rollouts": 0, "remote_rm_url": ["r.py"], "top_p": 1.0, "prompt_max_len": 8, "vllm_enable_sleep": False,
+    "remote_rm_url": ["r.py"], "top_p": 1.0, "prompt_max_len": 8, "vllm_enable_sleep": False,
     "pipeline": False,
 }  # fmt: skip
 HOW = sampling.SamplingOptions(2, 1.0, 8)
@@ -149,9 +149,9 @@ def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
     sampler._train = SimpleNamespace(sampler=SimpleNamespace(generator=generator))
     sampler._lengths, sampler._gate = SimpleNamespace(limit=lambda step: step), SimpleNamespace(is_due=lambda: False)
     sampler.args.routing_replay = False
-    assert sampler.begin_step(1, 0).max_new_tokens == 1 and generator.initial_seed() == sampler.args.seed
+    assert sampler.begin_step(1).max_new_tokens == 1 and generator.initial_seed() == sampler.args.seed
     generator.manual_seed(9)
-    sampler.begin_step(2, 0)
+    sampler.begin_step(2)
     assert generator.initial_seed() == 9, "a resumed run keeps the order of its checkpoint"
 
 

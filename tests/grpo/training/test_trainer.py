@@ -20,7 +20,7 @@ SETTINGS = {
     "num_episodes": 1, "max_steps": 3, "eval_steps": 1, "eval_at_start": True, "save_steps": 1,
     "eval_temperature": 1.0, "eval_n_samples_per_prompt": 1, "metrics_dir": None, "remote_rm_url": None,
     "agent_func_path": None, "ckpt_path": None, "log_samples": None, "use_tensorboard": None, "use_wandb": None,
-    "use_trackio": False, "length_schedule": None, "generate_max_len": 9, "pipeline": False, "partial_rollouts": 0,
+    "use_trackio": False, "length_schedule": None, "generate_max_len": 9, "pipeline": False,
     "routing_replay": False, "parity_limit": 0.0, "top_p": 1.0, "seed": 0,
     "dynamic_filtering": False, "rollout_batch_size": 1, "n_samples_per_prompt": 1, "vllm_enable_sleep": False,
     "adapter": None, "actor_shard": "none",

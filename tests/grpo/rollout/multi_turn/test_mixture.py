@@ -49,7 +49,7 @@ def two_environments(tmp_path, monkeypatch):
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})
     return SimpleNamespace(
         agent_func_path=str(AGENT), prompt_data=str(write_data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",
-        seed=1, partial_rollouts=0,
+        seed=1,
     )  # fmt: skip
 
 
