@@ -25,19 +25,17 @@ _LONGEST = 256 << 20  # bytes of a line
 @overload
 def open_file(path: Path, mode: Literal["ab"]) -> BufferedWriter: ...
 @overload
-def open_file(path: Path, mode: Literal["rb"] = ..., follow: bool = ...) -> BufferedReader: ...
-def open_file(path: Path, mode: str = "rb", follow: bool = True) -> BufferedWriter | BufferedReader:
+def open_file(path: Path, mode: Literal["rb"] = ...) -> BufferedReader: ...
+def open_file(path: Path, mode: str = "rb") -> BufferedWriter | BufferedReader:
     """Open a regular file.
 
     Args:
         mode: "rb" or "ab".
-        follow: whether a link may stand for the file.
 
     Raises:
         OSError: if it cannot be opened, or is no regular file.
     """
-    more = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file: Any = open(path, mode, opener=lambda name, flags: os.open(name, flags | more, 0o644))  # noqa: SIM115
+    file: Any = open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o644))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()

@@ -3,7 +3,7 @@
     python -m scripts.gpu_check [--out FILE] [--seconds N] [--only RUNG ...]
 
 Each rung takes seconds to minutes, and ends with a verdict: passed, failed with a remedy, or skipped with the reason.
-The report is one JSON file. `./train_grpo.sh --plan` uses its figures, and `python -m scripts.bundle` packs it.
+The report is one JSON file. `./train_grpo.sh --plan` uses its figures.
 A machine with one GPU and PyTorch, transformers and Triton alone is checked as far as these go.
 
 SIGTERM, SIGHUP and Ctrl-C end the present rung with all that it started; the report then has the rungs before it.

@@ -19,7 +19,7 @@ _KERNEL = "report it with this report: the GPU, PyTorch and Triton decide it; do
 _ACTOR = "report it: --plan promises that the shortest sequence fits"
 _PARITY = "see docs/parity.md: the model has random weights, so rounding alone is left, or a kernel is wrong"
 _COPY = "set ACTOR_SHARD=none or zero3, and report it: engine and actor cannot share a model here"
-_LOOP = "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report"
+_LOOP = "see docs/parity.md; docs/first-evening.md says how to report it"
 LADDER = (
     Rung("driver", "machine:driver", "install NVIDIA's driver, and start the container with --gpus all", gpus=0),
     Rung("toolkit", "machine:toolkit", "install gcc and Python's headers (Debian: gcc, python3-dev)"),

@@ -77,7 +77,7 @@ def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
         remedy = f"{problems[0]['remedy']}; see docs/parity.md and {run_dir}"
         raise UserError(f"engines and actor are not the same policy: {problems[0]['what']}", remedy)
     if code:
-        raise UserError(f"the run ended with {code}", f"python -m scripts.bundle {run_dir} packs it for a report")
+        raise UserError(f"the run ended with {code}", f"see {run_dir}/logs, and docs/first-evening.md for a report")
     evaluations, saved = held_out(files.evals), saved_steps(files.find_folder("ckpt_path", files.read_config()))
     missing = {
         f"the steps 1 to {steps}": [row["step"] for row in metrics] != list(range(1, steps + 1)),

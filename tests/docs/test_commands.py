@@ -31,6 +31,7 @@ FOREIGN = {
     "ray",
     "sbatch",
     "sha256sum",
+    "tar",
     "vllm",
 }  # programs whose arguments are not ours
 BEGINS = ("./", "scripts/", "python -m ", "source ")

@@ -13,7 +13,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, regrade, table
 from grpo.checkpoint import digests
-from scripts import bundle, dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
@@ -54,7 +54,6 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (regrade, ["none"]),
         (table, ["none"]),
         (dequantize_checkpoint, ["none", "out"]),
-        (bundle, ["none", "--out", "out"]),
         (diagnose, ["none"]),
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),
@@ -82,7 +81,7 @@ def test_bad_input_is_exit_code_2_with_a_reason(
     [
         "metrics.jsonl",
         *("eval.jsonl", "parity.jsonl", "ends.jsonl", "resumes.jsonl", ".lock", "config.json", "env.json"),
-        *("logs/lost-writes.json", "logs/driver.log", "samples/step_1.jsonl", "samples/eval_1.jsonl"),
+        *("logs/lost-writes.json", "samples/step_1.jsonl", "samples/eval_1.jsonl"),
     ],
 )
 def test_no_tool_waits_for_a_file_without_end(name: str, make_run, tmp_path: Path, capsys) -> None:
@@ -97,7 +96,6 @@ def test_no_tool_waits_for_a_file_without_end(name: str, make_run, tmp_path: Pat
         diagnose.main([path]),
         report.main([path, "--out", str(tmp_path / "report.html")]),
         runs.main([path]),
-        bundle.main([path, "--samples", "--out", str(tmp_path / "bundle.tar.gz")]),
         table.main([path]),
         compare.main([f"{path}/samples/eval_1.jsonl", f"{path}/samples/eval_1.jsonl"]),
     ]
