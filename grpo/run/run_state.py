@@ -53,7 +53,7 @@ class Run:
     """
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
-        remedy = "name a run directory; python -m scripts.runs lists them"
+        remedy = "name a run directory"
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder", remedy)
         self.folder = folder.absolute()
@@ -166,9 +166,9 @@ class Run:
         rows = (*self.metrics[-1:], *self.evals[-1:])
         return max((row["time"] for row in rows if is_number(row.get("time"))), default=None)
 
-    def seconds_a_step(self, last: int | None = RECENT) -> float | None:
-        """Return the median seconds per step, without evaluations, over the `last` steps; None for all of them."""
-        rows = self.metrics[-last if last else None :]
+    def seconds_a_step(self) -> float | None:
+        """Return the median seconds per step, without evaluations, over the RECENT steps."""
+        rows = self.metrics[-RECENT:]
         times = [seconds for row in rows if (seconds := _total(row)) is not None]
         return statistics.median(times) if times else None
 

@@ -13,7 +13,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, regrade, table
 from grpo.checkpoint import digests
-from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
@@ -58,7 +58,6 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),
         (make_tiny_model, ["--out", "file"]),
-        (runs, ["none"]),
         (watch, ["none"]),
         (watch, ["."]),
         (report, ["none", "--out", "out"]),
@@ -95,7 +94,6 @@ def test_no_tool_waits_for_a_file_without_end(name: str, make_run, tmp_path: Pat
         watch.main([path, "--once"]),
         diagnose.main([path]),
         report.main([path, "--out", str(tmp_path / "report.html")]),
-        runs.main([path]),
         table.main([path]),
         compare.main([f"{path}/samples/eval_1.jsonl", f"{path}/samples/eval_1.jsonl"]),
     ]
@@ -117,7 +115,7 @@ def test_no_tool_waits_for_an_adapter_without_end(name: str, adapter: Path, base
     assert name in printed.out and name in printed.err
 
 
-@pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch", "make_tiny_model"])
+@pytest.mark.parametrize("tool", ["diagnose", "report", "watch", "make_tiny_model"])
 def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run, tmp_path: Path) -> None:
     run = make_run()
     run.step(1)
