@@ -51,7 +51,6 @@ class Adapter:
         tensors: every tensor of its weights file, by PEFT's name.
         stored: the name in the file by PEFT's name.
         faults: faults of the weights that do not depend on the base model.
-        whole: the weights file has the length that its header declares.
         base: :func:`fingerprint` of the model that it was trained on; None if the file does not contain it.
     """
 
@@ -62,7 +61,6 @@ class Adapter:
     tensors: dict[str, Tensor]
     stored: dict[str, str] = field(default_factory=dict)
     faults: tuple[FileFault, ...] = ()
-    whole: bool = False
     base: str | None = None
 
     @property
@@ -86,18 +84,6 @@ class Adapter:
         module = expert_form.name_modules(0)[EXPERT_PROJECTIONS[0]]
         tensor = self.tensors.get(tensor_name(module, "A"))
         return tensor.shape[0] // base.experts if tensor and len(tensor.shape) == 2 else 0
-
-    @property
-    def expert_ranks(self) -> list[Any]:
-        """Return the ranks that the config gives to parameters of experts."""
-        pattern = self.config.get("rank_pattern")
-        named = pattern.items() if isinstance(pattern, dict) else ()
-        return list(dict.fromkeys(rank for name, rank in named if name.endswith(expert_form.PARAMETERS)))
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of weights."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -172,7 +158,7 @@ def read(folder: Path) -> Adapter:
         faults.insert(
             0, FileFault(WEIGHTS, f"has {size:,} bytes, but its header says {end:,}: the copy is incomplete", _AGAIN)
         )
-    return replace(adapter, faults=tuple(faults), whole=size == end)
+    return replace(adapter, faults=tuple(faults))
 
 
 def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:

@@ -13,7 +13,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, regrade, table
 from grpo.checkpoint import digests
-from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model
+from scripts import dequantize_checkpoint, diagnose, export_model, make_tiny_model
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
@@ -56,7 +56,6 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (dequantize_checkpoint, ["none", "out"]),
         (diagnose, ["none"]),
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
-        (inspect_checkpoint, ["none"]),
         (make_tiny_model, ["--out", "file"]),
         (watch, ["none"]),
         (watch, ["."]),
@@ -108,11 +107,9 @@ def test_no_tool_waits_for_an_adapter_without_end(name: str, adapter: Path, base
     digests.write(adapter)
     (adapter / name).unlink()
     os.mkfifo(adapter / name)
-    assert inspect_checkpoint.main([str(adapter)]) in (1, 2)
     out = str(adapter.parent / "out")
     assert export_model.main(["--model", str(base), "--adapter", str(adapter), "--out", out]) == 2
-    printed = capsys.readouterr()
-    assert name in printed.out and name in printed.err
+    assert name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tool", ["diagnose", "report", "watch", "make_tiny_model"])

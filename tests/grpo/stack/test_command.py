@@ -20,7 +20,6 @@ def test_escapes_are_shown_as_question_marks() -> None:
     ("module", "words"),
     [
         *(("grpo.launch", ["run", "--resume"]), ("grpo.launch.recipe", ["/dev/null"]), ("grpo.settings.options", [])),
-        ("scripts.inspect_checkpoint", []),
     ],
 )
 def test_a_path_of_somebody_else_does_not_reach_the_terminal(
