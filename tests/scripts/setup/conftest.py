@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import check_env
-
-from .sandbox import ROOT, STAND_IN_UV, write_program
+from .sandbox import ROOT, STAND_IN_UV, read_lock, write_program
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +37,7 @@ def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     config = root / ".venv" / "pyvenv.cfg"
     config.write_text(config.read_text().replace(str(bare_venv), str(root / ".venv")))
     shutil.copy(ROOT / "requirements" / "uv.txt", root / "requirements" / "uv.txt")
-    version = check_env.read_lock(root / "requirements" / "uv.txt")["uv"]
+    version = read_lock(root / "requirements" / "uv.txt")["uv"]
     write_program(root / ".venv" / "bin" / "uv", STAND_IN_UV.format(python=sys.executable, version=version))
     write_program(root / "apply_patches.sh", '#!/bin/sh\necho "$@" >> "$(dirname "$0")/patch-calls"\n')
     return root

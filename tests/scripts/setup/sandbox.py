@@ -1,6 +1,7 @@
 """A checkout in which the setup script runs without network: a stand-in uv installs the two packages of a lock."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,14 @@ root = pathlib.Path(__file__).parents[2]
 if "--version" in sys.argv:
     print("uv {version}")
     sys.exit()
+site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
+if "freeze" in sys.argv:
+    for folder in site.glob("*.dist-info"):
+        name, _, version = folder.name.removesuffix(".dist-info").partition("-")
+        print(name.replace("_", "-") + "==" + version)
+    sys.exit()
 with open(root / "uv-calls", "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\n")
-site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
 if "uninstall" in sys.argv:
     for name in sys.argv[sys.argv.index("--python") + 2 :]:
         for folder in site.glob(name.replace("-", "_") + "-*.dist-info"):
@@ -50,6 +56,11 @@ def run_setup(root: Path, *arguments: str, **environ: str) -> subprocess.Complet
         text=True,
         start_new_session=True,
     )
+
+
+def read_lock(path: Path) -> dict[str, str]:
+    """Return the versions of a lock, by name."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE))
 
 
 def count_uv_calls(root: Path) -> int:

