@@ -21,8 +21,8 @@
 #                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
-#   --resume DIR    continue the run in DIR from its newest whole checkpoint, with its settings and those given now; "latest"
-#                   is the newest run in runs/ that has not finished
+#   --resume DIR    continue the run in DIR from its newest whole checkpoint, with its settings and those given now;
+#                   "latest" is the newest run in runs/ that has not finished
 #   --steps N       make N global steps; the schedule of the learning rate spans them. A resumed run keeps its number
 #   --no-graphs     engines without CUDA graphs (ENFORCE_EAGER=1): slower, with fewer ways to fail
 #   --help          this text, and all settings
@@ -100,7 +100,7 @@ ENFORCE_EAGER=0             # 1: without CUDA graphs, which take memory and half
 
 EVAL_STEPS=10               # also before the first step
 EVAL_N_SAMPLES_PER_PROMPT=  # of each held-out problem, beside a greedy one (empty: 8)
-SAVE_STEPS=10               # adapter and optimizer
+SAVE_STEPS=5                # adapter and optimizer: a second each; a crash loses the steps since the newest
 MAX_CHECKPOINTS=2           # the newest; the best is always kept
 USE_WANDB=0                 # 1: log to W&B; its key is WANDB_API_KEY
 

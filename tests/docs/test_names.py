@@ -18,6 +18,9 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?:\.\*)?")
 _FLAG = re.compile(r"--[a-z][\w-]*")
 
 
+PRESENT = [page for page in list_pages() if page.name != "CHANGELOG.md"]  # which names what is gone, too
+
+
 def find_settings(page: Page) -> set[str]:
     """The names of settings in a page: in code spans, and in the assignments of commands."""
     named = {name for span in page.spans for name in _SETTING.findall(span)}
@@ -25,10 +28,7 @@ def find_settings(page: Page) -> set[str]:
     return named | {name for language, block in page.blocks if language == "bash" for name in _SETTING.findall(block)}
 
 
-# The changelog also names settings that are gone.
-@pytest.mark.parametrize(
-    "page", [page for page in list_pages() if page.name != "CHANGELOG.md"], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
 def test_settings_exist(page: Page) -> None:
     assert sorted(name for name in find_settings(page) if not is_variable(name)) == []
 
@@ -38,7 +38,7 @@ def test_names_exist(page: Page) -> None:
     assert sorted({span for span in page.spans if _NAME.fullmatch(span) and not is_name(span)}) == []
 
 
-@pytest.mark.parametrize("page", list_pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
 def test_flags_exist(page: Page) -> None:
     flags = {flag for span in page.spans for flag in _FLAG.findall(span)}
     known = trainer_parser()._option_string_actions.keys()

@@ -24,7 +24,7 @@ RUN_LOG = """
 --actor_shard zero3 --prompt_max_len 1024
 --generate_max_len 3072 --actor_learning_rate 1e-05 --lr_warmup_ratio 0.03 --lora_rank 64 --lora_alpha 128
 --target_modules q_proj k_proj v_proj o_proj --zero_stage 3 --experts packed --adam_offload --gradient_checkpointing
---gradient_checkpointing_use_reentrant --save_steps 10 --max_ckpt_num 2 --num_episodes 50 --eval_steps 10
+--gradient_checkpointing_use_reentrant --save_steps 5 --max_ckpt_num 2 --num_episodes 50 --eval_steps 10
 --eval_at_start --temperature 1.0 --attn_implementation sinks --vllm_num_engines 2 --vllm_tensor_parallel_size 2
 --actor_num_gpus_per_node 4
 """
