@@ -17,7 +17,7 @@ from grpo.run import own_runs
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.progress import list_changes
 from grpo.run.run_files import RunFiles
-from grpo.settings import boxes, choose, flags, options, recipe
+from grpo.settings import choose, flags, options, recipe
 from grpo.settings.options import Options
 from grpo.settings.table import EXPORTED, SETTINGS
 from grpo.stack import command
@@ -50,11 +50,7 @@ def main(lines: Sequence[str], words: Sequence[str]) -> int:
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
-    if (
-        asked.is_tiny
-        and asked.mode in ("run", "check")
-        and (code := _make_tiny(boxes.choose_tiny_tools(config | given)))
-    ):
+    if asked.is_tiny and asked.mode in ("run", "check") and (code := _make_tiny()):
         return code
     os.environ.update(_variables(values))
     from grpo.launch.__main__ import main as launch
@@ -144,16 +140,13 @@ def _program(reward: str) -> str:
     return str(OUR_REWARD if is_ours else USER_REWARD)
 
 
-def _make_tiny(tools: str) -> int:
+def _make_tiny() -> int:
     """Make the tiny model and its problems, once and again after their code has changed; return an exit code."""
     bf16, folder = TINY_MODEL / "bf16", str(TINY_MODEL)
     commands = [
         ["scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4"), "--dequantized-out", str(bf16)],
         ["data.prepare", *("--source", "synthetic", "--train-count", "1024", "--eval-count", "256", "--out", folder)],
     ]
-    if tools:
-        out = str(TINY_MODEL / tools)
-        commands.append(["scripts.make_tiny_tools", "--environment", tools, "--base", str(bf16), "--out", out])
     for words in commands:
         quiet = subprocess.DEVNULL if words[0] == "data.prepare" else None
         if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:

@@ -1,6 +1,6 @@
 """Prompts of single answers, rendered as gpt-oss is served.
 
-OpenRLHF hands a prompt on as text. It names the problem: seeds, records and resting problems follow from it. The
+OpenRLHF hands a prompt on as text. It names the problem: seeds and records follow from it. The
 engines get its tokens (:func:`grpo.rollout.response_text.encode_text`), which are those that were rendered.
 """
 

@@ -40,7 +40,6 @@ TINY = {
     "STEPS": "10",
     "SAVE_STEPS": "5",
 }
-TOOLS = ("python", "retrieval")  # environments with a tiny model that uses their tools unreliably
 
 
 def list_box_values(
@@ -63,12 +62,6 @@ def list_box_values(
     return values if can_pair or gpus != 1 else values | {"ACTOR_SHARD": "none"}
 
 
-def choose_tiny_tools(given: Mapping[str, str]) -> str:
-    """Return the environment for whose tools a tiny run has a model and problems of its own; "" if it has none."""
-    environment = given.get("ENVIRONMENT", "")
-    return environment if environment in TOOLS and not given.get("MODEL") and not given.get("TRAIN_DATA") else ""
-
-
 def list_tiny_values(given: Mapping[str, str], gpu_bytes: int = 0) -> dict[str, str]:
     """Return the values of a tiny run, whose model and problems lie in the checkout's cache.
 
@@ -76,18 +69,14 @@ def list_tiny_values(given: Mapping[str, str], gpu_bytes: int = 0) -> dict[str, 
         given: what the user set.
         gpu_bytes: of the smallest GPU; 0 if none is known.
     """
-    tools = choose_tiny_tools(given)
-    folder = checkout.TINY_MODEL / tools
-    data = folder / "data" if tools else folder
+    folder = checkout.TINY_MODEL
     engines = "bf16" if checkout.is_cpu_stack() else "mxfp4"  # vLLM cannot load MXFP4 on CPU
     values = TINY | {"MODEL": str(folder / "mxfp4"), "ENGINE_MODEL": str(folder / engines)}
     if checkout.is_cpu_stack():
         values["ENFORCE_EAGER"] = "1"  # a CPU has no graphs
     if gpu_bytes and not given.get("MODEL"):
         values["GPU_MEMORY_UTILIZATION"] = f"{min(ENGINE_SHARE, _TINY_ENGINE / gpu_bytes):.3f}"
-    values["TRAIN_DATA"] = str(data / "train.jsonl")
-    if tools:
-        values |= {"PROMPT_MAX_LEN": "208", "TURN_LIMIT": "3"}
-    if tools == "retrieval":
-        values["LIBRARY"] = str(data / "library.jsonl")
+    values["TRAIN_DATA"] = str(folder / "train.jsonl")
+    if given.get("ENVIRONMENT"):
+        values["PROMPT_MAX_LEN"] = "208"  # with the instructions of tools
     return values

@@ -8,8 +8,6 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +15,21 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.tiny_model import tools
 from tests.faults import assert_seen
 from tests.soak.faults import find
 from tests.soak.proof import find_differences, has_same_tensors
 
+from . import tool_model
 from .recorded import Agreement, Sample, read_samples, shift_by_one_token
 from .rounding import load_reference_model
 from .runs import ROOT, going, list_processes, read_lines, read_phase, wait_for
 
 SAVED, LAST = 2, 3  # before the SIGTERM in step 4
 EVALUATED = 24
-TOOL_MODEL = ROOT / ".cache" / "tiny-model" / "python"
+TOOL_MODEL = ROOT / ".cache" / "tool-model"
 SETTINGS = {
     "MODEL": str(TOOL_MODEL / "mxfp4"), "ENGINE_MODEL": str(TOOL_MODEL / "bf16"),
-    "TRAIN_DATA": str(TOOL_MODEL / "data" / "train.jsonl"), "PROMPT_MAX_LEN": "240", "TURN_LIMIT": "3",
+    "TRAIN_DATA": str(TOOL_MODEL / "train.jsonl"), "PROMPT_MAX_LEN": "240", "TURN_LIMIT": "3",
     "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "16", "LOSS_AGGREGATION": "sequence_mean",
     "SAVE_STEPS": str(SAVED), "EVAL_STEPS": "1", "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
     "TARGET_MODULES": "q_proj k_proj v_proj o_proj experts",
@@ -69,11 +67,10 @@ class Parts:
 
 @pytest.fixture(scope="module")
 def parts(tiny_model, tmp_path_factory) -> Parts:
-    words = ["--environment", "python", "--base", tiny_model / "bf16", "--out", TOOL_MODEL]
-    subprocess.run([sys.executable, "-m", "scripts.make_tiny_tools", *words], cwd=ROOT, check=True)
+    tool_model.make(tiny_model / "bf16", TOOL_MODEL)
     folder = tmp_path_factory.mktemp("runs")
     run, held_out, own = folder / "run", folder / "eval.jsonl", folder / "insistent.py"
-    held_out.write_text("\n".join(map(json.dumps, tools.rows("python", "eval")[:EVALUATED])))
+    held_out.write_text("\n".join(map(json.dumps, tool_model.rows("eval")[:EVALUATED])))
     own.write_text(INSISTENT)
     settings = SETTINGS | {"EVAL_DATA": str(held_out), "ENVIRONMENT": str(own)}
     metrics, code = run / "metrics.jsonl", 128 + signal.SIGTERM

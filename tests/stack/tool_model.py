@@ -1,28 +1,31 @@
-"""Teaches the tiny model to use a tool, unreliably: conversations with habits, of which only one is right.
+"""A tiny model that uses the tool of the environment `python`, unreliably, for sums and differences.
 
-As in :mod:`scripts.tiny_model.demonstrations`, GRPO is there to find the right habit. For `python` the problems are
-sums and differences; for `retrieval` they ask for the codes of boxes, which a library holds.
+As in :mod:`scripts.tiny_model.demonstrations`, it is taught conversations with habits, of which only one is right.
 """
 
+import hashlib
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import GptOssForCausalLM, PreTrainedTokenizerFast
+from huggingface_hub import save_torch_state_dict
+from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM, PreTrainedTokenizerFast
 
 from data.synthetic import distinct_problems
-from grpo.rollout.multi_turn import python, retrieval
+from grpo.rollout.multi_turn import python
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream.tokenizer import FastTokenizer
-from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
+from scripts import make_tiny_model
+from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS, packed_tensors
 
-ENVIRONMENTS = {"python": python, "retrieval": retrieval}
 TRAIN, EVAL = 512, 128
-BOXES = range(100, 100 + TRAIN + EVAL)
 # Only `tool` is right. A guess makes no call, `no box` forgets the box.
 HABITS = {"tool": 0.4, "guess": 0.35, "no box": 0.25}
 STEPS, BATCH, LEARNING_RATE = 120, 16, 1e-3
@@ -47,63 +50,66 @@ class Exercise:
     guess: int
 
 
-def library() -> list[dict[str, str]]:
-    """Return a document for each box, as lines of a LIBRARY. No code is the number of a box: a search would find it."""
-    codes = random.Random("codes")
-    return [{"title": f"box {box}", "text": f"The code is {codes.randrange(BOXES.stop, 1000)}."} for box in BOXES]
-
-
-def exercises(environment: str, split: str) -> list[Exercise]:
+def exercises(split: str) -> list[Exercise]:
     """Return the exercises of a split, "train" or "eval"; the splits share no problem."""
-    count = TRAIN if split == "train" else EVAL
-    if environment == "python":
-        signs = {"plus": "+", "minus": "-"}
-        return [
-            Exercise(
-                problem.question,
-                problem.answer,
-                "<|channel|>analysis to=python code<|message|>"
-                f"{problem.first}{signs[problem.operation]}{problem.second}<|call|>",
-                f"{problem.answer}\n",
-                problem.first,
-            )
-            for problem in distinct_problems(split, count)
-        ]
-    documents = list(enumerate(library(), 1))
+    signs = {"plus": "+", "minus": "-"}
     return [
-        _lookup(number, document) for number, document in (documents[:TRAIN] if split == "train" else documents[TRAIN:])
+        Exercise(
+            problem.question,
+            problem.answer,
+            "<|channel|>analysis to=python code<|message|>"
+            f"{problem.first}{signs[problem.operation]}{problem.second}<|call|>",
+            f"{problem.answer}\n",
+            problem.first,
+        )
+        for problem in distinct_problems(split, TRAIN if split == "train" else EVAL)
     ]
 
 
-def _lookup(number: int, document: dict[str, str]) -> Exercise:
-    box, code = document["title"].split()[1], document["text"].rstrip(".").split()[-1]
-    call = f' to=functions.search<|channel|>commentary json<|message|>{{"query": "{box}"}}<|call|>'
-    output = f"[{number}] {document['title']}: {document['text']}"
-    return Exercise(f"What is the code of box {box}?", int(code), call, output, int(box))
-
-
-def rows(environment: str, split: str) -> list[dict[str, str]]:
+def rows(split: str) -> list[dict[str, str]]:
     """Return the problems as lines of TRAIN_DATA or EVAL_DATA."""
     return [
-        {
-            "id": f"{environment}-{split}-{number}",
-            "prompt": exercise.prompt,
-            "label": json.dumps({"answer": str(exercise.answer)}),
-            "datasource": environment,
-        }
-        for number, exercise in enumerate(exercises(environment, split))
+        {"id": f"{split}-{number}", "prompt": exercise.prompt, "label": json.dumps({"answer": str(exercise.answer)})}
+        for number, exercise in enumerate(exercises(split))
     ]
 
 
-def conversation(template: Template, environment: str, exercise: Exercise, habit: str) -> tuple[list[int], list[int]]:
+def make(base: Path, out: Path) -> None:
+    """Write `mxfp4`, `bf16`, and `train.jsonl` into a folder, unless the same code has.
+
+    Args:
+        base: the tiny model in bf16, with mxfp4 beside it.
+    """
+    sources = (base / make_tiny_model.MANIFEST, Path(__file__), Path(python.__file__))
+    wanted = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    mxfp4, bf16 = out / "mxfp4", out / "bf16"
+    out.mkdir(parents=True, exist_ok=True)
+    with make_tiny_model.hold_build_lock(mxfp4):
+        make_tiny_model.build(mxfp4, wanted, lambda folder: write_model(base, folder))
+        make_tiny_model.build(bf16, wanted, lambda folder: make_tiny_model.write_dequantized(folder, mxfp4, {}))
+        replace_rows(out / "train.jsonl", rows("train"))
+
+
+def write_model(base: Path, folder: Path) -> dict:
+    """Write the MXFP4 checkpoint of the model that was taught."""
+    torch.set_num_threads(make_tiny_model.THREADS)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").train()
+    *_, loss = teach(model, AutoTokenizer.from_pretrained(base))
+    leave = shutil.ignore_patterns("*.safetensors", "*.index.json", make_tiny_model.MANIFEST, "config.json")
+    shutil.copytree(base, folder, ignore=leave, dirs_exist_ok=True)
+    shutil.copy(base.parent / "mxfp4" / "config.json", folder)
+    save_torch_state_dict(dict(packed_tensors(model)), folder, max_shard_size=make_tiny_model.SHARD_BYTES)
+    return {"loss": loss}
+
+
+def conversation(template: Template, exercise: Exercise, habit: str) -> tuple[list[int], list[int]]:
     """Return the tokens of a conversation as the environment has it, and those that are to be learned."""
-    module = ENVIRONMENTS[environment]
     answer = f"{exercise.answer}" if habit == "no box" else f"\\boxed{{{exercise.answer}}}"
     turns = [exercise.call, FINAL.format(answer)]
     if habit == "guess":
         turns = [FINAL.format(f"\\boxed{{{exercise.guess}}}")]
-    messages = [{"role": "system", "content": module.INSTRUCTIONS}, {"role": "user", "content": exercise.prompt}]
-    tools = [tool.as_openai() for tool in module.Environment.tools]
+    messages = [{"role": "system", "content": python.INSTRUCTIONS}, {"role": "user", "content": exercise.prompt}]
+    tools = [tool.as_openai() for tool in python.Environment.tools]
     ids: list[int] = []
     targets: list[int] = []
     for turn in turns:
@@ -120,7 +126,7 @@ def conversation(template: Template, environment: str, exercise: Exercise, habit
     return ids, targets
 
 
-def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, environment: str) -> Iterator[float]:
+def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[float]:
     """Train the model in float32; yield the loss of each step. The experts stay, so their MXFP4 values are exact."""
     template, draw = template_for(cast(FastTokenizer, tokenizer)), random.Random(0)
     torch.manual_seed(0)
@@ -128,13 +134,13 @@ def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, environm
         parameter.requires_grad = not name.endswith(EXPERT_WEIGHTS)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-    known = exercises(environment, "train")
+    known = exercises("train")
     for step in range(STEPS):
         is_mixed = step >= CORRECT_SHARE * STEPS
         batch = []
         for exercise in draw.sample(known, BATCH):
             habit = draw.choices(list(HABITS), list(HABITS.values()))[0] if is_mixed else "tool"
-            batch.append(conversation(template, environment, exercise, habit))
+            batch.append(conversation(template, exercise, habit))
         size = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([ids + [tokenizer.pad_token_id] * (size - len(ids)) for ids, _ in batch])
         targets = torch.tensor([targets + [IGNORED] * (size - len(targets)) for _, targets in batch])
