@@ -1,4 +1,4 @@
-"""What evaluations in an environment share, for a model behind an API and for one in an engine: limits and records."""
+"""Evaluations in an environment: limits and records."""
 
 import argparse
 import math

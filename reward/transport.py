@@ -59,7 +59,7 @@ class HttpClient(httpx2.Client):
         response = super().send(request, stream=True, follow_redirects=False)
         try:
             if 300 <= response.status_code < 400:
-                raise Redirected(redirect_message(response.status_code, response.headers.get("location"), self._key))
+                raise Redirected(_describe_redirect(response.status_code, response.headers.get("location"), self._key))
             content = bytearray()
             for part in response.iter_bytes():
                 content += part
@@ -72,7 +72,7 @@ class HttpClient(httpx2.Client):
         return httpx2.Response(response.status_code, headers=plain, content=bytes(content), request=request)
 
 
-def redirect_message(status: int, location: str | None, key: str) -> str:
+def _describe_redirect(status: int, location: str | None, key: str) -> str:
     """Describe a redirect by its host, and by nothing else that the server chose."""
     return f"the server redirects ({status}) to {_target(location or '', key)}; redirects are not followed"
 

@@ -101,7 +101,7 @@ def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
     return UserError(
         f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}; the "
         "engines' log has the error",
-        "try the environment by hand with python -m eval.conversations",
+        "try the environment with ./train_grpo.sh --check",
     )
 
 

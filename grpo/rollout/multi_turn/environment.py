@@ -1,8 +1,4 @@
-"""The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token.
-
-One environment therefore trains a policy in the engines (:mod:`grpo.rollout.multi_turn.agent`) and evaluates a model
-behind an API (:mod:`grpo.rollout.multi_turn.openai_policy`).
-"""
+"""The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """What an environment returns: anything but messages, text and numbers costs its own rollout."""
 
 import asyncio
-import json
 import math
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from grpo.rollout.multi_turn.conversation import is_message, play, score_conversation
 from grpo.rollout.multi_turn.environment import Score, Tool, ToolError
-from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
@@ -72,28 +69,11 @@ def test_a_lone_surrogate_from_a_tool_is_a_tool_error(text, fails):
         assert "search returned text that is not valid Unicode" in outcome.messages[2]["content"]
 
 
-class API:
-    """Stands in for ``openai.AsyncOpenAI``: serializes requests as the protocol does, and answers each with "ok"."""
-
-    def __init__(self):
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, **request):
-        json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
-        message = SimpleNamespace(content="ok", model_extra=None, tool_calls=None)
-        return SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason="stop")])
-
-
 def play_in_training(environment):
     template = template_for(TOKENIZERS["qwen3"])
     policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), make_params(), 4000)
     outcome, response = asyncio.run(roll_out(lambda: environment, policy, LIMITS, 4))
     return outcome, response["reward"]
-
-
-def play_in_evaluation(environment):
-    outcome = talk(OpenAIPolicy(API(), "m"), environment)
-    return outcome, asyncio.run(score_conversation(environment, outcome, 60)).reward
 
 
 class Unshown:
@@ -113,10 +93,9 @@ NO_MESSAGES = [Unshown(), Torn(role="user", content="x"), None, "hello", {}, {"c
                {"role": "user", "content": "\ud800"}, {"role": "user", "content": "x", "number": math.nan}]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize("method", ["start", "reply", "in place"])
 @pytest.mark.parametrize("item", NO_MESSAGES)
-def test_an_invalid_message_is_an_error_of_the_environment(run, method, item):
+def test_an_invalid_message_is_an_error_of_the_environment(method, item):
     class Odd(Library):
         async def start(self):
             return [item] if method == "start" else await super().start()
@@ -126,13 +105,12 @@ def test_an_invalid_message_is_an_error_of_the_environment(run, method, item):
                 messages.insert(0, item)
             return [item] if method == "reply" else []
 
-    outcome, reward = run(Odd())
+    outcome, reward = play_in_training(Odd())
     assert outcome.ending == "error" and reward != reward
     assert ("messages" if method == "in place" else method) in outcome.fault and "message" in outcome.fault
 
 
-@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
-def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(run):
+def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol():
     function = {"name": "search", "arguments": "{}"}
 
     class Example(Library):
@@ -144,19 +122,18 @@ def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(r
 
     for calls in (None, [], [{"id": "1", "type": "function", "function": function}]):
         Example.tool_calls = calls
-        assert run(Example()) == (run(Example())[0], 1.0), calls
+        assert play_in_training(Example()) == (play_in_training(Example())[0], 1.0), calls
     for calls in ("search", [None], [{"function": function}], [{"id": "1", "type": "function", "function": {}}]):
         Example.tool_calls = calls
-        outcome, reward = run(Example())
+        outcome, reward = play_in_training(Example())
         assert outcome.ending == "error" and "start" in outcome.fault and reward != reward
 
 
-@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize(
     "tools", [(Tool("search", "look it up", {"type": object}),), ["search"], property(lambda self: 1 / 0)]
 )
-def test_tools_that_no_protocol_supports_are_an_environment_error(run, tools):
-    outcome, reward = run(type("Odd", (Library,), {"tools": tools})())
+def test_tools_that_no_protocol_supports_are_an_environment_error(tools):
+    outcome, reward = play_in_training(type("Odd", (Library,), {"tools": tools})())
     assert outcome.ending == "error" and "tools" in outcome.fault and reward != reward
 
 
@@ -166,14 +143,13 @@ NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), 
              (torch.tensor(1.0), 0.0)]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [play_in_training, play_in_evaluation])
 @pytest.mark.parametrize("given", NO_SCORES)
-def test_a_score_that_is_not_a_number_is_an_error_of_the_environment(run, given, caplog):
+def test_a_score_that_is_not_a_number_is_an_error_of_the_environment(given, caplog):
     class Odd(Library):
         async def score(self, messages, ending):
             return Score(*given)
 
-    outcome, reward = run(Odd())
+    outcome, reward = play_in_training(Odd())
     assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1 and reward != reward
     assert outcome.fault.startswith("score failed (") and outcome.fault in caplog.text
 
