@@ -31,7 +31,6 @@ from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
-from grpo.run import own_runs
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
 from grpo.stack import command
@@ -141,8 +140,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     ks = options.k or sorted({1, options.n})
     further = collect_facts(options, model) | ({"reward": own_reward.describe(reward)} if reward else {})
     with Output(options.out, identity(options, model, adapter), further, problems, options.n, ks) as output:
-        for file in reward:
-            own_runs.record(options.out, {"REWARD": str(file.path)})
         if output.missing:
             from eval import engine  # imports torch
 

@@ -1,7 +1,7 @@
 """The folder of an evaluation: config.json, samples.jsonl, grades.jsonl, result.json.
 
 samples.jsonl grows by one line per finished sample. An interrupted evaluation continues after its last whole line.
-Everything else is derived from it and can be rebuilt (`python -m eval.regrade`).
+Everything else is derived from it; the command that wrote it rebuilds it.
 """
 
 import asyncio
@@ -190,10 +190,8 @@ def _drop_torn_line(file: Path) -> None:
 def write_result(folder: Path) -> dict[str, Any]:
     """Grade or score all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
 
-    If a file of its own reward has changed, config.json gets the new digest.
-
     Raises:
-        UserError: if there is no evaluation, or samples or a file of its reward are missing.
+        UserError: if there is no evaluation, or samples are missing.
     """
     equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
@@ -206,9 +204,7 @@ def write_result(folder: Path) -> dict[str, Any]:
         )
     keys = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
     if files := own_reward.read_config(config):
-        reward = own_reward.describe(files)
         grades = own_reward.score([samples[key] for key in keys], files)
-        _write_json(folder / CONFIG, config | {"reward": reward})
     else:
         grades = [records.grade_sample(samples[key]) for key in keys]
     replace_rows(folder / GRADES, grades)
@@ -235,5 +231,5 @@ def read_records(file: Path) -> list[Record]:
         raise UserError(f"{file} cannot be read ({error.strerror})", "name a file of graded samples") from None
     objects = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str | int)]
     if len(objects) < len(rows) or not all(row.keys() & {"correct", "measure"} for row in objects):
-        raise UserError(f"{file} is not a file of graded samples", "name another, or grade it with eval.regrade")
+        raise UserError(f"{file} is not a file of graded samples", "name another, or repeat its command")
     return rows

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from eval.identity import file_digest
 from eval.problems import EvalProblem
-from grpo.run import own_runs
 from grpo.run.measure import SCORE
 from grpo.run.records import TEXTS, Record, read_answer
 from grpo.stack.problem import UserError
@@ -68,27 +67,8 @@ def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
             raise UserError(fault.what, fault.remedy)
 
 
-def refuse_others(folder: Path, files: Sequence[RewardFile]) -> None:
-    """Refuse files that only the folder of an evaluation names, which may come from elsewhere; raises UserError."""
-    if others := [str(file.path) for file in files if not own_runs.may_bring(folder, "REWARD", str(file.path))]:
-        raise UserError(
-            f"{folder} names {', '.join(others)}, and no evaluation of this checkout named that with --reward there",
-            "if you trust it, repeat the command of the evaluation with --reward; it keeps the samples",
-        )
-
-
 def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:
-    """Return what config.json says of the files.
-
-    Raises:
-        UserError: if one is gone.
-    """
-    for file in files:
-        if not file.path.is_file():
-            raise UserError(
-                f"{file.path}, which scored these samples, no longer exists",
-                "restore it, or repeat the command of the evaluation with another --reward; it keeps the samples",
-            )
+    """Return what config.json says of the files."""
     return [{"path": str(file.path), "sha256": file_digest(file.path), "weight": file.weight} for file in files]
 
 

@@ -3,8 +3,8 @@
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
 F is a file from `python -m data.prepare`. DIR becomes an evaluation folder like those of `python -m eval.evaluate`, for
-`eval.compare` and `eval.regrade`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL and
-JUDGE_PROXY have the same meaning as in train_grpo.sh. It first asks whether the API offers the model. The same command
+`eval.compare`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL and JUDGE_PROXY have the same
+meaning as in train_grpo.sh. It first asks whether the API offers the model. The same command
 continues an interrupted baseline and keeps existing answers. Gemini's seeds are not reproducible, so samples differ
 between calls.
 

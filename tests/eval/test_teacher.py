@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import compare, regrade, teacher
+from eval import compare, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
 from tests.reward.faulty import Fault, StandIn
 from tests.reward.recorder import Recorder, make_redirector
@@ -56,7 +56,6 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
     assert "stand-in" in (tmp_path / "out" / "config.json").read_text()
     before, server.models = len(server.requests), []
     assert teacher.main(command) == 0 and len(server.requests) == before, "all is kept, and the model not looked up"
-    assert regrade.main([str(tmp_path / "out")]) == 0
     assert compare.main([str(tmp_path / "out"), str(tmp_path / "out")]) == 0
 
 

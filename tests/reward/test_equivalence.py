@@ -213,7 +213,7 @@ def test_the_first_pair_waits_for_the_worker_that_starts(pool) -> None:
 
 def test_an_import_starts_no_worker() -> None:
     script = """
-import threading, reward.answers, eval.output, eval.regrade
+import threading, reward.answers, eval.output
 from reward import equivalence
 assert not equivalence.pool.counts and threading.active_count() == 1
 """

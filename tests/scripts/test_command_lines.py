@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from data import prepare
-from eval import compare, evaluate, regrade, table
+from eval import compare, evaluate, table
 from grpo.checkpoint import digests
 from scripts import dequantize_checkpoint, diagnose, export_model, make_tiny_model
 from scripts.report import __main__ as report
@@ -51,7 +51,6 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (prepare, ["--source", "synthetic", "--out", "file"]),
         (compare, ["none", "none"]),
         (evaluate, ["--model", "none", "--data", "none", "--n", "1", "--out", "out"]),
-        (regrade, ["none"]),
         (table, ["none"]),
         (dequantize_checkpoint, ["none", "out"]),
         (diagnose, ["none"]),
