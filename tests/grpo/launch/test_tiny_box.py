@@ -47,7 +47,7 @@ def gpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("environment", ["", "python", "retrieval"])
 def test_engines_load_mxfp4_where_vllm_has_its_kernels(tmp_path, environment) -> None:
     variables = {"ENVIRONMENT": environment} if environment else {}
-    folder = ROOT / ".cache" / "tiny-model" / environment
+    folder = ROOT / ".cache" / "tiny-model"
     on_cpu = resolve_flags("--tiny", DS_ACCELERATOR="cpu", **variables)
     assert (on_cpu["--engine_model"], on_cpu["--pretrain"]) == (str(folder / "bf16"), str(folder / "mxfp4"))
     on_gpus = resolve_flags("--tiny", **variables, **nvml.make_variables(tmp_path, 8))
