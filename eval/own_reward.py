@@ -14,8 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.identity import file_digest
 from eval.problems import EvalProblem
+from grpo.checkpoint.digests import digest_file
 from grpo.run.measure import SCORE
 from grpo.run.records import TEXTS, Record, read_answer
 from grpo.stack.problem import UserError
@@ -69,7 +69,7 @@ def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
 
 def describe(files: Sequence[RewardFile]) -> list[dict[str, Any]]:
     """Return what config.json says of the files."""
-    return [{"path": str(file.path), "sha256": file_digest(file.path), "weight": file.weight} for file in files]
+    return [{"path": str(file.path), "sha256": digest_file(file.path), "weight": file.weight} for file in files]
 
 
 def read_config(config: dict[str, Any]) -> list[RewardFile]:

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from eval.identity import file_digest
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
+from grpo.checkpoint.digests import digest_file
 from grpo.stack import command
 from grpo.stack.checkout import git_revision
 from grpo.stack.problem import UserError
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     problems = read_problems(options.data)[: options.limit]
     identity = {
         "model": options.model if not stand_in else f"local stand-in for {options.model}",
-        "data_sha256": file_digest(options.data),
+        "data_sha256": digest_file(options.data),
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "google-genai": importlib.metadata.version("google-genai"),

@@ -32,7 +32,7 @@ def write(folder: Path) -> None:
     """
     files = sorted(folder.iterdir())
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL, and each rank has its own file
-        digests = pool.map(_digest, files)
+        digests = pool.map(digest_file, files)
         lines = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
     (folder / NAME).write_text(lines + _SEAL + hashlib.sha256(lines.encode()).hexdigest() + "\n", encoding="utf-8")
 
@@ -101,7 +101,7 @@ def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
     try:
         return (
             None
-            if _digest(file) == listed
+            if digest_file(file) == listed
             else (file.name, f"was changed after it was saved: its digest differs from {NAME}")
         )
     except OSError as error:  # a failing disk, or a folder in the file's place
@@ -117,7 +117,8 @@ def _read(file: Path) -> dict[str, str]:
     return {match[2]: match[1] for match in matches if match}
 
 
-def _digest(file: Path) -> str:
+def digest_file(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
