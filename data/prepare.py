@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data import card, solve_rates, splits, synthetic
+from data import card, splits, synthetic
 from data.checks import check_lengths, check_overlap
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
@@ -52,8 +52,6 @@ class Options:
     problem_column: str | None = None
     answer_column: str | None = None
     labels: str = "graded"
-    solve_rates: Path | None = None
-    between: tuple[float, float] = (0.1, 0.9)
     skip_bad: bool = False
     decontaminate: bool = False
     tokenizer: str | None = None
@@ -86,12 +84,6 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
             remedy += "; --labels any keeps every answer, for a reward of your own (REWARD)"
         raise UserError(f"{format_count(len(bad), 'bad row')}:\n{listed}", remedy)
     about: dict[str, Any] = {"sources": origins, "rules": rules}
-    if options.solve_rates:
-        rates = solve_rates.read(options.solve_rates)
-        problems, unsuitable, by_level = solve_rates.choose(problems, rates, options.between)
-        skipped |= unsuitable
-        chosen_by = {"evaluation": options.solve_rates.name, "between": list(options.between)}
-        about["solve_rates"] = {**chosen_by, "by_level": by_level}
     problems, overlapping, alike = check_overlap(problems, options.decontaminate)
     left_out = {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping, **skipped}
     if options.tokenizer:
@@ -173,8 +165,6 @@ def _print(out: Path, written: dict[str, Any]) -> None:
     for reason, what in written["left_out"].items():
         for line in what if isinstance(what, list) else [what]:
             print(f"left out ({reason}): {line}")
-    for name, row in written.get("solve_rates", {}).get("by_level", {}).items():
-        print(f"{name}: mean solve rate {row['solve_rate']:.3f} of {row['problems']} problems, {row['kept']} kept")
     for pair in written["near_duplicates"]:
         print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}")
     if written["variants"]:
@@ -229,16 +219,6 @@ def _parser() -> argparse.ArgumentParser:
         help="any: keep problems and answers as they are, for a reward of your own, instead of checking that the "
         "grader reads each answer and adding to each problem how to answer (default: graded)",
     )
-    parser.add_argument(
-        "--solve-rates", type=Path, metavar="EVAL", help="folder of eval.evaluate: choose training problems by it"
-    )
-    parser.add_argument(
-        "--between",
-        type=float,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="solve rates to keep, with --solve-rates (default: 0.1 0.9)",
-    )
     parser.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of refusing them")
     parser.add_argument("--decontaminate", action="store_true", help="remove problems of eval from train")
     parser.add_argument("--tokenizer", help="model folder or hub id: count the tokens of the prompts")
@@ -264,8 +244,6 @@ def main(argv: list[str] | None = None) -> int:
     options = Options(**arguments)
     if (options.prompt_max_len or options.drop_long) and not options.tokenizer:
         parser.error("--prompt-max-len and --drop-long need --tokenizer")
-    if "between" in arguments and not options.solve_rates:
-        parser.error("--between needs --solve-rates")
     try:
         written = prepare(sources, out, options)
     except (UserError, OSError) as error:
