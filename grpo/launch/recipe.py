@@ -24,6 +24,7 @@ from grpo.stack import command
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 
+_OLDER = "resume it with the version that started it, or start a new run from its adapter: ADAPTER=CHECKPOINT/adapter"
 _PATHS = ("MODEL", "ENGINE_MODEL", "ADAPTER", "TRAIN_DATA", "EVAL_DATA", "REWARD", "ENVIRONMENT", "LIBRARY")
 
 
@@ -73,6 +74,8 @@ def _config(asked: Options, given: Mapping[str, str]) -> dict[str, str]:
         by_file = recorded.get("config")
         kept = {name: str(value) for name, value in by_file.items()} if isinstance(by_file, dict) else {}
         kept |= dict(list_changes(recorded))
+        if gone := sorted(name for name in kept if name not in SETTINGS and not name.startswith("-")):
+            raise UserError(f"{folder} has settings that no longer exist: {', '.join(gone)}", _OLDER)
         kept = {name: value for name, value in kept.items() if name not in own_runs.PLACES}
         named = {name: value for name, value in kept.items() if name not in config} | own_runs.find_places(folder)
         own_runs.refuse_others(folder, {name: value for name, value in named.items() if name not in given})

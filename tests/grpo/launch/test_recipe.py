@@ -242,6 +242,14 @@ def test_a_resumed_run_keeps_its_settings(tmp_path: Path, monkeypatch) -> None:
     assert "LORA_RANK was 5, now 4" in launch("--dry-run", "--resume", str(tmp_path), LORA_RANK="4").stderr
 
 
+@pytest.mark.parametrize("part", [{"config": {"NO_SETTING": "5"}}, {"changes": {"NO_SETTING": ["5", ""]}}])
+def test_a_run_with_a_setting_that_is_gone_is_not_resumed(tmp_path: Path, part: dict) -> None:
+    """It would go on without what the setting did."""
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {}, **part}))
+    done = launch("--dry-run", "--resume", str(tmp_path))
+    assert done.returncode == 2 and "NO_SETTING" in done.stderr
+
+
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
 def test_held_out_problems_are_those_beside_the_training_problems(tmp_path: Path, options) -> None:
     train = str(tmp_path / "train.jsonl")
