@@ -44,8 +44,8 @@ def reward_func(queries, prompts, labels):
 def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     """The run directory of steps 1 to 3 and, resumed with other options, 4 to 8; and the driver's log of each part.
 
-    The first part, in the box of 2 GPUs with the whole base on one rank, is killed in step 5: step 4 is taken back. The
-    second one has two ranks that share the base, its experts in bf16 and in host memory.
+    The first part, with the whole base on each of two ranks, is killed in step 5: step 4 is taken back. In the second
+    one the ranks share the base, its experts in bf16 and in host memory.
     """
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
@@ -78,8 +78,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         seen = seen or log.stat().st_size
         return b"train:" in log.read_bytes()[seen:]
 
-    first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
-    kill(run_dir, is_in_step_5, *first_part, **shared)
+    first_part = ("--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
+    kill(run_dir, is_in_step_5, *first_part, ACTOR_SHARD="none", **shared)
     first = log.read_text()
     assert 4 <= len(read_lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()

@@ -32,7 +32,6 @@ def test_a_second_stage_with_a_thinking_budget_a_reference_and_a_schedule_of_len
         assert step["groups_filled"] == prompts * (step["groups_too_hard"] + step["groups_too_easy"])
         assert step["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - step["groups_filled"] / prompts))
     assert 0 <= first["kl"] < second["kl"], "k3 is never below 0"
-    assert first["kl"] < 1e-6, "in the first step the policy is the reference"
     assert read_lines(run_dir / "parity.jsonl")[0]["has_adapter"], "and not the base model"
     assert second["ppo_kl"] != 0, "replayed in the pass for old log-probs, too"
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
