@@ -3,7 +3,7 @@
 #
 #   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 2 minutes on 2 cores, 8 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 30 GB host memory
-#   LEARNING_RATE=1e-5 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
+#   LEARNING_RATE=3e-5 ./train_grpo.sh --steps 20               any setting can be a variable, which wins over this file
 #   ./train_grpo.sh --config my.env                             settings in a file of your own
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs

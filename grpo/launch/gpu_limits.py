@@ -26,7 +26,7 @@ def problems(config: Config) -> Iterator[Problem]:
     if gpu and config.args.actor_shard == OF_ENGINE:
         yield Problem(
             f"ACTOR_SHARD=engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} has "
-            f"{gpu.capability}, where vLLM arranges the experts so that the actor cannot read them",
+            f"{gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
             _remedy_of_copies(config),
         )
         return

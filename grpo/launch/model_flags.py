@@ -75,7 +75,9 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
                 f"ACTOR_SHARD=engine uses the packed model that an engine holds on the same GPU, and needs {setting}",
                 f"set {setting}, or ACTOR_SHARD={NO_SHARD}",
             )
-        for name in (name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "")):
+        for name in (
+            name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "").replace(" ", "")
+        ):
             yield Problem(
                 f"{name} has expandable_segments:True, whose memory the processes of ACTOR_SHARD=engine cannot share",
                 f"unset {name}, or set ACTOR_SHARD={NO_SHARD}",

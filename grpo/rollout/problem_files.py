@@ -13,6 +13,7 @@ from grpo.stack.problem import UserError
 
 Row = dict[str, Any]
 _FIX = "fix the line; python -m data.prepare writes valid files"
+_RAISED = ("<super>", "<sub>")
 _SHOWN = 200  # characters of a line's field names
 
 
@@ -48,8 +49,9 @@ def normalize(text: str) -> str:
     """Return a text as it is compared with others: leaks and duplicates differ in case, white space, and Unicode forms.
 
     NFKC makes one form of composed and decomposed letters, and digits of full-width ones. Format characters, such as
-    zero-width spaces, are left out.
+    zero-width spaces, are left out. A raised digit stays apart from a plain one: 3² is not 32.
     """
+    text = "".join(f"^{each}" if unicodedata.decomposition(each).startswith(_RAISED) else each for each in text)
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join("".join(each for each in text if unicodedata.category(each) != "Cf").split())
 

@@ -55,8 +55,8 @@ def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
 def find_places(folder: Path) -> dict[str, str]:
     """Return where a run writes outside of its folder."""
     files = RunFiles(folder)
-    places = {name: os.path.abspath(files.find_folder(flag, files.read_config())) for name, flag in PLACES.items()}
-    return {name: place for name, place in places.items() if not Path(place).is_relative_to(os.path.abspath(folder))}
+    places = {name: os.path.realpath(files.find_folder(flag, files.read_config())) for name, flag in PLACES.items()}
+    return {name: place for name, place in places.items() if not Path(place).is_relative_to(folder.resolve())}
 
 
 def may_bring(folder: Path, name: str, value: str) -> bool:
@@ -74,6 +74,6 @@ def may_bring(folder: Path, name: str, value: str) -> bool:
 
 
 def _find_record(folder: Path, name: str, value: str) -> Path:
-    value = os.path.abspath(value) if name in PLACES else value
+    value = os.path.realpath(value) if name in PLACES else value
     digest = hashlib.sha256("\0".join((str(folder.absolute()), name, value)).encode(errors="surrogatepass")).hexdigest()
     return CHECKOUT / ".cache" / "own-runs" / digest

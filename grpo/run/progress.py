@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from grpo.hooks.names import DOTTED
 from grpo.metrics import parity
 from grpo.run import own_runs
 from grpo.run.lost_writes import LostWrites
@@ -38,7 +39,9 @@ STEP_COLUMNS = (
 
 LARGEST = sys.float_info.max  # JSON has larger whole numbers, which no calculation takes
 ONLY_ABOVE_ZERO = {"reward_missing"}
-_FLAG, _OPTION = re.compile(r"--\w+"), re.compile(r"--(tiny|gpus|steps)|\d+")
+_OPTION = re.compile(r"--(tiny|gpus|steps)|\d+")
+_CORRECTION = ("enable_vllm_is_correction", "vllm_is_correction_type", "vllm_is_truncated_threshold", "vllm_is_max_kl")
+_FLAGS = {*DOTTED, *_CORRECTION, "advantage_clip", *(setting.flag for setting in SETTINGS.values() if setting.flag)}
 
 
 class JsonLines:
@@ -299,13 +302,14 @@ def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
     """
     settings, flags = [], list[str]()
     for name, value in list_changes(config):
-        if not own_runs.may_bring(run_dir, name, value):
+        if not value.isprintable() or not own_runs.may_bring(run_dir, name, value):
             continue
         if name in SETTINGS:
             settings.append(f"{name}={shlex.quote(value)}")
-        elif _FLAG.fullmatch(name):
+        elif name.removeprefix("--") in _FLAGS:
             with contextlib.suppress(ValueError):  # an unbalanced quote, which no launcher writes
-                flags += [name, *shlex.split(value)]
+                words = shlex.split(value)
+                flags += [] if any(word.startswith("--") for word in words) else [name, *words]
     given = config.get("options")
     options = [word for word in map(str, given if isinstance(given, list) else ()) if _OPTION.fullmatch(word)]
     words = ["./train_grpo.sh", *options, "--resume", str(run_dir), *(["--", *flags] if flags else [])]

@@ -50,6 +50,10 @@ def test_the_same_text_in_another_unicode_form_is_an_overlap_and_a_repetition(ot
     assert len(kept) == len(repeats) == 1 and not bad
 
 
+def test_a_power_is_not_a_number_with_more_digits() -> None:
+    assert len(merge_repeats([make_problem("What is 3\u00b2?", "train"), make_problem("What is 32?", "train")])[0]) == 2
+
+
 def test_same_contest_place_in_both_splits_is_an_overlap_despite_different_wording() -> None:
     columns = {"datasource": "aime", "paper": (2022, 1, 3)}
     with pytest.raises(UserError, match="aime-2022-1-3"):

@@ -58,10 +58,10 @@ def check_warm_up(config: Config, prompts: int) -> Iterator[Problem]:
     args = config.args
     length = count_steps(args, prompts) * count_updates(args)
     warm_up = LearningRate.of_run(args, length).warm_up
-    if warm_up >= length > 1:
+    if args.lr_scheduler != "constant" and warm_up >= length > 1:
         yield Problem(
             f"LR_WARMUP_RATIO {args.lr_warmup_ratio:g}: all {length} optimizer steps of the run would be its warmup",
-            "set LR_WARMUP_RATIO=0.03, or raise STEPS",
+            "set LR_WARMUP_RATIO=0.03" + (", or raise STEPS" if args.lr_warmup_ratio < 1 else ""),
         )
 
 

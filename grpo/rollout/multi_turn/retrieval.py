@@ -59,7 +59,7 @@ class Library:
 
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
         """Return number, title and an excerpt of what matches best any of the query's first MAX_WORDS words."""
-        words = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:MAX_WORDS]
+        words = list({word.casefold(): word for word in re.findall(r"\w+", query)}.values())[:MAX_WORDS]
         if not words:
             return []
         return self._ask(

@@ -242,6 +242,27 @@ def test_a_resumed_run_keeps_its_settings(tmp_path: Path, monkeypatch) -> None:
     assert "LORA_RANK was 5, now 4" in launch("--dry-run", "--resume", str(tmp_path), LORA_RANK="4").stderr
 
 
+def test_a_resumed_run_keeps_its_steps_and_says_so_unless_they_are_given_again(tmp_path: Path) -> None:
+    """The schedule of the learning rate spans them."""
+    flags = {name: resolve_flags()[f"--{name}"] for name in ("pretrain", "prompt_data", "target_modules")}
+    flags |= {"target_modules": flags["target_modules"].split(), "lora_rank": 64, "lora_alpha": 128, "max_steps": 5}
+    recorded = {"changes": {"STEPS": ["5", ""]}, "flags": flags}  # of --steps 5, or of STEPS=5
+    (tmp_path / "config.json").write_text(json.dumps(recorded))
+    resumed = str(tmp_path)
+    assert resolve_flags("--resume", resumed)["--max_steps"] == "5"
+    assert resolve_flags("--resume", resumed, "--steps", "9")["--max_steps"] == "9"
+    assert "STEPS=5 (kept" in launch("--plan", "--resume", resumed).stdout
+    assert "STEPS=9 (default: 5)" in launch("--plan", "--resume", resumed, "--steps", "9").stdout
+
+
+def test_the_steps_of_the_option_are_recorded_for_a_resume(monkeypatch) -> None:
+    seen = {}
+    monkeypatch.setattr("grpo.launch.__main__.main", lambda words: seen.update(words=words) or 0)
+    assert launch("--steps", "7", "--dry-run").returncode == 0
+    [changes] = [json.loads(word.partition("=")[2]) for word in seen["words"] if word.startswith("--changes=")]
+    assert changes["STEPS"] == ["7", ""]
+
+
 @pytest.mark.parametrize("part", [{"config": {"NO_SETTING": "5"}}, {"changes": {"NO_SETTING": ["5", ""]}}])
 def test_a_run_with_a_setting_that_is_gone_is_not_resumed(tmp_path: Path, part: dict) -> None:
     """It would go on without what the setting did."""

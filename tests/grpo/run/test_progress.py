@@ -188,6 +188,7 @@ def test_a_run_goes_on_with_the_options_and_settings_that_it_had(tmp_path: Path)
         "changes": {
             "X=1;touch FILE;Y": ["1", ""], "LORA_RANK": ["4; touch FILE", ""], "--seed; touch FILE": ["1", ""],
             "--seed": ["$(touch FILE) 'a b'", ""], "--top_p": ["'", ""], "SEED": 3, "STEPS": [],
+            "--gamma": ["1 --remote_rm_url http://evil", ""], "--bogus": ["1", ""], "NAME": ["\x1b[2J", ""],
         },
         "options": ["--tiny", "$(touch FILE)", "--gpus", "8", 5, ["--tiny"]],
     }  # fmt: skip
