@@ -85,7 +85,7 @@ def ids_only(params: "SamplingParams") -> "SamplingParams":
     return mine
 
 
-def arguments(workers: int = 1, sequences: int = DECODED_SEQUENCES) -> dict[str, Any]:
+def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> dict[str, Any]:
     """Return engine arguments shared by all engines, in training, evaluations and benchmarks.
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
@@ -102,14 +102,15 @@ def arguments(workers: int = 1, sequences: int = DECODED_SEQUENCES) -> dict[str,
 
     Args:
         workers: of each engine.
-        sequences: that an engine decodes at once.
+        sequences: that an engine decodes at once; None leaves this number, and the graphs, to vLLM.
     """
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    mine: dict[str, Any] = {"stream_interval": 16, "max_num_seqs": sequences}
-    largest = -(-sequences // _GRAPH_STEP) * _GRAPH_STEP  # vLLM cuts other numbers down to the next of its sizes
-    mine["compilation_config"] = {"max_cudagraph_capture_size": largest}
+    mine: dict[str, Any] = {"stream_interval": 16}
+    if sequences is not None:
+        largest = -(-sequences // _GRAPH_STEP) * _GRAPH_STEP  # vLLM cuts other numbers down to the next of its sizes
+        mine |= {"max_num_seqs": sequences, "compilation_config": {"max_cudagraph_capture_size": largest}}
     if RETENTION in signature(AsyncEngineArgs).parameters:
         mine[RETENTION] = None
     if current_platform.is_cpu():

@@ -153,7 +153,6 @@ def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tm
     assert all(torch.equal(evaluated[name], tensor) for name, tensor in synced.items())
     assert found == [] and adapter.projections == targets
     assert adapter.find_expert_rank(BASE) == 2 and adapter.scale == 1.5
-    assert adapter.parameters == sum(parameter.numel() for parameter in adapter_parameters(our_model)[1])
 
 
 @pytest.mark.parametrize(

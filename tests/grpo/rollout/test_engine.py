@@ -26,3 +26,7 @@ def test_graphs_are_captured_up_to_the_sequences_of_an_engine(tmp_path, sequence
     config._set_cudagraph_sizes()
     sizes = compilation.cudagraph_capture_sizes
     assert (sizes[-1], len(sizes)) == (largest, graphs)
+
+
+def test_an_evaluation_without_a_batch_leaves_it_to_vllm() -> None:
+    assert not {"max_num_seqs", "compilation_config"} & engine.arguments(sequences=None).keys()
