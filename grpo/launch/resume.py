@@ -63,7 +63,7 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
 
 
 def find_newest_whole(checkpoints: Path, base: Path) -> Path | None:
-    """Return the newest checkpoint that is not damaged; None if there is none at all.
+    """Return the newest checkpoint that is not damaged, or None.
 
     Raises:
         UserError: if all are damaged or belong to another model, or the newest cannot be read for another reason.
