@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from grpo.hooks.names import DOTTED
 from grpo.metrics import parity
 from grpo.run import own_runs
 from grpo.run.lost_writes import LostWrites
@@ -20,6 +19,7 @@ from grpo.run.saved_steps import saved_steps, step_name
 from grpo.settings.table import SETTINGS
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
+from grpo.stack.upstream.flags import DOTTED
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
