@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks everything on this machine: scripts/test.sh [--fast | --gpu | --gpu-stack] [pytest arguments]
+# Checks everything on this machine: scripts/test.sh [--fast | --other | --gpu | --gpu-stack] [pytest arguments]
 #
 # Setup, lint, the installed patches, then the tests, and the types beside them. It stops at the first stage that fails.
-# If all is well, the last line is pytest's. --fast skips the tests that start Ray or vLLM (minutes). Without arguments,
-# the other supported OpenRLHF is tested, too, with its packages, by its unit tests and a tiny run, and the adapter of
-# the verifiers package.
+# If all is well, the last line is pytest's. --fast skips the tests that start Ray or vLLM (minutes).
+# --other tests what the others leave out: in a temporary copy of the checkout (9 GB), the other supported OpenRLHF with
+# its packages, by the unit tests of what depends on them and a tiny run; and the adapter of the verifiers package.
 # --gpu runs setup, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
@@ -16,10 +16,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pytest_arguments=()
-gpu=0 gpu_stack=0
+gpu=0 gpu_stack=0 other=0
 for argument in "$@"; do
     case "$argument" in
         --fast) pytest_arguments+=(-m "not stack") ;;
+        --other) other=1 ;;
         --gpu) gpu=1 ;;
         --gpu-stack) gpu_stack=1 ;;
         -h | --help)
@@ -43,23 +44,6 @@ stage() {
     printf '== %s: %d s\n' "$name" $((SECONDS - begin))
 }
 
-# Starts one stage beside the tests, which often wait. `end_stages_beside` waits for all, and shows those that failed.
-beside=()
-stage_beside() {
-    stage "$@" >"$scratch/stage ${#beside[@]}" 2>&1 &
-    beside+=($!)
-}
-
-end_stages_beside() {
-    local index failed=0
-    for index in "${!beside[@]}"; do
-        wait "${beside[index]}" && continue
-        failed=$?
-        cat "$scratch/stage $index" >&2
-    done
-    return "$failed"
-}
-
 # Every shell script of the checkout, recognized by its first line.
 shell_scripts() {
     local file first
@@ -76,21 +60,15 @@ lint_shell() {
     shellcheck --external-sources "${files[@]}"
 }
 
-# The unit tests of what depends on OpenRLHF's version, in a copy of this checkout with another version (9 GB).
-other_openrlhf() {
-    local version="$1" copy="$scratch/openrlhf-$1"
-    # A fault of copying shows in the tests.
-    mkdir "$copy" && git ls-files -z --cached --others --exclude-standard |
-        tar --create --null --files-from=- --ignore-failed-read | tar --extract --directory "$copy"
-    cd "$copy" && unset PYTHONPATH && OPENRLHF_VERSION="$version" scripts/setup.sh --cpu --quiet &&
-        source scripts/env.sh &&
-        pytest -q --no-header -n 0 tests/grpo/{hooks,lora,model,stack,training,update} tests/patches/test_real_series.py
+# Copies this checkout, and installs another version of OpenRLHF there.
+install_other() {
+    git ls-files -z --cached --others --exclude-standard |
+        tar --create --null --files-from=- --ignore-failed-read | tar --extract --directory "$1"
+    env --chdir="$1" --unset=PYTHONPATH OPENRLHF_VERSION="$2" scripts/setup.sh --cpu --quiet
 }
 
-# A whole tiny run with another version, in the copy that `other_openrlhf` made.
-run_other_openrlhf() {
-    cd "$scratch/openrlhf-$1" && unset PYTHONPATH && source scripts/env.sh &&
-        pytest -q --no-header -n 0 tests/stack/test_end_to_end.py
+test_other() {
+    env --chdir="$1" --unset=PYTHONPATH bash -c 'source scripts/env.sh && pytest -q --no-header -n 0 "$@"' bash "${@:2}"
 }
 
 # The package is not in the locks: it excludes the locked mcp. A folder of its own leaves the environment as it is.
@@ -128,27 +106,32 @@ if ((gpu)); then
     printf '== tests\n'
     exec pytest -n 0 "${pytest_arguments[@]}" tests/gpu
 fi
+if ((other)); then
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    stage "verifiers" of_verifiers
+    for folder in patches/openrlhf-*; do
+        version="${folder##*-}" copy="$scratch/$version"
+        if [[ -n $(compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$version.dist-info") ]]; then continue; fi
+        mkdir "$copy"
+        stage "setup of OpenRLHF $version" install_other "$copy" "$version"
+        stage "tests with OpenRLHF $version" test_other "$copy" "${pytest_arguments[@]}" \
+            tests/grpo/{hooks,lora,model,stack,training,update} tests/patches/test_real_series.py
+        stage "tiny run with OpenRLHF $version" test_other "$copy" tests/stack/test_end_to_end.py
+    done
+    exit
+fi
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
 stage "patches" python -m patches verify
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 # The libraries' types differ between the supported versions of OpenRLHF; the code has those of the default one.
 default="$(sed -n 's/^ *"openrlhf==\(.*\)",$/\1/p' pyproject.toml)"
 if compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$default.dist-info" >/dev/null; then
-    stage_beside "mypy" mypy "${packages[@]}"
-fi
-others=()
-if (($# == 0)); then
-    for folder in patches/openrlhf-*; do
-        version="${folder##*-}"
-        if [[ -z $(compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$version.dist-info") ]]; then
-            others+=("$version")
-            stage_beside "OpenRLHF $version" other_openrlhf "$version"
-        fi
-    done
-    stage_beside "verifiers" of_verifiers
+    output=$(mktemp)
+    trap 'rm -f "$output"' EXIT
+    stage "mypy" mypy "${packages[@]}" >"$output" 2>&1 & # beside the tests, which often wait
+    types=$!
 fi
 # Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
 export PYTHONPATH="$PYTHONPATH:$PWD/tests/startup"
@@ -160,11 +143,8 @@ export OMP_NUM_THREADS=1
 printf '== tests\n'
 failed=0
 pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}" || failed=$?
-end_stages_beside || failed=$?
-# Not beside the tests: two whole runs at once, beside other tests, take more than 24 GB.
-beside=()
-for version in "${others[@]}"; do
-    stage_beside "tiny run with OpenRLHF $version" run_other_openrlhf "$version"
-    end_stages_beside || failed=$?
-done
+if [[ -n ${types:-} ]] && ! wait "$types"; then
+    cat "$output" >&2
+    failed=1
+fi
 (exit "$failed")

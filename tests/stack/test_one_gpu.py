@@ -8,16 +8,19 @@ import contextlib
 import json
 import shutil
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from grpo.launch.supervise.witness import find_role
 from tests.faults import assert_seen
-from tests.soak.faults import find
-from tests.soak.proof import find_differences, has_same_tensors
 
 from . import tool_model
 from .recorded import Agreement, Sample, read_samples, shift_by_one_token
@@ -36,6 +39,13 @@ SETTINGS = {
     "MICRO_TRAIN_BATCH_SIZE": "1",  # an update that lasts until the core is killed
     "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
 }  # fmt: skip
+# What differs between two runs of the same numbers: times, memory, disks, and what the faults themselves count.
+OTHER = {
+    *("time", "seconds", "tokens_per_second", "host_memory", "device_memory", "engine_memory", "disk_free"),
+    *("lost_writes", "reward_seconds", "judge_seconds"),
+    # A step that is made again finds the answers to its first attempt in the judge's cache.
+    *("judge_calls", "judge_cached", "judge_tokens", "judge_failures"),
+}
 # Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that
 # ended it is an <|end|> in the next prompt, which begins a sample.
 INSISTENT = """
@@ -104,9 +114,11 @@ def parts(tiny_model, tmp_path_factory) -> Parts:
 
 
 def find_process(role: str, run: Path) -> psutil.Process:
-    process = find(role, [psutil.Process(pid) for pid in list_processes(run) if psutil.pid_exists(pid)])
-    assert process
-    return process
+    for pid in list_processes(run):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if find_role(process := psutil.Process(pid)) == role:
+                return process
+    raise AssertionError(f"no process is {role}")
 
 
 def list_held_bases(run: Path) -> dict[int, list[str]]:
@@ -117,6 +129,25 @@ def list_held_bases(run: Path) -> dict[int, list[str]]:
             mappings = Path(f"/proc/{pid}/maps").read_text().splitlines()
             found[pid] = [each.split()[4] for each in mappings if "/memfd:grpo-base" in each]
     return {pid: inodes for pid, inodes in found.items() if inodes}
+
+
+def find_differences(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return where the lines of two runs differ, digit for digit; [] if they are equal."""
+    steps, wanted = [row["step"] for row in actual], [row["step"] for row in expected]
+    if steps != wanted:
+        return [f"steps {steps} instead of {wanted}"]
+    return [
+        f"step {row['step']}: {name} is {row.get(name)}, not {other.get(name)}"
+        for row, other in zip(actual, expected, strict=True)
+        for name in sorted(row.keys() | other.keys())
+        if name.partition(".")[0] not in OTHER and row.get(name) != other.get(name)
+    ]
+
+
+def has_same_tensors(one: Path, other: Path) -> bool:
+    """Return whether two files hold the same tensors, bit for bit; the order of their metadata is random."""
+    a, b = load_file(one), load_file(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.timeout(900)

@@ -7,9 +7,9 @@ import pytest
 
 from grpo.run.saved_steps import saved_steps
 from tests.faults import Stopwatch, assert_seen, find_longest_gap, note, replace_seconds
-from tests.soak.disk import SmallDisk
 
 from .faulty_run import LAUNCHER
+from .small_disk import SmallDisk
 
 pytestmark = pytest.mark.timeout(600)
 

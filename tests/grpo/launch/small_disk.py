@@ -1,4 +1,4 @@
-"""A disk in memory for the checkpoints of a soak, which can be full without taking memory."""
+"""A disk in memory, which can be full without taking memory."""
 
 import shutil
 import subprocess
@@ -26,10 +26,6 @@ class SmallDisk:
         if shutil.disk_usage(self.folder).total < SIZE // 2:
             return False
         return not self._mount(f"remount,size={shutil.disk_usage(self.folder).used + SPARE}")
-
-    def free(self) -> None:
-        """Give back what :meth:`fill` took."""
-        self._mount(f"remount,size={SIZE}")
 
     def close(self) -> None:
         """Unmount it."""
