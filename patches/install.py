@@ -1,239 +1,207 @@
-"""The transaction: build and compile the new files aside, then rename them in one by one.
+"""The installed package: its state, and the transaction that replaces it.
 
-Every rename is atomic, and every text that leaves or arrives is kept beside the package first. A call killed at any
-instant therefore leaves a mixture of known files, which the next `apply` or `revert` completes.
+Beside the package, `.openrlhf-original/` keeps OpenRLHF's own package and the digest that `apply` left last. The state
+is derived from digests: a package that has neither of the two known ones, nor that one, was edited by hand.
 """
 
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import os
+import re
+import shlex
 import shutil
-import tempfile
-import time
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patches import git, originals
-from patches.errors import AGAIN, Exit, PatchError
-from patches.package import inspect, locate, next_command, read_file, read_installed, scan
-from patches.series import Series, sha256
-from patches.texts import Texts, hand_edits, patched_texts, pristine_texts
-from patches.wheel import Tree
+from patches import tree
+from patches.series import Exit, PatchError, Series
+
+STATES = {"applied": Exit.OK, "pristine": Exit.PRISTINE, "drifted": Exit.DRIFTED, "edited": Exit.EDITED}
+
+
+def find_package(target: Path | None = None) -> Path:
+    """Return the `openrlhf` package to patch: the one given, or the one that this Python would import.
+
+    Raises:
+        PatchError: MISSING if there is none, or if it is a symbolic link or another package.
+    """
+    if target is None:
+        spec = importlib.util.find_spec("openrlhf")  # does not import it
+        # A call that was killed between two renames left a folder without the package.
+        folders = [Path(spec.origin).parents[1]] if spec and spec.origin else filter(_is_torn, map(Path, sys.path))
+        target = next((folder / "openrlhf" for folder in folders), None)
+        if target is None:
+            raise PatchError(Exit.MISSING, f"OpenRLHF is not installed in {sys.prefix}", "./scripts/setup.sh")
+    target = Path(os.path.abspath(target))
+    is_package = (target / "__init__.py").is_file() or _is_torn(target.parent)
+    if target.name != "openrlhf" or target.is_symlink() or not is_package:
+        raise PatchError(
+            Exit.MISSING, f"{target} is not the folder of an OpenRLHF package", "give --target DIR/openrlhf"
+        )
+    return target
+
+
+def _is_torn(folder: Path) -> bool:
+    return (folder / ".openrlhf-old").is_dir()
+
+
+def find_version(package: Path) -> str:
+    """Return OpenRLHF's version from the metadata beside the package. Raises UNKNOWN_VERSION."""
+    files = package.parent.glob("openrlhf-*.dist-info/METADATA")
+    found = {match[1] for file in files if (match := re.search(r"^Version: *(\S+)", file.read_text("utf-8"), re.M))}
+    if len(found) != 1:
+        what = f"versions {', '.join(sorted(found))} are" if found else "no version is"
+        message = f"{what} recorded beside {package}: a checkout, an editable install, or two installations"
+        raise PatchError(
+            Exit.UNKNOWN_VERSION, message, "unset PYTHONPATH, or install OpenRLHF again: ./scripts/setup.sh"
+        )
+    return found.pop()
 
 
 @dataclass(frozen=True)
-class Step:
-    """One file to replace, create (`old` is None) or delete (`new` is None)."""
+class Status:
+    """What `status` reports: `state` is one of STATES, `next` the command to type."""
 
-    file: Path
-    old: bytes | None
-    new: bytes | None
-
-
-def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edits_to: Path | None) -> list[Step]:
-    """Return the steps that bring every file of the package, and RECORD, to the patched or the pristine state.
-
-    Hand edits are refused (EDITED), unless `edits_to` says where they are saved.
-    """
-    status = inspect(target, series)
-    if status.state == "edited" and edits_to is None:
-        lines = [f"  {each.path}: {each.state}" for each in status.files if each.is_edited]
-        raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
-    wanted = series.pristine if revert else series.list_expected()
-    changing = [each.path for each in status.files if each.installed != wanted.get(each.path)]
-    texts = pristine_texts(target, series, changing, wheel)
-    if changing and not revert:
-        texts |= patched_texts(target, series, wheel)
-    steps = [Step(locate(target, path), read_installed(target, path), texts[path]) for path in changing]
-    record, own = originals.record(target, series.version), originals.folder(target) / "RECORD"
-    listed = originals.read_record(record)
-    if listed not in (None, wanted):
-        now = dict.fromkeys(listed) | {path: read_installed(target, path) for path in wanted} | texts
-        is_kept = originals.read_record(own) == wanted
-        old = record.read_bytes()
-        steps.append(Step(record, old, own.read_bytes() if is_kept else originals.rewrite_record(old, now)))
-    return steps
+    state: str
+    message: str
+    next: str
+    target: str
+    version: str
+    digest: str
+    expected_digest: str
 
 
-def change(
-    target: Path, series: Series, *, revert: bool, wheel: Tree | None, edits_to: Path | None, wait: float
-) -> list[Step]:
-    """Apply the whole series, or revert it, all or nothing. Returns what changed.
+@dataclass(frozen=True)
+class Installed:
+    """An installed package and its series."""
 
-    Waits up to `wait` seconds for another call on the same target (LOCKED). Does not wait for a run that uses the
-    target's environment (LOCKED): engines that it starts again would import other files.
-    """
+    package: Path
+    series: Series
 
-    def steps_now() -> list[Step]:
-        return build(target, series, revert=revert, wheel=wheel, edits_to=edits_to)
+    def _beside(self, name: str) -> Path:
+        return self.package.with_name(f".openrlhf-{name}")
 
-    try:
-        # Without changes to make, neither lock nor write access is needed. A killed call leaves its lock file behind.
-        is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
-        if is_clean and not steps_now():
-            return []
-        with _hold_lock(target, series.version, wait):
-            for path in target.parent.glob(f".{target.name}-patch-*"):
-                shutil.rmtree(path)  # we hold the lock, so its creator is gone
-            if steps := steps_now():
-                with _refuse_under_a_run(target):
-                    if edits_to:
-                        save_edits(target, series, wheel, edits_to)
-                    touched = pristine_texts(target, series, list(series.patched), wheel)
-                    _install(target, series, steps + _links(target, steps), touched)
-            _remove_empty_folders(target)
-            originals.prune(target, series, is_applied=not revert)
-            return steps
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            message = f"{error.filename2 or error.filename} is read-only for this user; nothing was changed"
-            advice = "install OpenRLHF into your own environment, then run ./apply_patches.sh"
-            raise PatchError(Exit.READ_ONLY, message, advice) from error
-        advice = next_command(target, series.version, "status")
-        raise PatchError(Exit.FAILED, str(error), advice) from error
+    def inspect(self) -> Status:
+        now, series = tree.digest(self.package), self.series
+        if _is_torn(self.package.parent):
+            state, message, command = "drifted", "a call was killed here", self.command("apply")
+        elif now == series.patched:
+            state, message, command = "applied", f"all {len(series.patches)} patches are applied", ""
+        elif now == series.pristine:
+            state, message, command = "pristine", "not patched", self.command("apply")
+        elif now == self._read_last():
+            state, message, command = "drifted", "as another release of the patches left it", self.command("apply")
+        else:
+            state, message = "edited", f"edited by hand; {self.command('diff')} shows the edits"
+            command = self.command("apply --edits-to my-edits.patch")
+        return Status(state, message, command, str(self.package), series.version, now, series.patched)
 
+    def command(self, words: str) -> str:
+        """Return the command to type for this package."""
+        spec = importlib.util.find_spec("openrlhf")
+        is_default = spec and spec.origin == str(self.package / "__init__.py")
+        return f"./apply_patches.sh {words}" + ("" if is_default else f" --target {shlex.quote(str(self.package))}")
 
-def save_edits(target: Path, series: Series, wheel: Tree | None, to: Path) -> None:
-    """Write the hand edits as a patch; a file that exists is not overwritten."""
-    before, now = hand_edits(target, series, inspect(target, series), wheel)
-    if before:
+    def _read_last(self) -> str:
+        file = self._beside("original") / "left"
+        return file.read_text() if file.is_file() else ""
+
+    def find_original(self) -> Path:
+        """Return OpenRLHF's own package: kept, or installed. Raises MISSING."""
+        for package in (self._beside("original") / "openrlhf", self.package):
+            if tree.digest(package) == self.series.pristine:
+                return package
+        version = self.series.version
+        remedy = f"uv pip install --reinstall --no-deps --link-mode copy openrlhf=={version} && {self.command('apply')}"
+        raise PatchError(Exit.MISSING, f"OpenRLHF {version}'s own files are not kept beside {self.package}", remedy)
+
+    def build(self, to: Path) -> Path:
+        """Build the patched package in the folder `to`. Raises BAD_SERIES if it is not the one of the digests."""
+        tree.copy(self.find_original(), to / "openrlhf")
+        tree.apply(self.series.patches, to / "openrlhf")
+        if tree.digest(to / "openrlhf") != self.series.patched:
+            message = f"the patches for {self.series.version} do not lead to the digest in digests.json"
+            raise PatchError(Exit.BAD_SERIES, message, "git checkout patches, or export your commits again")
+        return to / "openrlhf"
+
+    def change(self, *, reverts: bool) -> bool:
+        """Apply the series, or revert it; returns whether that changed anything.
+
+        A call that is killed leaves the old package or the new one, perhaps as `.openrlhf-old`; the next one goes on.
+
+        Raises:
+            PatchError: LOCKED under a run; FAILED if a file cannot be written.
+        """
+        wanted = self.series.pristine if reverts else self.series.patched
+        if not _is_torn(self.package.parent) and tree.digest(self.package) == wanted:
+            return False
         try:
-            originals.write_new(to, git.diff(before, now))
-        except FileExistsError as error:
-            raise PatchError(Exit.USAGE, f"{to} exists", inspect(target, series).next) from error
+            with self._lock():
+                self._recover()
+                if tree.digest(self.package) != wanted:
+                    self._replace(reverts)
+                if reverts:
+                    shutil.rmtree(self._beside("original"), ignore_errors=True)
+                else:
+                    (self._beside("original") / "left").write_text(wanted)
+        except OSError as error:
+            raise PatchError(Exit.FAILED, str(error), self.command("status")) from error
+        return True
 
+    def _recover(self) -> None:
+        shutil.rmtree(self._beside("new"), ignore_errors=True)
+        if not _is_torn(self.package.parent):
+            return
+        if tree.digest(self.package) in (self.series.pristine, self.series.patched):
+            self._put_away()
+        else:
+            shutil.rmtree(self.package, ignore_errors=True)
+            os.rename(self._beside("old"), self.package)
 
-def _lock_path(target: Path) -> Path:
-    return target.parent / f".{target.name}-patch.lock"
+    def _replace(self, reverts: bool) -> None:
+        stage, old = self._beside("new"), self._beside("old")
+        stage.mkdir()
+        if reverts:
+            tree.copy(self.find_original(), stage / "openrlhf")
+        else:
+            self.build(stage)
+        try:
+            os.rename(self.package, old)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # In a container: overlayfs cannot rename a folder of the image.
+            shutil.copytree(self.package, stage / "old", symlinks=True)
+            os.rename(stage / "old", old)
+            shutil.rmtree(self.package)
+        os.rename(stage / "openrlhf", self.package)
+        self._put_away()
+        stage.rmdir()
 
+    def _put_away(self) -> None:
+        """Keep the replaced package if it is OpenRLHF's own; otherwise delete it."""
+        old, kept = self._beside("old"), self._beside("original")
+        if tree.digest(old) == self.series.pristine:
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir()
+            os.rename(old, kept / "openrlhf")
+        else:
+            shutil.rmtree(old)
 
-@contextlib.contextmanager
-def _hold_lock(target: Path, version: str, wait: float) -> Iterator[None]:
-    path, deadline = _lock_path(target), time.monotonic() + wait
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock of the environment, which the launcher of a run (scripts/launch.sh) shares."""
+        configs = (folder / "pyvenv.cfg" for folder in self.package.parents)
+        lock = os.open(next((file for file in configs if file.is_file()), self.package.parent), os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(lock, path):
-                break
+            yield
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(lock)
-                message = f"another call has been patching {target} for {wait:g} s (it holds {path})"
-                raise PatchError(Exit.LOCKED, message, next_command(target, version, "status")) from None
-            time.sleep(0.05)
-        os.close(lock)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _refuse_under_a_run(target: Path) -> Iterator[None]:
-    """Hold the lock of the environment, which the launcher of a run (scripts/launch.sh) shares."""
-    config = next((each / "pyvenv.cfg" for each in target.parents if (each / "pyvenv.cfg").is_file()), None)
-    if config is None:
-        yield
-        return
-    with config.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"a run uses {config.parent}, and must end first; nothing was changed"
-            raise PatchError(Exit.LOCKED, message, AGAIN) from None
-        yield
-
-
-def _is_at(lock: int, path: Path) -> bool:
-    # The previous holder unlinked the file: a lock on an unlinked file protects nothing.
-    try:
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _install(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-patch-", dir=target.parent))
-    done: list[Step] = []
-    try:
-        staged = [_stage(target, step, aside / str(number)) for number, step in enumerate(steps)]
-        _keep(target, series, steps, touched)
-        for step, new_file in zip(steps, staged, strict=True):
-            if read_file(step.file) != step.old:
-                message = f"{step.file} changed while it was being patched; nothing was changed"
-                raise PatchError(Exit.FAILED, message, next_command(target, series.version, "status"))
-            done.append(step)
-            _put(step, new_file)
-    except BaseException:
-        for step in reversed(done):
-            if read_file(step.file) == step.new:
-                back = Step(step.file, step.new, step.old)
-                _put(back, _stage(target, back, aside / "back"))
-        raise
-    finally:
-        shutil.rmtree(aside)
-    for folder in {step.file.parent for step in steps if step.file.parent.is_dir()}:
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)  # the new names, too, survive a power cut
-        os.close(handle)
-
-
-def _links(target: Path, steps: list[Step]) -> list[Step]:
-    """Return a step that replaces each other file with hard links by a copy of its own.
-
-    Installers link files to a cache. An edit in place would change the cache, and every environment that it serves.
-    """
-    files = {locate(target, path) for path in scan(target)} - {step.file for step in steps}
-    texts = {file: read_file(file) for file in sorted(files) if file.lstat().st_nlink > 1}
-    return [Step(file, text, text) for file, text in texts.items()]
-
-
-def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
-    """Keep OpenRLHF's own texts, RECORD, and the new texts. Hand edits are saved elsewhere, by the user's choice."""
-    own = {path: read_installed(target, path) for path in series.pristine} | touched
-    texts = [text for path, text in own.items() if sha256(text) == series.pristine.get(path)]
-    record = originals.record(target, series.version)
-    for text in [*texts, *(step.new for step in steps if step.file != record)]:
-        if text is not None:
-            originals.keep(target, str(sha256(text)), text)
-    if originals.read_record(record) == series.pristine:
-        originals.keep(target, "RECORD", record.read_bytes())
-
-
-def _stage(target: Path, step: Step, aside: Path) -> Path | None:
-    """Write the new text aside with the old file's mode and owner; a new file takes __init__.py's."""
-    if step.new is None:
-        return None
-    like = (step.file if step.old is not None else target / "__init__.py").lstat()
-    originals.write_new(aside, step.new)
-    os.chmod(aside, like.st_mode & 0o7777)
-    with contextlib.suppress(PermissionError):  # only root may give files away; group write is enough for us
-        os.chown(aside, like.st_uid, like.st_gid)
-    # Python validates a .pyc by its source's size and modification time in whole seconds. A time later than the old
-    # file's, whatever the clock says, ensures that no .pyc of the old file ever matches.
-    now = max(int(time.time()), int(like.st_mtime) + 1)
-    os.utime(aside, (now, now))
-    return aside
-
-
-def _put(step: Step, new_file: Path | None) -> None:
-    cache = step.file.parent / "__pycache__"
-    for bytecode in [] if cache.is_symlink() else cache.glob(f"{step.file.stem}.*.pyc"):
-        bytecode.unlink(missing_ok=True)
-    if new_file is None:
-        step.file.unlink()
-    else:
-        step.file.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(new_file, step.file)  # a new inode: other hard links of the old file keep their bytes
-
-
-def _remove_empty_folders(target: Path) -> None:
-    """Remove the folders without files; those of files that the patches created are empty after a revert."""
-    for name, _, _ in os.walk(target, topdown=False):
-        folder = Path(name)
-        if folder.name != "__pycache__" and all(path.name == "__pycache__" for path in folder.iterdir()):
-            shutil.rmtree(folder)
+            message = f"a run or another call uses the environment of {self.package}; nothing was changed"
+            raise PatchError(Exit.LOCKED, message, "call it again once that has ended") from None
+        finally:
+            os.close(lock)

@@ -232,9 +232,9 @@ take minutes)"
 
 # The installer replaces the files of another version of OpenRLHF, edited or not.
 refuse_hand_edits() {
-    local output
-    output="$("$root/apply_patches.sh" status 2>&1 || true)"
-    if grep -q ': edited$' <<<"$output"; then
+    local output code=0
+    output="$("$root/apply_patches.sh" status 2>&1)" || code=$?
+    if ((code == 13)); then
         fail "OpenRLHF $version would replace files that were edited by hand; save them first:"$'\n'"$output"
     fi
 }
@@ -280,7 +280,7 @@ ensure_patches() {
         fail "the patches could not be applied or verified:"$'\n'"$output"
     # Also of a quiet setup: somebody may have reverted them.
     local tell=say
-    if grep -q '^changed ' <<<"$output"; then tell=work; fi
+    if grep -q '^changed' <<<"$output"; then tell=work; fi
     "$tell" "patches: applied and verified"
 }
 

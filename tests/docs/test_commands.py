@@ -18,6 +18,9 @@ from tests.docs.pages import ROOT, list_pages
 
 LANGUAGES = {"bash", "text", "python", "json", "mermaid"}
 FOREIGN = {
+    "cp",
+    "rm",
+    "uv",
     "cd",
     "export",
     "git",

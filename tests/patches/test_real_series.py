@@ -1,99 +1,83 @@
-"""The patch folders of this repository: whole, exact on the installed OpenRLHF, and true about what they rely on."""
+"""The series of this repository: exact on the installed OpenRLHF, and true about what they rely on."""
 
-import hashlib
-import json
+import ast
 import re
-from pathlib import Path
+from importlib.metadata import version
 
 import pytest
 
-from patches import PatchError, anchors
+from patches import digest, find_package, load
 from patches.__main__ import main
-from patches.errors import Exit
-from patches.package import find_target, installed_version
-from patches.series import Series, folder, known_versions
-from patches.texts import patched_texts, pristine_texts
+from patches.install import Installed
+from patches.series import ROOT, folder, known_versions
 
-TRUSTS = r"trust_remote_code\W+True"
-
-
-@pytest.mark.parametrize("version", known_versions())
-def test_the_series_is_whole(version):
-    series = Series.load_checked(version)
-    assert series.patches and series.patched.keys() & series.pristine.keys()
+FIELDS = {*("Description", "Why", "Relies-On", "Verified-By", "Origin", "Forwarded", "Applied-Upstream", "Delete-When")}
 
 
 @pytest.fixture(scope="module")
-def target():
-    """The installed package."""
-    try:
-        return find_target()
-    except PatchError as error:
-        assert error.code == Exit.MISSING
-        pytest.skip(f"OpenRLHF is not installed here: {error}")
+def installed() -> Installed:
+    return Installed(find_package(), load(version("openrlhf")))
 
 
-def test_the_patches_lead_from_the_pristine_files_to_the_manifests(target):
-    series = Series.load_checked(installed_version(target))
-    assert patched_texts(target, series, None).keys() == series.patched.keys()
+def test_the_patches_lead_from_the_original_files_to_the_installed_ones(installed, tmp_path):
+    assert digest(installed.build(tmp_path)) == digest(installed.package) == installed.series.patched
 
 
-def test_every_anchor_of_a_patch_is_in_the_pristine_files(target):
-    series = Series.load_checked(installed_version(target))
-    texts = pristine_texts(target, series, list(series.pristine), None)
-    count = 0
-    for patch in series.files():
-        for path, name in anchors.find_anchors(patch):
-            assert anchors.source(texts.get(path), name), f"{patch.name}: {path}: {name}"
-            count += 1
-    assert count > 2 * len(series.patches)
+def test_patches_are_as_export_writes_them(installed, tmp_path, monkeypatch):
+    kept = {file.name: file.read_bytes() for file in folder(installed.series.version).iterdir()}
+    assert main(["import", "--to", str(tmp_path / "work")]) == 0
+    monkeypatch.setattr("patches.series.ROOT", tmp_path)
+    assert main(["export", "--from", str(tmp_path / "work")]) == 0
+    assert {file.name: file.read_bytes() for file in folder(installed.series.version).iterdir()} == kept
 
 
-def test_what_our_classes_replace_is_what_was_reviewed(target):
-    """A version in which a class or function differs has a fix, or a feature, that no longer reaches us.
+def list_definitions(node: ast.AST, prefix: str = "") -> set[str]:
+    """The functions, classes, assigned names and flags of a file."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        inside = prefix
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(prefix + child.name)
+            inside = f"{prefix}{child.name}."
+        elif isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Name):
+            found.add(prefix + child.targets[0].id)
+        elif isinstance(child, ast.Call) and child.args and isinstance(child.args[0], ast.Constant):
+            found.add(str(child.args[0].value))
+        found |= list_definitions(child, inside)
+    return found
 
-    `python -m patches drift --changes` shows it: review it, then pin it.
-    """
-    version = installed_version(target)
-    series = Series.load_checked(version)
-    texts = pristine_texts(target, series, list(series.pristine), None)
-    found = {}
-    for patch in series.files():
-        for path, name in anchors.find_anchors(patch) if patch.stem in ("ppo_actor", "metrics_trainer") else ():
-            if not name.startswith("--"):
-                where, code = f"{path.removeprefix('openrlhf/')}: {name}", anchors.source(texts.get(path), name)
-                found[where] = hashlib.sha256(code.encode()).hexdigest()[:16]
-    assert found == json.loads((Path(__file__).parent / "replaced.json").read_text())[version]
+
+def test_what_a_patch_relies_on_is_in_the_original_files(installed):
+    original, count = installed.find_original().parent, 0
+    for patch in installed.series.patches:
+        match = re.search(r"^Relies-On: *((?:.*)(?:\n .*)*)", patch.read_text(), re.MULTILINE)
+        assert match, patch.name
+        for path, _, names in (part.partition(":") for part in " ".join(match[1].split()).split(";")):
+            for name in (name.strip() for name in names.split(",") if name.strip()):
+                assert name in list_definitions(ast.parse((original / path.strip()).read_text())), (
+                    f"{patch.name}: {name}"
+                )
+                count += 1
+    assert count > 2 * len(installed.series.patches)
 
 
-def test_no_file_of_a_model_runs_as_code(target):
+def test_no_file_of_a_model_runs_as_code(installed):
     """But for a command line that no run imports."""
-    trusting = {str(f.relative_to(target)) for f in target.rglob("*.py") if re.search(TRUSTS, f.read_text())}
-    assert trusting <= {"cli/batch_inference.py"}
+    files = installed.package.rglob("*.py")
+    trusting = [file.name for file in files if re.search(r"trust_remote_code\W+True", file.read_text())]
+    assert set(trusting) <= {"batch_inference.py"}
 
 
-def test_patches_are_as_export_writes_them(target, tmp_path):
-    version = installed_version(target)
-    kept = {path.name: path.read_bytes() for path in folder(version).iterdir()}
-    assert main(["import", "--to", str(tmp_path / "work"), "--version", version]) == 0
-    assert main(["export", "--from", str(tmp_path / "work"), "--version", version]) == 0
-    assert {path.name: path.read_bytes() for path in folder(version).iterdir()} == kept
-
-
-@pytest.mark.parametrize("version", known_versions())
-def test_headers_follow_dep_3(version):
-    for path in Series.load_checked(version).files():
+@pytest.mark.parametrize("name", known_versions())
+def test_headers_follow_dep_3(name):
+    assert load(name).patches and not set(folder(name).glob("*.patch")) - set(load(name).patches)
+    for path in load(name).patches:
         header = path.read_text().partition("\n--- ")[0]
-        fields = re.findall(r"^([A-Z][\w-]+): *\S", header, re.MULTILINE)
-        wanted = {
-            "Description",
-            "Why",
-            "Relies-On",
-            "Verified-By",
-            "Origin",
-            "Forwarded",
-            "Applied-Upstream",
-            "Delete-When",
-        }
-        assert wanted <= set(fields), path.name
+        assert set(re.findall(r"^([A-Z][\w-]+): *\S", header, re.MULTILINE)) >= FIELDS, path.name
         assert re.search(r"^Forwarded: ((no|not-needed); \S.*|https?://\S+)$", header, re.MULTILINE), path.name
+
+
+def test_every_reproduction_is_named_by_the_patch_that_fixes_it():
+    texts = [path.read_text() for name in known_versions() for path in load(name).patches]
+    named = {match for text in texts for match in re.findall(r"patches/reproductions/(\w+)\.py", text)}
+    assert named == {script.stem for script in (ROOT / "reproductions").glob("*.py")}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parts import stock
-from patches.series import ROOT, Series, known_versions
+from patches.series import ROOT
 
 SCRIPTS = sorted((ROOT / "reproductions").glob("*.py"))
 # Each script in a process of its own, forked once the libraries are imported. None has imported OpenRLHF yet.
@@ -64,14 +64,3 @@ def _start(*before: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_each_is_named_by_the_patch_that_fixes_it() -> None:
-    named = {
-        name
-        for version in known_versions()
-        for file in Series.load_checked(version).files()
-        for forwarded in re.findall(r"^Forwarded: .*(?:\n .*)*", file.read_text(), re.MULTILINE)
-        for name in re.findall(r"patches/reproductions/(\w+)\.py", forwarded)
-    }
-    assert named == {script.stem for script in SCRIPTS}

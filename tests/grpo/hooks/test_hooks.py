@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo import hooks
-from patches.series import Series, known_versions
+from patches.series import known_versions, load
 
 # Those that a patched file imports; names.py is a part of train_ppo_ray.py.
 MODULES = sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem not in ("__init__", "names"))
@@ -18,7 +18,7 @@ IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
 
 def _list_changes(version):
     """Yield patch, upstream file, and each added or removed line with its sign."""
-    for patch in Series.load(version).files():
+    for patch in load(version).patches:
         file = None
         for line in patch.read_text().splitlines():
             if line.startswith("+++ b/"):
