@@ -9,14 +9,15 @@ Exit code: 0 done, 2 a directory is not a run, or the file cannot be written.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import read_history
+from grpo.run.run_state import Run
 from grpo.stack import command, json_files
 from grpo.stack.problem import UserError
 from scripts.report.page import render
-from scripts.report.runs import read
 
 NAME = "report.html"
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     out = options.out or options.folders[0] / NAME
     try:
-        runs = read(options.folders)
+        runs = read_runs(options.folders)
         diagnoses = {run.name: diagnose(read_history(run)) for run in runs}
         page = render(runs, diagnoses)
     except (UserError, OSError) as error:
@@ -42,6 +43,21 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(out)
     return 0
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read the directories, each under as many last parts of its path as tell it from the others.
+
+    Raises:
+        UserError: if one is not a run directory, or is given twice.
+    """
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise UserError("a run is named twice", "name each run once")
+    depth = 1
+    while len(names := {path: "/".join(path.parts[-depth:]) for path in paths}) > len(set(names.values())):
+        depth += 1
+    return [Run(path, names[path]) for path in paths]
 
 
 if __name__ == "__main__":

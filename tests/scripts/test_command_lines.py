@@ -13,9 +13,8 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, table
 from grpo.checkpoint import digests
-from scripts import dequantize_checkpoint, diagnose, export_model, make_tiny_model
+from scripts import dequantize_checkpoint, diagnose, export_model, make_tiny_model, watch
 from scripts.report import __main__ as report
-from scripts.watch import __main__ as watch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("data", "eval", "grpo", "patches", "scripts", "benchmarks")

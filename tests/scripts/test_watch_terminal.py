@@ -59,6 +59,6 @@ def test_terminal_view_is_redrawn_and_the_screen_restored(viewed_run, number, co
 def test_terminal_view_ends_with_the_run(viewed_run) -> None:
     run, process, outside = viewed_run
     run.let_go(0)
-    end = read_until(outside, "again ")
+    end = read_until(outside, "adapter ")
     assert "finished" in end.partition("\x1b[?1049l")[2]
     assert process.wait(10) == 0
