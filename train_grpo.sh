@@ -16,8 +16,8 @@
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data, and settings, then exit; makes .venv and the tiny model
 #                   first if they are missing
-#   --plan          print what the settings mean (batches, lengths, steps, nodes, memory, disk, hours), then exit; needs
-#                   neither GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if nodes, settings, data,
+#   --plan          print what the settings mean (batches, lengths, steps, memory, disk, hours), then exit; needs
+#                   neither GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if settings, data,
 #                   reward, or environment are wrong
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)

@@ -2,4 +2,4 @@
 
 from grpo.stack import cluster
 
-bundles = cluster.rank_bundles  # ranks are packed on as few nodes as possible
+bundles = cluster.rank_bundles

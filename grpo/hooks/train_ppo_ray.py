@@ -17,6 +17,7 @@ from grpo.stack import cluster
 from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
+from reward import judge_place
 
 rename_flags = names.rename_flags  # of OpenRLHF 0.11.2, as the next
 in_sections = names.in_sections
@@ -26,6 +27,8 @@ hand_on_template_variables = chat_template.pass_to_engines  # the engines' envir
 runtime_env = cluster.runtime_env
 engines_ready = cluster.engines_ready
 
+_judge: list[Any] = []  # it lives as long as this handle
+
 
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
@@ -34,10 +37,9 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def settle_nodes() -> None:
-    """Start the judge, and in a cluster of several nodes what the run needs on each. Ray is connected."""
-    from grpo.launch.supervise import nodes  # imports Ray
-
-    nodes.start_helpers()
+    """Start the judge on this node. Ray is connected."""
+    cluster.note_nodes()
+    _judge.append(judge_place.start(cluster.make_home_options()))
 
 
 def engine_model(args: Arguments) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
-bundles = cluster.engine_bundles  # an engine is never split over nodes
+bundles = cluster.engine_bundles
 end_with_core = engine.end_with_core
 for_sample = engine.make_sample_params
 answer = engine.answer

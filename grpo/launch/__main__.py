@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +36,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import exposure, joined_cluster, node_check
+from grpo.launch.supervise import joined_cluster
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.settings import choose, flags, misspelt
@@ -138,16 +137,15 @@ def _main(options: argparse.Namespace) -> int:
     cluster = _check_admission(options, config, plan, folder, run_judge)
     if cluster.problems:
         return refuse_all(options, cluster.problems)
-    warnings = [*cluster.warnings, *exposure.warnings(config, folder), *placement.warnings()]
+    warnings = [*cluster.warnings, *placement.warnings()]
     warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
     warnings += learning_rate.warnings(config.args)
-    nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan, resume.resumed_step(config)) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _describe_resumption(config, folder) if options.resume else []
         told = [*options.script, *begin, *reward.describe(config), *judge.describe(run_judge, config)]
-        print("\n".join([*told, *nodes, *warnings]))
+        print("\n".join([*told, *cluster.places, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
     machine.raise_open_files()
@@ -167,8 +165,8 @@ def _main(options: argparse.Namespace) -> int:
         return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
-    print("\n".join([f"run directory {folder}", *news, *about, *nodes, watch]), flush=True)
-    return part.run(options, folder, config, plan, run_judge, held, cluster.seats)
+    print("\n".join([f"run directory {folder}", *news, *about, *cluster.places, watch]), flush=True)
+    return part.run(options, folder, config, plan, run_judge, held)
 
 
 def _check_admission(
@@ -182,10 +180,7 @@ def _check_admission(
         problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
         # A run continues without its judge, so a restart does not wait for it.
         problems += [] if is_restart else judge.check(run_judge, config)
-        patience = max(0.0, until - time.monotonic())
-        cluster = joined_cluster.Admission(problems) if problems else joined_cluster.look(config, patience)
-        if cluster.seats and not cluster.problems:
-            cluster = replace(cluster, problems=node_check.problems(cluster.seats, config, plan, folder))
+        cluster = joined_cluster.Admission(problems) if problems else joined_cluster.look(config, folder)
         if not cluster.problems or time.monotonic() >= until:
             return cluster
         if (why := cluster.problems[0].what) != shown:

@@ -58,7 +58,6 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from model_flags.problems(args)
     yield from loss_flags.problems(args)
     yield from _loop(args)
-    yield from _nodes(args)
     yield from rollout_flags.problems(args)
 
 
@@ -82,14 +81,4 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             f"SAVE_STEPS {save} and EVAL_STEPS {evaluate} rarely coincide, so the best checkpoint is unknown",
             "make one a multiple of the other",
-        )
-
-
-def _nodes(args: argparse.Namespace) -> Iterator[Problem]:
-    if args.nodes > 1 and args.gpus_per_node is None:
-        yield Problem(f"NODES is {args.nodes}, but how many GPUs each has is unknown", "set GPUS_PER_NODE")
-    if args.nodes > 1 and args.colocate_all_models:
-        yield Problem(
-            f"NODES is {args.nodes}, but COLOCATE=1, where engines and actor share GPUs, is for one node",
-            "set COLOCATE=0, or NODES=1",
         )

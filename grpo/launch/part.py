@@ -25,10 +25,8 @@ from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
-from grpo.stack import seats
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
-from grpo.stack.seats import Seats
 from reward import judge_place
 from reward.settings import STAND_IN_VARIABLE
 
@@ -42,7 +40,6 @@ def run(
     plan: Plan,
     run_judge: RunJudge,
     held: int,
-    places: Seats | None,
 ) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
     for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
@@ -58,8 +55,6 @@ def run(
     progress.lost.begin(resume.resumed_step(config))
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
-    if places:
-        environment[seats.VARIABLE] = places.dump()
     if run_judge.settings:
         environment[judge_place.VARIABLE] = judge_place.NAME
     is_finished = False

@@ -235,9 +235,6 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
 
 
 def _describe_sizes(plan: Plan, config: Config) -> list[str]:
-    hosts = "the host"
-    if config.args.nodes > 1:
-        hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
     place = "the actor"
     if config.args.actor_shard == OF_ENGINE:
         place = "engine and actor together" if config.actor_ranks == 1 else "each engine and its rank together"
@@ -246,7 +243,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; "
         f"LoRA {plan.lora_parameters:,} parameters{of_experts}, optimizer {size(plan.lora_optimizer_bytes)}",
-        f"memory      {size(plan.host_bytes)} on {hosts}:",
+        f"memory      {size(plan.host_bytes)} on the host:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
         + (", copy of ADAPTER" if config.args.adapter else ""),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import equal_nodes, flags, gpu_limits
+from grpo.launch import flags, gpu_limits
 from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -16,7 +16,6 @@ from grpo.launch.checks.machine import (
     check_is_new,
     check_limits,
     check_memory,
-    check_nodes,
     check_ray,
 )
 from grpo.launch.checks.model import check_model, check_released
@@ -35,7 +34,6 @@ from grpo.stack.problem import Problem
 def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
     """Run every check. An empty list means that the run can start, or continue if `is_resumed`."""
     checks = (
-        check_nodes(config),
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_packages(),
         check_patches(),
@@ -61,7 +59,6 @@ def problems_anywhere(config: Config) -> list[Problem]:
     are_here = all(model.exists() for model in models)
     return [
         *check_flags(config),
-        *equal_nodes.problems(config),
         *gpu_limits.problems(config),
         *check_data(config, is_missed=False),
         *check_environment(config),

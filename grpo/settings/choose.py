@@ -34,12 +34,11 @@ def choose(options: Options, given: Mapping[str, str], recipe: Mapping[str, str]
         given: what the user set, in the environment or by --config.
         recipe: the settings of train_grpo.sh.
     """
-    gpus = _find_gpus(options)
     layers = (recipe, _list_option_values(options, given, recipe), list_edits(recipe), given)
     values = {name: setting.default or "" for name, setting in SETTINGS.items()}
     for layer in layers:
         values |= layer
-    for name, value in _derive_values(values, gpus or 8).items():
+    for name, value in _derive_values(values).items():
         values[name] = values[name] or value
     return values
 
@@ -113,7 +112,7 @@ def _choose_tiny_gpus() -> int | None:
     return {1: 1, 2: 2}.get(len(machine.gpus()))
 
 
-def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:
+def _derive_values(values: Mapping[str, str]) -> dict[str, str]:
     """Return the values that follow from others where a setting is empty."""
     train = Path(values["TRAIN_DATA"] or _PREPARED / "train.jsonl")
     is_host = values["EXPERTS"] == "bf16" and values["ACTOR_SHARD"] == "zero3"
@@ -123,7 +122,6 @@ def _derive_values(values: Mapping[str, str], gpus: int) -> dict[str, str]:
         "NAME": os.path.basename(values["MODEL"].rstrip("/")),
         "TRAIN_DATA": str(train),
         "EVAL_DATA": str(train.with_name("eval.jsonl")),
-        "GPUS_PER_NODE": "" if values["NODES"] == "1" else str(gpus),
         "OLD_LOG_PROBS": "engine" if values["PIPELINE"] == "1" else "trainer",
         "GPU_MEMORY_UTILIZATION": "" if values["COLOCATE"] == "1" else f"{ENGINE_SHARE:.2f}",
         "OFFLOAD": "1" if is_host else "0",

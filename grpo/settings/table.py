@@ -51,10 +51,6 @@ GPUS = (
             also="ref_num_gpus_per_node"),
     Setting("COLOCATE", bool, "1: engines and actor take turns on the same GPUs. NUM_ENGINES x ENGINE_TP must then "
             "equal ACTOR_GPUS.", flag="colocate_all_models"),
-    Setting("NODES", int, "Nodes, which form the Ray cluster at RAY_ADDRESS; see [cluster](cluster.md).", "1", "nodes",
-            is_ours=True, check=COUNT),
-    Setting("GPUS_PER_NODE", int, "GPUs of each node. Empty: those of `--gpus` if NODES is above 1.", "",
-            "gpus_per_node", is_ours=True, check=COUNT),
     Setting("GPU_GB", float, "Memory per GPU in GB, for `--plan` on another machine. Empty: that of this machine's "
             "GPUs, or 80 if unknown.", "", "gpu_gb", is_ours=True, check=above(0)),
 )  # fmt: skip

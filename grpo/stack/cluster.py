@@ -3,11 +3,12 @@
 import os
 import random
 import socket
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.stack import seats
 from grpo.stack.secrets import is_secret
 from grpo.stack.upstream.engine import EngineActor
 
@@ -26,6 +27,17 @@ FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIME
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Ray's workers get 10002 to 19999, or ephemeral ports.
 FIRST_PORT = 20000
+NOTICE_SECONDS = 45.0  # until Ray has missed enough heartbeats of a node whose wire was cut
+
+_at_start: list[str] = []
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node by its address in Ray, and its GPUs."""
+
+    address: str
+    gpus: int
 
 
 def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -37,51 +49,70 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
         if (name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES))
         and (name in FORWARDED_NAMES or not is_secret(name))
     }
-    if seats.read(environ) and "TMPDIR" in environ:
-        variables["TMPDIR"] = environ["TMPDIR"]  # of the run, on every node, so that it can be deleted
     variables.setdefault("TOKENIZERS_PARALLELISM", "true")
     variables.setdefault("NCCL_DEBUG", "WARN")
     return {"env_vars": variables}
 
 
 def engine_bundles(engines: int, width: int) -> list[dict[str, float]]:
-    """Return the resources of each engine's workers, in their order, on the nodes that the launcher has chosen."""
-    chosen = seats.read()
-    addresses = [node for node in chosen.engines for _ in range(width)] if chosen else [None] * (engines * width)
-    return [_bundle(address) for address in addresses]
+    """Return the resources of each engine's workers, in their order. They take the cluster's last GPUs."""
+    return _bundles(engines * width, is_last=True)
 
 
 def rank_bundles(ranks: int) -> list[dict[str, float]]:
-    """Return the resources of each actor rank, in their order, on the nodes that the launcher has chosen."""
-    chosen = seats.read()
-    return [_bundle(address) for address in (chosen.ranks if chosen else [None] * ranks)]
+    """Return the resources of each actor rank, in their order. They take the cluster's first GPUs."""
+    return _bundles(ranks, is_last=False)
 
 
-def _bundle(address: str | None) -> dict[str, float]:
+def _bundles(count: int, is_last: bool) -> list[dict[str, float]]:
+    nodes = list_nodes()
+    if len(nodes) < 2:
+        return [{"GPU": 1, "CPU": 1} for _ in range(count)]
+    gpus = [node.address for node in nodes for _ in range(node.gpus)]
     # Every node has one unit of a resource that is named for it.
-    return {"GPU": 1, "CPU": 1} | ({f"node:{address}": 0.001} if address else {})
+    return [{"GPU": 1, "CPU": 1, f"node:{address}": 0.001} for address in (gpus[-count:] if is_last else gpus[:count])]
 
 
-def make_node_options(address: str | None) -> dict[str, Any]:
-    """Return the options of an actor or task that place it on a node without taking a CPU; {} for None."""
-    return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}} if address else {}
+def list_nodes() -> list[Node]:
+    """Return the living nodes that have GPUs, this process's first. It must be connected to Ray.
+
+    Nodes have equally many GPUs, a multiple of those of an engine (:mod:`grpo.launch.supervise.joined_cluster`). So an
+    engine spans no two nodes, and ranks span as few as possible.
+    """
+    import ray  # takes a second, and most callers need none
+
+    home = ray.get_runtime_context().get_node_id()
+    living = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != home)
+    nodes = [Node(node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in living]
+    return [node for node in nodes if node.gpus]
 
 
 def make_home_options() -> dict[str, Any]:
-    """Return the options that place an actor on the launcher's node; {} for a run on one node."""
-    chosen = seats.read()
-    return make_node_options(chosen.home) if chosen else {}
+    """Return the options that place an actor on this process's node without taking a CPU."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    home = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(home, soft=False)}
 
 
-def lost_nodes() -> list[str]:
-    """Return the addresses of the run's nodes that Ray has lost; [] for a run on one node."""
-    chosen = seats.read()
-    if chosen is None:
-        return []
-    import ray  # takes a second, and most callers have one node
+def note_nodes() -> None:
+    """Note the nodes of the cluster at the start of a run, which it can lose."""
+    _at_start.extend(node.address for node in list_nodes())
 
-    alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    return [address for address in chosen.nodes if address not in alive]
+
+def wait_for_lost_nodes() -> list[str]:
+    """Return the addresses of nodes that Ray has lost since :func:`note_nodes`; waits, if there were several."""
+    import ray
+
+    until = time.monotonic() + NOTICE_SECONDS
+    while len(_at_start) > 1:
+        living = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        lost = [address for address in _at_start if address not in living]
+        if lost or time.monotonic() > until:
+            return lost
+        time.sleep(1.0)
+    return []
 
 
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":

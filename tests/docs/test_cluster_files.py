@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,15 @@ def load(name: str) -> Any:
 
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> dict[str, str]:
-    """An environment whose ray, srun and python only note their calls; `checkout` has a launcher like them."""
+    """An environment whose ray, srun, openssl and python only note their calls; `checkout` has a launcher like them."""
     checkout, programs = tmp_path / "checkout", tmp_path / "bin"
     (checkout / "scripts").mkdir(parents=True)
     programs.mkdir()
     (checkout / "scripts" / "env.sh").touch()
-    for file in (checkout / "train_grpo.sh", *(programs / name for name in ("ray", "srun", "python", "hostname"))):
+    for file in (
+        checkout / "train_grpo.sh",
+        *(programs / name for name in ("ray", "srun", "python", "hostname", "openssl")),
+    ):
         file.write_text(FAKE)
         file.chmod(0o755)
     return {
@@ -73,33 +75,26 @@ def start_slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen
 
 
 TOKEN = "feedfacefeedface"
-JOINED = (
-    f'case "$*" in *is_secret*) PYTHONPATH={ROOT} {sys.executable} "$@" ;; *secrets*) echo {TOKEN} ;; *) echo 3 ;; esac'
-)
 
 
 def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_ins) -> None:
     launcher = 'until grep -q ^srun "$FAKE_LOG"; do sleep 0.05; done; '
-    launcher += 'printf "%s\\n" "$RAY_ADDRESS $NODES $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
-    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
-    environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward", "PASS_TO_ALL_NODES": "SEARCH_API_KEY"}
+    launcher += 'printf "%s\\n" "$RAY_ADDRESS $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
+    environment = stand_ins | {"FAKE_python": "echo 3", "FAKE_openssl": f"echo {TOKEN}", "FAKE_train_grpo": launcher}
+    environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward"}
     environment["FAKE_srun"] = 'printf "%s %s\n" "${GEMINI_API_KEY-none}" "$SEARCH_API_KEY" >"$FAKE_LOG.keys"'
     job = start_slurm(environment, "--steps", "20")
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
     noted = read_calls(environment)
-    assert (
-        "ray start --head --node-ip-address=10.0.0.7 --port=6379 --include-dashboard=false --disable-usage-stats"
-        in noted
-    )
+    assert [call for call in noted if call.startswith("ray start --head --node-ip-address=10.0.0.7 --port=6379")]
     (others,) = [call for call in noted if call.startswith("srun")]
-    assert "--no-kill --kill-on-bad-exit=0 --nodes=2 --ntasks=2 --exclude=node-a" in others
-    assert others.endswith("ray start --address=10.0.0.7:6379 --disable-usage-stats --block")
-    assert "train_grpo.sh --steps 20" in noted
-    assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "3", "token", TOKEN]
+    assert "--nodes=2 --ntasks=2 --exclude=node-a ray start --address=10.0.0.7:6379" in others
+    assert others.endswith("--block") and "train_grpo.sh --steps 20" in noted
+    assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "token", TOKEN]
     assert not [call for call in noted if TOKEN in call], "everybody can read command lines"
     keys = Path(f"{environment['FAKE_LOG']}.keys").read_text()
-    assert keys == "none of-a-reward\n", "a key left the launcher's node that may not, or one that may did not"
+    assert keys == "none of-a-reward\n", "the judge's key left the launcher's node, or one that may did not"
 
 
 def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None:
@@ -108,13 +103,13 @@ def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None
     job = start_slurm(environment)
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
-    assert not [call for call in read_calls(environment) if "srun" in call or "secrets" in call]
+    assert not [call for call in read_calls(environment) if "srun" in call or "openssl" in call]
 
 
 def test_slurms_signal_reaches_the_launcher_and_the_job_waits_for_it(stand_ins, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     launcher = f'trap "sleep 1; touch {saved}; exit 143" TERM; touch {tmp_path}/up; while :; do sleep 0.1; done'
-    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
+    environment = stand_ins | {"FAKE_python": "echo 3", "FAKE_openssl": f"echo {TOKEN}", "FAKE_train_grpo": launcher}
     job = start_slurm(environment)
     try:
         until = time.monotonic() + 60
@@ -127,54 +122,6 @@ def test_slurms_signal_reaches_the_launcher_and_the_job_waits_for_it(stand_ins, 
         job.kill()
     assert job.returncode == 143, output
     assert saved.exists(), "the job ended before the run had saved"
-
-
-def submit(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FOLDER / "ray-job.sh", *words], env=environment, capture_output=True, text=True, timeout=60)
-
-
-def test_a_run_is_submitted_with_its_settings(stand_ins) -> None:
-    environment = stand_ins | {"RAY_AUTH_TOKEN": TOKEN, "FAKE_ray": "[[ $RAY_AUTH_MODE == token ]]"}
-    words = ("http://10.0.0.1:8265", CHECKOUT, "NUM_ENGINES=6", "LEARNING_RATE=2e-6", "--steps", "20")
-    done = submit(environment, *words)
-    assert done.returncode == 0, done.stderr
-    (call,) = read_calls(environment)
-    assert call == (
-        f"ray job submit --address http://10.0.0.1:8265 --no-wait -- env --chdir={CHECKOUT} "
-        "--unset=RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES NUM_ENGINES=6 LEARNING_RATE=2e-6 "
-        "./train_grpo.sh --steps 20"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["http://h:8265"], "the path of the checkout"),
-        (["http://h:8265", CHECKOUT], "export RAY_AUTH_TOKEN"),
-        (["http://h:8265", CHECKOUT, "GEMINI_API_KEY=x"], "GEMINI_API_KEY would be readable"),
-        (["http://h:8265", CHECKOUT, "JUDGE_MODELS=a b"], "blanks or signs"),
-        (["http://h:8265", CHECKOUT, "NAME=$(id)"], "blanks or signs"),
-    ],
-)
-def test_what_a_job_must_not_contain_is_refused(stand_ins, words: list[str], why: str) -> None:
-    token = {} if "RAY_AUTH_TOKEN" in why else {"RAY_AUTH_TOKEN": TOKEN}
-    done = submit(stand_ins | token, *words)
-    assert done.returncode == 2 and why in done.stderr
-    assert not Path(stand_ins["FAKE_LOG"]).exists()
-
-
-def test_ray_accepts_the_file_of_ray_up() -> None:
-    """By the code and the schema with which `ray up` reads it."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    config = prepare_config(load("ray-up.yaml"))
-    validate_config(config)
-    (kind,) = config["available_node_types"].values()
-    assert config["max_workers"] == kind["min_workers"] == len(config["provider"]["worker_ips"])
-    head, worker = (config[f"{kind}_start_ray_commands"][-1] for kind in ("head", "worker"))
-    for command in (head, worker):
-        assert "source scripts/env.sh && export RAY_AUTH_MODE=token" in command
-    assert f"--node-ip-address={config['provider']['head_ip']}" in head and "$RAY_HEAD_IP:6379" in worker
 
 
 def test_the_cluster_of_kuberay_has_known_fields() -> None:
@@ -201,25 +148,21 @@ def test_the_cluster_of_kuberay_fits_this_project() -> None:
     assert spec["authOptions"] == {"mode": "token"}
     assert spec["rayVersion"] == read_locked_version("ray")
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"], "a run does not grow"
-    keys = []
-    for group in (spec["headGroupSpec"], workers):
+    keys = {}
+    for name, group in (("head", spec["headGroupSpec"]), ("workers", workers)):
         (container,) = group["template"]["spec"]["containers"]
         assert container["image"].startswith(f"rayproject/ray:{read_locked_version('ray')}-py312")
         assert container["command"] == ["source", "scripts/env.sh"] and container["workingDir"] == CHECKOUT
         assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-        keys.append([source["secretRef"]["name"] for source in container["envFrom"]])
-    assert keys == [["grpo-keys", "grpo-keys-all-nodes"], ["grpo-keys-all-nodes"]], "the judge's key stays on the head"
+        keys[name] = [source["secretRef"]["name"] for source in container.get("envFrom", [])]
+    assert keys == {"head": ["grpo-keys"], "workers": []}, "the judge's key stays on the head"
 
 
 def test_a_job_that_is_stopped_has_time_to_save() -> None:
     needed = int(default("SIGTERM_SECONDS")) + 10
     (seconds,) = re.findall(r"--signal=B:TERM@(\d+)", (FOLDER / "slurm.sh").read_text())
-    head = load("kuberay.yaml")["spec"]["headGroupSpec"]["template"]["spec"]
-    stop = {variable["name"]: variable["value"] for variable in head["containers"][0]["env"]}
-    given = [seconds, head["terminationGracePeriodSeconds"], stop["RAY_JOB_STOP_WAIT_TIME_S"]]
-    given += re.findall(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", (FOLDER / "ray-job.sh").read_text())
-    assert len(given) == 4 and all(int(number) > needed for number in given)
+    assert int(seconds) > needed
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)

@@ -16,6 +16,7 @@ OUTSIDE = {
     "batch": {"reward"},
     "run": {"reward"},
     "launch": {"reward", "data", "patches"},
+    "hooks": {"reward"},  # the driver starts the judge
 }
 PACKAGES = {
     "patches": set(),

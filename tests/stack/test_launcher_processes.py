@@ -11,12 +11,11 @@ import subprocess
 import sys
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import psutil
 import pytest
@@ -221,9 +220,12 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
     assert_nothing_left(driver)
 
 
-def test_a_cluster_of_this_machine_may_be_joined(foreign_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_this_machine_may_be_joined(foreign_cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", foreign_cluster.address)
-    verdict = joined_cluster.look(cast(Config, SimpleNamespace(gpus=2)))
+    shape = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
+    folders = dict.fromkeys(("ckpt_path", "metrics_dir", "pretrain", "engine_model"), str(tmp_path))
+    args = Namespace(**shape, **folders, agent_func_path=None, colocate_all_models=False)
+    verdict = joined_cluster.look(Config(args, {}, []), tmp_path)
     assert verdict.problems == []
     [warning] = verdict.warnings
     assert "is open" in warning

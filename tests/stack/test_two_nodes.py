@@ -23,8 +23,9 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
     """The run then names the node and waits for another one; Ctrl-C ends it."""
     folders = two_nodes.make_folders(tmp_path)
     run = folders[0] / "run"
-    with two_nodes.two_nodes(folders, gpus=(2, 1)) as cluster:
+    with two_nodes.two_nodes(folders, gpus=(2, 2)) as cluster:
         settings = {"SAVE_STEPS": "1", "EVAL_AT_START": "0", "RESTARTS": "1", "HF_TOKEN": KEY}
+        assert_refused(cluster, folders[0])
         launcher = cluster.train(
             "--run-dir", run, "--steps", len(read_lines(finished_run / "metrics.jsonl")), **settings
         )
@@ -38,15 +39,14 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
             assert not list(folders[1].iterdir())
             cluster.second.lose()
             watch = Stopwatch()
-            output += read_until("waiting for GPUs", launcher)
+            output += read_until("waiting      ", launcher)
             note("a node of a cluster is lost", watch.seconds())
         finally:
             for child in psutil.Process(launcher.pid).children():  # nsenter hands on no signal
                 child.send_signal(signal.SIGINT)
             rest, _ = launcher.communicate(timeout=LIMIT)
         first, second = cluster.first.address, cluster.second.address
-        assert f"nodes       {first}: the launcher, the controller and the judge; actor ranks 0, 1" in output
-        assert f"{second}: engine 0" in output
+        assert f"actor       on {first}\n" in output and f"engines     on {second}\n" in output
         assert f"failed       node {second} was lost" in output, output + rest
         assert_seen("a node of a cluster is lost", output)
         assert "not finished" in rest and "Traceback" not in rest
@@ -64,6 +64,20 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
     for step in range(1, len(actual) + 1):
         samples = [read_lines(folder / "samples" / f"step_{step}.jsonl") for folder in (finished_run, run)]
         assert [row["response"] for row in samples[0]] == [row["response"] for row in samples[1]]
+
+
+def assert_refused(cluster: two_nodes.Cluster, folder: Path) -> None:
+    """Try a run that needs a GPU more, a shared folder, and a reward that the second node lacks."""
+    reward = folder / "reward.py"
+    reward.write_text("def reward_func(queries, prompts, labels):\n    return 1.0\n")
+    settings = {"REWARD": str(reward), "ACTOR_GPUS": "4"}
+    check = cluster.train("--check", "--run-dir", folder / "refused", **settings)
+    output, _ = check.communicate(timeout=LIMIT)
+    second = cluster.second.address
+    assert check.returncode == 2, output
+    assert f"node {second} does not have {reward}" in output
+    assert f"node {second} may have actor ranks, and does not see what this node writes to {folder}" in output
+    assert "the run needs 5 GPUs" in output and "copy it there" in output and "CKPT_DIR" in output
 
 
 def drop_machine_numbers(row: dict) -> dict:

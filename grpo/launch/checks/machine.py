@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import equal_nodes, gpu_limits
+from grpo.launch import gpu_limits
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
@@ -25,24 +25,14 @@ LEAST_THREADS = 1024  # a tiny run has some hundreds
 LEAST_ADDRESS_SPACE = 64 * 10**9  # reserved rather than used
 
 
-def check_nodes(config: Config) -> Iterator[Problem]:
-    """Check that engines and actor can be placed, and that several nodes have a cluster."""
-    yield from equal_nodes.problems(config)
-    if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
-        yield Problem(
-            f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",
-            "start Ray on every node and export RAY_ADDRESS=HOST:PORT; docs/cluster.md says how",
-        )
-
-
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Check the GPUs that Ray needs, unless it simulates them or they are on several nodes or in another cluster."""
+    """Check the GPUs that Ray needs, unless it simulates them or they are in a cluster to join."""
     if is_cpu_stack():
         if config.args.vllm_enable_sleep:
             yield Problem("--vllm_enable_sleep needs GPUs: vLLM cannot sleep on CPUs", "remove it")
         yield from check_cpu_stack(config, plan)
         return
-    if os.environ.get("RAY_ADDRESS") or config.args.nodes > 1:
+    if os.environ.get("RAY_ADDRESS"):
         return
     gpus = machine.gpus()
     whose = f"{config.engine_gpus} for engines, {config.actor_ranks} for the actor"

@@ -111,8 +111,6 @@ def _first_death(evidence: Evidence) -> Death | None:
     """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
     words = evidence.words
     before = [death for death in evidence.deaths if not words or death.pid not in words.living]
-    for address, deaths in (words.elsewhere if words else {}).items():
-        before += [Death(f"{death['role']} on node {address}", death["pid"], death["code"]) for death in deaths]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # If the driver saw only that something died, a process that ended by its own exception is the cause.
     saw_only_a_death = words is None or words.kind in last_words.OF_DEATHS or bool(_rays_memory_remedy(words))

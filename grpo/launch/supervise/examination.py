@@ -1,17 +1,12 @@
 """What the processes of a run that makes no progress are doing: stacks, states, and the cluster, in one file."""
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from grpo.launch.supervise import processes
-from grpo.launch.supervise.witness import find_role
-from grpo.stack import seats
-
-LIMIT = 90.0  # seconds for all stacks of a node
+LIMIT = 90.0  # seconds for all stacks
 ONE_LIMIT = 15.0
 CLUSTER_LIMIT = 30.0
 
@@ -22,12 +17,6 @@ def write(file: Path, watched: Mapping[int, str], environment: Mapping[str, str]
         for part in (*_stacks(watched), _cluster(environment)):
             report.write(part + "\n\n")
             report.flush()
-
-
-def examine_node(run_id: str) -> str:
-    """Return what the run's processes on this node are doing, without the calling process."""
-    found = processes.find_run_processes(run_id, os.getpid())
-    return "\n\n".join(_stacks({process.pid: find_role(process) or "a process" for process in found}))
 
 
 def _stacks(watched: Mapping[int, str]) -> Iterator[str]:
@@ -62,9 +51,8 @@ def _stack(pid: int) -> str:
 def _cluster(environment: Mapping[str, str]) -> str:
     if not environment.get("RAY_ADDRESS"):
         return "== no Ray cluster"
-    limit = CLUSTER_LIMIT + (LIMIT if seats.read(environment) else 0.0)  # on several nodes, with their stacks
     command = [sys.executable, "-P", "-m", "grpo.launch.supervise.cluster_state"]
-    return "== Ray\n" + _output(command, limit, environment)
+    return "== Ray\n" + _output(command, CLUSTER_LIMIT, environment)
 
 
 def _output(command: list[str], limit: float, environment: Mapping[str, str] | None = None) -> str:

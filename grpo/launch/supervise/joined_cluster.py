@@ -1,36 +1,33 @@
-"""Checks the Ray cluster at RAY_ADDRESS before a run joins it, and chooses which of its nodes serves whom.
+"""Checks the Ray cluster at RAY_ADDRESS before a run joins it; Ray then places engines and ranks.
 
 The launcher's own machine is one of the nodes: it gets driver, controller, judge, metrics and rollouts. A cluster of
-several nodes must require a token, since its ports are open to the network.
+several nodes must require a token, since its ports are open to the network. Its nodes have equally many GPUs.
+
+As a program, it is the driver that asks the nodes: it leaves nothing of Ray in the launcher.
 """
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from grpo.launch.checks import node
 from grpo.launch.config import Config
-from grpo.stack import seats
-from grpo.stack.counted import format_count, format_numbers
-from grpo.stack.problem import Problem, UserError
-from grpo.stack.seats import Node, Seats
+from grpo.rollout.multi_turn import settings as environment_settings
+from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.counted import format_count
+from grpo.stack.problem import Problem
+from reward import user_files
 
-# A separate driver, which leaves nothing of Ray in the launcher. Free resources are known to whoever is connected.
-_PROBE = """
-import json, ray
-from ray._private import state
-ray.init(log_to_driver=False)
-home, free = ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
-print(json.dumps([
-    [node["NodeManagerHostname"], node["NodeManagerAddress"], free.get(node["NodeID"], {}).get("GPU", 0),
-     node["Resources"].get("GPU", 0), node["NodeID"] == home]
-    for node in ray.nodes() if node["Alive"]
-]))
-"""
-PROBE_SECONDS = 60.0
+LIMIT = 240.0  # seconds for all nodes, which import Ray and this project
 # After a restart: Ray needs seconds to free the GPUs of a run that failed, and a lost node may come back.
 ROOM_SECONDS, LOOK_AGAIN_SECONDS = 600.0, 10.0
 REMEDY = "unset RAY_ADDRESS so that the run starts Ray itself, or join a cluster that this machine is a node of"
@@ -39,61 +36,61 @@ TOKEN_REMEDY = "start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN and expor
 
 @dataclass(frozen=True)
 class Member:
-    """A living node: its host name, its address, its free GPUs, all its GPUs, and whether it is this machine."""
+    """A living node.
+
+    Attributes:
+        name, address: its host name, and its address in Ray.
+        gpus, free: all its GPUs, and those that nobody uses.
+        is_home: whether it is this machine.
+        facts: see :func:`grpo.launch.checks.node.facts`; None on a cluster of one node.
+        error: why it has no facts.
+    """
 
     name: str
     address: str
-    free: int
     gpus: int
+    free: int
     is_home: bool
+    facts: dict[str, str | None] | None = None
+    error: str = ""
 
 
 @dataclass
 class Admission:
-    """The result for a cluster: why it cannot be joined, what the user should know, and the places of the run.
-
-    Attributes:
-        seats: None if the cluster is this machine alone.
-    """
+    """The result for a cluster: why it cannot be joined, what the user should know, and where the run's parts are."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    seats: Seats | None = None
+    places: list[str] = field(default_factory=list)
 
 
-def look(config: Config, patience: float = 0.0) -> Admission:
-    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS.
-
-    Args:
-        patience: seconds to wait for free GPUs in a cluster of several nodes.
-    """
+def look(config: Config, run_dir: Path) -> Admission:
+    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS."""
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.pop(seats.VARIABLE, None)  # of an earlier part of the run
     if not address:
         return Admission()
     cluster = f"the cluster at RAY_ADDRESS {address}"
-    has_token = os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
-    # First without a token, to see whether the cluster admits anyone.
-    members, why = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
-    is_open = members is not None
-    if not is_open and has_token:
-        members, why = _probe(dict(os.environ))
+    folders = [config.args.ckpt_path, config.args.metrics_dir, str(run_dir)]
+    with contextlib.ExitStack() as marks:  # by which another node recognizes the folders
+        seen = {
+            marks.enter_context(tempfile.NamedTemporaryFile(dir=parent, prefix=".grpo-")).name: str(parent)
+            for parent in {machine.existing_parent(Path(folder)) for folder in folders}
+        }
+        members, is_open, why = _ask([*_own_paths(config), *seen])
     if members is None:
-        remedy = (
-            REMEDY if has_token else f"{REMEDY}; if it requires a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
-        )
-        return Admission([Problem(f"{cluster} cannot be joined: {why}", remedy)])
+        token = "" if _has_token() else "; if it requires a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+        return Admission([Problem(f"{cluster} cannot be joined: {why}", REMEDY + token)])
     names = ", ".join(member.name for member in members)
     if not any(member.is_home and member.name == socket.gethostname() for member in members):
         return Admission([Problem(f"{cluster} runs on other machines: {names}", f"start the run there, or {REMEDY}")])
     if is_open and len(members) > 1:
         what = f"{cluster} has {format_count(len(members), 'node')} ({names}) and admits anyone who can reach it"
         return Admission([Problem(what, TOKEN_REMEDY)])
-    try:
-        found = _take_places(config, members, patience)
-    except UserError as error:
-        return Admission([error.problem])
-    return Admission(warnings=[_warning(cluster)] if is_open else [], seats=found)
+    return Admission(
+        [*_check_gpus(config, members), *_compare(config, members, seen)],
+        [_warning(cluster)] if is_open else [],
+        _describe(config, members),
+    )
 
 
 def _warning(cluster: str) -> str:
@@ -103,73 +100,120 @@ def _warning(cluster: str) -> str:
     )
 
 
-def _take_places(config: Config, members: list[Member], patience: float) -> Seats | None:
-    """Choose the places of the run as soon as enough GPUs are free.
-
-    Raises:
-        UserError: if they are still too few after `patience` seconds.
-    """
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return _choose_seats(config, members)
-        except UserError:
-            if time.monotonic() > until:
-                raise
-        have, all_gpus = sum(member.free for member in members), sum(member.gpus for member in members)
-        on = format_count(len(members), "node")
-        print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
-        time.sleep(LOOK_AGAIN_SECONDS)
-        members = _probe(dict(os.environ))[0] or members
+def _own_paths(config: Config) -> list[str]:
+    """Return the models, and the user's own files that engines read."""
+    paths = [config.args.pretrain, config.args.engine_model or config.args.pretrain]
+    paths += [str(file.path.absolute()) for file in user_files.from_environment()]
+    if environment_settings.has_environment(config.args):
+        given = environment_settings.variables()
+        files = [*given.get("ENVIRONMENT", "").split(), given.get("LIBRARY", "")]
+        paths += [str(Path(file).absolute()) for file in files if file and Path(file).exists()]
+    return list(dict.fromkeys(paths))
 
 
-def _choose_seats(config: Config, members: list[Member]) -> Seats | None:
-    """Choose the places of the run; None in a cluster of this machine alone, where Ray does.
-
-    Raises:
-        UserError: if the free GPUs do not suffice, or if engines and actor share GPUs in a cluster of several nodes.
-    """
-    if len(members) == 1:
-        if members[0].free >= config.gpus:
-            return None
-        raise UserError(
-            f"the run needs {format_count(config.gpus, 'GPU')}, but {members[0].free} of {members[0].gpus} are free in "
-            "the cluster at RAY_ADDRESS",
-            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS, or wait until others free GPUs",
+def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
+    """Yield why engines and ranks have no room, if the GPUs of every node are in a row: ranks first, engines last."""
+    having = [member for member in members if member.gpus]
+    counts = ", ".join(f"{member.address} has {member.free} of {member.gpus}" for member in members)
+    if config.gpus > sum(member.free for member in members):
+        yield Problem(
+            f"the run needs {format_count(config.gpus, 'GPU')}, but too few are free in the cluster at RAY_ADDRESS: "
+            f"{counts}",
+            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS, add a node, or wait until others free GPUs",
         )
-    args = config.args
-    if args.colocate_all_models:  # OpenRLHF lets Ray choose the nodes of shared GPUs, so an engine could span two
-        names = ", ".join(member.name for member in members)
-        raise UserError(
+    if len(having) < 2:
+        return
+    if config.args.colocate_all_models:  # an engine could span two: Ray chooses the nodes of shared GPUs
+        yield Problem(
             "COLOCATE=1, where engines and actor share GPUs, is for one node, but the cluster at RAY_ADDRESS has "
-            f"{format_count(len(members), 'node')} ({names})",
+            f"{format_count(len(having), 'node')}",
             "set COLOCATE=0, or unset RAY_ADDRESS so that the run starts Ray itself",
         )
-    nodes = [Node(member.address, member.free) for member in members]
-    home = next(member.address for member in members if member.is_home)
-    return seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
+    if any(member.free != member.gpus or member.gpus != having[0].gpus for member in having):
+        yield Problem(
+            f"the nodes of the cluster do not have equally many free GPUs: {counts}",
+            "start Ray with the same --num-gpus on each, and wait until nobody else uses them",
+        )
+    elif having[0].gpus % config.args.vllm_tensor_parallel_size:
+        yield Problem(
+            f"an engine has ENGINE_TP {config.args.vllm_tensor_parallel_size} GPUs, and a node {having[0].gpus}: an "
+            "engine would span two nodes",
+            f"set ENGINE_TP to a divisor of {having[0].gpus}",
+        )
 
 
-def _probe(environment: dict[str, str]) -> tuple[list[Member] | None, str]:
-    """Return the living nodes, or None and why the cluster could not be joined."""
-    command = [sys.executable, "-c", _PROBE]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None, f"it did not answer within {PROBE_SECONDS:.0f} s"
-    if done.returncode:
-        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    rows = json.loads(done.stdout.splitlines()[-1])
-    return [Member(name, address, int(free), int(gpus), home) for name, address, free, gpus, home in rows], ""
+def _compare(config: Config, members: Sequence[Member], marks: dict[str, str]) -> Iterator[Problem]:
+    home = next(member for member in members if member.is_home)
+    needs_folders = config.actor_ranks > home.gpus
+    for member in members:
+        if member.error:
+            yield Problem(f"node {member.address} cannot run this checkout: {member.error}", node.SAME)
+        elif member.facts and home.facts and not member.is_home:
+            same = {name: value for name, value in home.facts.items() if name not in marks}
+            yield from node.compare(member.address, same, member.facts)
+            for folder in sorted({marks[mark] for mark in marks if needs_folders and member.facts[mark] is None}):
+                yield Problem(
+                    f"node {member.address} may have actor ranks, and does not see what this node writes to {folder}",
+                    "set --run-dir and CKPT_DIR to a folder that all nodes share, or let the actor fit on this node",
+                )
 
 
-def describe(found: Seats) -> list[str]:
-    """Name the node of each part of the run, in lines for people."""
-    lines: list[str] = []
-    for node in found.nodes:
-        parts = ["the launcher, the controller and the judge"] if node == found.home else []
-        for noun, places in (("engine", found.engines), ("actor rank", found.ranks)):
-            if node in places:
-                parts.append(format_numbers(noun, [number for number, place in enumerate(places) if place == node]))
-        lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
-    return lines
+def _describe(config: Config, members: Sequence[Member]) -> list[str]:
+    """Name the nodes of actor and engines, in lines for people; [] on a cluster of one node."""
+    gpus = [member.address for member in sorted(members, key=lambda one: not one.is_home) for _ in range(member.gpus)]
+    if len(set(gpus)) < 2:
+        return []
+    parts = {"actor": gpus[: config.actor_ranks], "engines": gpus[-config.engine_gpus :]}
+    return [f"{name:<12}on {', '.join(dict.fromkeys(addresses))}" for name, addresses in parts.items()]
+
+
+def _has_token() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
+
+
+def _ask(paths: list[str]) -> tuple[list[Member] | None, bool, str]:
+    """Return the living nodes, whether the cluster admits anyone, and why it could not be joined."""
+    why = ""
+    for mode in ("disabled", os.environ["RAY_AUTH_MODE"]) if _has_token() else ("disabled",):
+        command = [sys.executable, "-P", "-m", "grpo.launch.supervise.joined_cluster", *paths]
+        environment = {**os.environ, "RAY_AUTH_MODE": mode}
+        try:
+            done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return None, False, f"it did not answer within {LIMIT:.0f} s"
+        if not done.returncode:
+            return [Member(**row) for row in json.loads(done.stdout.splitlines()[-1])], mode == "disabled", ""
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return None, False, why
+
+
+def main() -> None:
+    """Print the living nodes as JSON: :class:`Member`, with facts if there are several."""
+    import ray
+    from ray._private import state
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from grpo.stack import cluster
+
+    ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
+    home, free = ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
+    living = [found for found in ray.nodes() if found["Alive"]]
+    task, calls = ray.remote(num_cpus=0, max_retries=0)(node.facts), []
+    for found in living if len(living) > 1 else ():
+        place = NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
+        calls.append(task.options(scheduling_strategy=place).remote(sys.argv[1:]))
+    rows = []
+    for number, found in enumerate(living):
+        row: dict[str, Any] = {"name": found["NodeManagerHostname"], "address": found["NodeManagerAddress"]}
+        row |= {"gpus": int(found["Resources"].get("GPU", 0)), "is_home": found["NodeID"] == home}
+        row["free"] = int(free.get(found["NodeID"], {}).get("GPU", 0))
+        try:
+            row["facts"] = ray.get(calls[number]) if calls else None
+        except ray.exceptions.RayError as error:
+            row["error"] = str(error).strip().splitlines()[-1]
+        rows.append(row)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from grpo.launch.supervise import witness
-from grpo.stack import seats
+from grpo.stack import cluster
 from grpo.stack.json_files import open_file, read_json, replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
@@ -43,7 +42,6 @@ class LastWords:
         remedy: "" if it has none.
         living: the processes with a role that lived when it reached the driver. They are not its cause.
         lost: the addresses of nodes that the run has lost.
-        elsewhere: those who died on other nodes before, by address, as fields of a ``Death``.
     """
 
     kind: str
@@ -51,7 +49,6 @@ class LastWords:
     remedy: str
     living: list[int]
     lost: list[str] = field(default_factory=list)
-    elsewhere: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def locate_file(log_dir: Path) -> Path:
@@ -89,13 +86,8 @@ def find_first_cause(error: BaseException) -> LastWords:
 
 
 def add_nodes(words: LastWords) -> LastWords:
-    """Add what happened on the other nodes; the driver is still connected to Ray. Nothing without other nodes."""
-    if seats.read() is None:
-        return words
-    from grpo.launch.supervise import nodes  # imports Ray
-
-    lost = nodes.find_lost(is_death=words.kind in OF_DEATHS)
-    return changed(words, lost=lost, elsewhere={} if lost else nodes.deaths())
+    """Add the nodes that the cluster has lost, if something died; the driver is still connected to Ray."""
+    return changed(words, lost=cluster.wait_for_lost_nodes()) if words.kind in OF_DEATHS else words
 
 
 def read(log_dir: Path) -> LastWords | None:

@@ -11,7 +11,7 @@ import torch
 from grpo.hooks.names import Arguments
 from grpo.launch.config import trainer_parser
 from grpo.model.loading import load_gpt_oss
-from grpo.stack import seats
+from grpo.stack import cluster
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.grpo.conftest import assert_fails_on_stock
 
@@ -24,8 +24,8 @@ class Asked(Exception):
     """Ray was asked for a place."""
 
 
-def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch):
-    monkeypatch.setenv(seats.VARIABLE, seats.Seats("a", ("a",), ("b",)).dump())
+def test_a_rank_runs_on_the_launchers_node(load, monkeypatch):
+    monkeypatch.setattr(cluster, "list_nodes", lambda: [cluster.Node("a", 1), cluster.Node("b", 1)])
     module, bundles = load("trainer.ray.launcher"), []
 
     def make_group(asked, **_):
@@ -36,7 +36,7 @@ def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch)
         monkeypatch.setattr(module, "placement_group", make_group)
         with contextlib.suppress(Asked):
             module.RayActorGroup(1, 1, MagicMock())
-        assert bundles == [{"GPU": 1, "CPU": 1, "node:b": 0.001}]
+        assert bundles == [{"GPU": 1, "CPU": 1, "node:a": 0.001}]
 
     assert_fails_on_stock(load, check)
 
@@ -123,6 +123,7 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
     ours = SimpleNamespace(get_max_steps=lambda: 1, fit=lambda: done.append("fit"))
     monkeypatch.setattr("grpo.hooks.train_ppo_ray.trainer", lambda *_, **__: ours)
     monkeypatch.setattr("grpo.hooks.train_ppo_ray.rank", lambda: None)
+    monkeypatch.setattr("grpo.hooks.train_ppo_ray.settle_nodes", lambda: None)  # Ray is not connected
 
     def check():
         with contextlib.suppress(RuntimeError):

@@ -2,8 +2,7 @@ import socket
 
 import pytest
 
-from grpo.stack import cluster, seats
-from grpo.stack.seats import Seats
+from grpo.stack import cluster
 from grpo.stack.secrets import is_secret
 
 
@@ -15,28 +14,12 @@ def test_workers_get_what_they_need_and_no_secret():
     others = {"HOME": "/home/me", "TMPDIR": "/tmp/grpo-a/tmp"}
     of_openrlhf = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}
     assert cluster.runtime_env(needed | keys | others)["env_vars"] == needed | of_openrlhf
-    # Temporary files have one folder on all nodes of a run.
-    chosen = {seats.VARIABLE: CHOSEN.dump()}
-    variables = cluster.runtime_env(needed | keys | others | chosen)["env_vars"]
-    assert variables == needed | of_openrlhf | chosen | {"TMPDIR": "/tmp/grpo-a/tmp"}
-
-
-CHOSEN = Seats("a", ("b", "c"), ("a", "b"))
-
-
-def test_places_are_those_that_the_launcher_has_chosen(monkeypatch):
-    monkeypatch.setenv(seats.VARIABLE, CHOSEN.dump())
-    nodes = cluster.engine_bundles(2, 2)
-    assert nodes == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "bbcc"], "the workers of an engine follow"
-    assert cluster.rank_bundles(2) == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "ab"]
-    assert cluster.make_home_options() == {"num_cpus": 0, "resources": {"node:a": 0.001}}
 
 
 def test_one_node_leaves_the_places_to_ray(monkeypatch):
-    monkeypatch.delenv(seats.VARIABLE, raising=False)
+    monkeypatch.setattr(cluster, "list_nodes", lambda: [cluster.Node("a", 8)])
     assert cluster.engine_bundles(2, 2) == [{"GPU": 1, "CPU": 1}] * 4
     assert cluster.rank_bundles(3) == [{"GPU": 1, "CPU": 1}] * 3
-    assert cluster.make_home_options() == {}
 
 
 def test_secrets_are_recognized_by_whole_words():

@@ -16,7 +16,6 @@ from grpo.launch.supervise import cause, last_words, witness
 from grpo.launch.supervise.cause import Evidence
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.witness import Death, Witness
-from grpo.stack import seats
 from grpo.stack.problem import UserError
 from tests.faults import assert_seen
 from tests.supervised import wait_until
@@ -151,7 +150,6 @@ RAY_KILLED = last_words.find_first_cause(
     exceptions.OutOfMemoryError(LOW_MEMORY)
 )  # Ray's memory monitor kills before the kernel does
 BY_RAY = "22.37 of 23.54 GB were in use on 10.0.0.7"
-ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
 
 
 @pytest.mark.parametrize(
@@ -184,10 +182,6 @@ ELSEWHERE = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
             {"words": replace(OF_DEATH, lost=["10.0.0.2", "10.0.0.3"])},
             "nodes 10.0.0.2, 10.0.0.3 were lost",
             "start Ray",
-        ),
-        (
-            {"words": replace(OF_DEATH, living=[7], elsewhere=ELSEWHERE)},
-            *("an engine on node 10.0.0.2 was killed by SIGKILL (pid 7)", ""),
         ),
         (
             {"code": -6, "deaths": [Death("the controller", 7, -9)], "silent_head": "10.0.0.9:6379"},
@@ -320,6 +314,5 @@ def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
     assert kept and (kept.kind, kept.what) == ("ValueError", "the reason")
 
 
-def test_other_nodes_are_not_asked_for_in_a_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(seats.VARIABLE, raising=False)
-    assert last_words.add_nodes(OF_DEATH) is OF_DEATH
+def test_other_nodes_are_not_asked_for_in_a_run_on_one() -> None:
+    assert last_words.add_nodes(OF_DEATH) == OF_DEATH

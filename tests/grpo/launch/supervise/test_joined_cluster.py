@@ -1,165 +1,134 @@
-"""Which clusters a run joins, and who gets which node there. A small package stands in for Ray."""
+"""Which clusters a run joins, and what it refuses. What the nodes answer is made up; tests/stack has real ones."""
 
-import json
 import socket
-import time
+import subprocess
 from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo.launch import __main__ as launcher
 from grpo.launch import judge, preflight
 from grpo.launch.config import Config
 from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise import joined_cluster
-from grpo.stack import seats
-from grpo.stack.seats import Seats
+from grpo.launch.supervise.joined_cluster import Admission, Member
+from grpo.stack import cluster
+from grpo.stack.cluster import Node
 
 HERE = socket.gethostname()
-RAY = """
-import json, time
-def init(log_to_driver): {init}
-def nodes(): return json.loads({nodes!r})
-class Context:
-    def get_node_id(self): return "0"
-get_runtime_context = Context
-print("what Ray says on its way")
-"""
-STATE = """
-import json
-def available_resources_per_node(): return json.loads({free!r})
-"""
+FACTS = {"ray": "2.55.1", "/models/m": "d"}
+
+
+def make_members(*free: int, gpus: int = 8, **changes: Any) -> list[Member]:
+    """Nodes with so many free GPUs; the first is this one. Changes are those of the second."""
+    members = [
+        Member(HERE if i == 0 else f"n{i}", f"10.0.0.{i + 1}", gpus, count, i == 0, FACTS if len(free) > 1 else None)
+        for i, count in enumerate(free)
+    ]
+    return [Member(**vars(one) | (changes if i == 1 else {})) for i, one in enumerate(members)]
 
 
 @pytest.fixture
-def check_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Install a fake Ray with these nodes (name, is it alive) and return the problems found.
+def look(setting, monkeypatch: pytest.MonkeyPatch):
+    """A function from the nodes' answer to what the launcher says of a run with 2 engines of 2 GPUs and 4 ranks."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
 
-    The first node is this one. Each has 16 GPUs, of which `free` are free.
-    """
+    def admit(members: list[Member] | None, is_open: bool = False, why: str = "", **flags: object) -> Admission:
+        def ask(paths: list[str]) -> tuple[list[Member] | None, bool, str]:
+            marks = {path: "seen" for path in paths if "/.grpo-" in path}
+            assert marks and all(Path(mark).exists() for mark in marks)
+            for member in members or []:
+                if member.facts is not None and "blind" not in member.facts:
+                    member.facts.update(marks)
+                elif member.facts is not None:
+                    member.facts.update(dict.fromkeys(marks))
+            return members, is_open, why
 
-    def check(*nodes: tuple[str, bool], init: str = "pass", free: int = 16) -> list[str]:
-        rows = [
-            {"NodeManagerHostname": name, "NodeManagerAddress": f"10.0.0.{i + 1}", "NodeID": str(i), "Alive": alive}
-            | {"Resources": {"GPU": 16.0}}
-            for i, (name, alive) in enumerate(nodes)
-        ]
-        (tmp_path / "ray" / "_private").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "ray" / "__init__.py").write_text(RAY.format(init=init, nodes=json.dumps(rows)))
-        gpus = {str(i): {"GPU": float(free)} for i in range(len(nodes))}
-        (tmp_path / "ray" / "_private" / "state.py").write_text(STATE.format(free=json.dumps(gpus)))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # a file rewritten within a second looks the same
-        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        return [str(problem) for problem in look().problems]
+        monkeypatch.setattr(joined_cluster, "_ask", ask)
+        found = joined_cluster.look(setting.make_config(**flags), setting.run_dir)
+        assert not list(setting.folder.glob(".grpo-*")), "a mark is left"
+        return found
 
-    return check
-
-
-def look(patience: float = 0.0, shared: bool = False) -> joined_cluster.Admission:
-    args = Namespace(
-        vllm_num_engines=4, vllm_tensor_parallel_size=2, actor_num_nodes=1, actor_num_gpus_per_node=8,
-        colocate_all_models=shared,
-    )  # fmt: skip
-    return joined_cluster.look(Config(args, {}, []), patience)
+    return admit
 
 
-def test_this_machine_alone_is_joined_and_reported_as_open_without_authentication(check_cluster, monkeypatch) -> None:
-    assert check_cluster((HERE, True)) == []
-    [warning] = look().warnings
-    assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert look().warnings == [warning], "what we would send does not close it"
-    assert check_cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
+def test_equal_nodes_with_a_token_are_joined(look) -> None:
+    assert look(make_members(8)) == Admission()
+    assert look(make_members(4, 4, gpus=4)) == Admission(places=["actor       on 10.0.0.1", "engines     on 10.0.0.2"])
 
 
-WANTS_TOKEN = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
-
-
-def test_cluster_that_requires_a_token_is_joined_with_ours(check_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [problem] = check_cluster((HERE, True), init=WANTS_TOKEN)
-    assert "cannot be joined: KeyError: 'disabled'" in problem
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert look() == joined_cluster.Admission()
-
-
-def test_several_nodes_are_joined_with_a_token(check_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [problem] = check_cluster((HERE, True), ("second", True))
-    assert f"10.0.0.1:6379 has 2 nodes ({HERE}, second) and admits anyone" in problem
-    assert "RAY_AUTH_MODE=token" in problem
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert check_cluster((HERE, True), ("second", True), ("lost", False), init=WANTS_TOKEN) == []
-    found = look()
-    assert found.seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8) and found.warnings == []
-    assert joined_cluster.describe(found.seats) == [
-        "nodes       10.0.0.1: the launcher, the controller and the judge; actor ranks 0 to 7",
-        "            10.0.0.2: engines 0 to 3",
-    ]
+def test_an_open_cluster_is_joined_with_a_warning_and_only_if_it_is_this_machine(look) -> None:
+    found = look(make_members(8), is_open=True)
+    assert not found.problems and "RAY_AUTH_MODE=token" in found.warnings[0]
+    [problem] = look(make_members(8, 8), is_open=True).problems
+    assert "2 nodes" in problem.what and "RAY_AUTH_MODE=token" in problem.remedy
 
 
 @pytest.mark.parametrize(
-    ("others", "free", "said"),
+    ("members", "flags", "what", "remedy"),
     [
-        ([("second", True)], 3, "no room for 4 engines of 2 GPUs and 8 actor ranks: free GPUs: 10.0.0.1 has 3"),
-        ([], 15, "the run needs 16 GPUs, but 15 of 16 are free"),
+        (make_members(7), {}, "8 GPUs", "NUM_ENGINES"),
+        (make_members(3, 3, gpus=3), {}, "8 GPUs", "add a node"),
+        (make_members(8, 7), {}, "10.0.0.2 has 7 of 8", "--num-gpus"),
+        (make_members(8, 4, gpus=8) + make_members(8, 4, gpus=4)[1:], {}, "equally many", "--num-gpus"),
+        (make_members(5, 5, gpus=5), {}, "ENGINE_TP 2", "divisor of 5"),
+        (make_members(8, 8), {"colocate_all_models": True}, "COLOCATE=1", "COLOCATE=0"),
+        (make_members(8, 8, facts=None, error="no module grpo"), {}, "node 10.0.0.2", "setup.sh"),
+        (make_members(8, 8, facts={**FACTS, "ray": "2.48.0"}), {}, "ray is 2.48.0 on node 10.0.0.2", "setup.sh"),
+        (make_members(8, 8, facts={**FACTS, "/models/m": None}), {}, "does not have /models/m", "copy it there"),
+        (
+            make_members(2, 8, gpus=2, facts={**FACTS, "blind": ""}) + make_members(2, 2, 2, gpus=2)[2:],
+            {"vllm_num_engines": 1},
+            "node 10.0.0.2 may have actor ranks, and does not see",
+            "CKPT_DIR",
+        ),
     ],
 )
-def test_a_cluster_without_enough_free_gpus_is_refused(check_cluster, monkeypatch, capsys, others, free, said) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    [problem] = check_cluster((HERE, True), *others, init=WANTS_TOKEN, free=free)
-    assert said in problem and capsys.readouterr().out == ""
+def test_what_does_not_fit_is_refused_with_node_and_remedy(look, members, flags, what, remedy) -> None:
+    problems = look(members, **flags).problems
+    assert [one for one in problems if what in one.what and remedy in one.remedy], problems
 
 
-def test_engines_and_ranks_that_share_gpus_need_these_once_on_one_node(check_cluster, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    check_cluster((HERE, True), init=WANTS_TOKEN, free=8)
-    assert look(shared=True) == joined_cluster.Admission()
-    check_cluster((HERE, True), init=WANTS_TOKEN, free=7)
-    [problem] = look(shared=True).problems
-    assert "the run needs 8 GPUs, but 7 of 16 are free" in problem.what
-    check_cluster((HERE, True), ("second", True), init=WANTS_TOKEN)
-    [problem] = look(shared=True).problems
-    assert "share GPUs, is for one node" in problem.what and f"2 nodes ({HERE}, second)" in problem.what
-    assert "COLOCATE=0" in problem.remedy
+def test_folders_need_not_be_shared_if_the_actor_fits_here(look) -> None:
+    assert look(make_members(4, 4, gpus=4, facts={**FACTS, "blind": ""})).problems == []
 
 
-@pytest.mark.parametrize(
-    ("is_second_there", "free", "said"),
-    [(True, 3, "6 of 32 on 2 nodes are free, 16 needed"), (False, 8, "8 of 16 on 1 node are free, 16 needed")],
-)
-def test_a_restart_waits_for_gpus_and_for_a_lost_node(
-    check_cluster, monkeypatch, capsys, is_second_there, free, said
-) -> None:
-    """A node comes back, or its GPUs are free again, while the launcher waits."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    check_cluster((HERE, True), ("second", is_second_there), init=WANTS_TOKEN, free=free)
-    comes_back = partial(check_cluster, (HERE, True), ("second", True), init=WANTS_TOKEN, free=8)
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
-    monkeypatch.setattr(joined_cluster, "time", clock)
-    assert look(patience=600).seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8)
-    assert f"waiting for GPUs: {said}" in capsys.readouterr().out
+@settings(max_examples=500, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 24), st.integers(1, 9), st.integers(1, 40))
+def test_what_is_admitted_has_a_place(count: int, gpus: int, engines: int, width: int, ranks: int) -> None:
+    """No engine spans two nodes, no GPU is used twice, and ranks are on the fewest nodes, from the launcher's on."""
+    values = {"vllm_num_engines": engines, "vllm_tensor_parallel_size": width, "actor_num_gpus_per_node": ranks}
+    args = Namespace(**values, actor_num_nodes=1, colocate_all_models=False)
+    config = Config(args, {}, [])
+    if list(joined_cluster._check_gpus(config, make_members(*[gpus] * count, gpus=gpus))):
+        assert count * gpus < engines * width + ranks or gpus % width
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "list_nodes", lambda: [Node(str(i), gpus) for i in range(count)])
+        of_engines, of_ranks = cluster.engine_bundles(engines, width), cluster.rank_bundles(ranks)
+    assert (len(of_engines), len(of_ranks)) == (engines * width, ranks)
+    if count == 1:
+        return
+    nodes = [next(key for key in bundle if key.startswith("node:")) for bundle in of_engines + of_ranks]
+    assert max(Counter(nodes).values()) <= gpus
+    assert all(len(set(nodes[i : i + width])) == 1 for i in range(0, engines * width, width))
+    assert set(nodes[engines * width :]) == {f"node:{i}" for i in range(-(-ranks // gpus))}
 
 
-def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(
-    check_cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [problem] = check_cluster(("second", True))
-    assert "runs on other machines: second" in problem and "start the run there" in problem
-    [problem] = check_cluster(init="raise RuntimeError('Version mismatch')")
-    assert "cannot be joined: RuntimeError: Version mismatch" in problem
-    monkeypatch.setattr(joined_cluster, "PROBE_SECONDS", 0.5)
-    [problem] = check_cluster(init="time.sleep(60)")
-    assert "did not answer" in problem
+def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(look, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = look(make_members(8, 8, is_home=True)[1:]).problems
+    assert "runs on other machines: n1" in problem.what and "start the run there" in problem.remedy
+    [problem] = look(None, why="Version mismatch").problems
+    assert "cannot be joined: Version mismatch" in problem.what and "RAY_AUTH_TOKEN" in problem.remedy
 
 
-def test_the_launcher_refuses(
-    check_cluster, setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_cluster((HERE, True), ("second", True))
+def test_the_launcher_refuses(look, setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    look(make_members(8, 8), is_open=True)
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
     words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]
@@ -167,7 +136,7 @@ def test_the_launcher_refuses(
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 
-def test_without_a_cluster_to_join_ray_is_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
-    monkeypatch.setenv(seats.VARIABLE, "of an earlier part")
-    assert look() == joined_cluster.Admission()
+def test_without_a_cluster_to_join_ray_is_not_contacted(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(subprocess, "run", None)
+    assert joined_cluster.look(setting.make_config(), setting.run_dir) == Admission()
