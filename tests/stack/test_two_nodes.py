@@ -9,8 +9,8 @@ import pytest
 from tests.faults import Stopwatch, assert_seen, note
 
 from . import two_nodes
-from .runs import LIMIT, read_lines
-from .two_nodes import find_holders, read_until
+from .runs import LIMIT, read_lines, wait_for
+from .two_nodes import find_holders, list_run_processes, read_until
 
 KEY = "planted-0123456789"
 # In names of metrics: what depends on the time and on the machine.
@@ -20,7 +20,10 @@ OF_THE_MACHINE = ("time", "second", "memory", "disk")
 @pytest.mark.timeout(3000)
 @two_nodes.needs_nodes
 def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Path, tmp_path: Path) -> None:
-    """The run then names the node and waits for another one; Ctrl-C ends it."""
+    """Before, all of the run on the launcher's node is killed, and Ray ends the rest.
+
+    Afterwards, the run names the node that it has lost, and waits for another one; Ctrl-C ends it.
+    """
     folders = two_nodes.make_folders(tmp_path)
     run = folders[0] / "run"
     with two_nodes.two_nodes(folders, gpus=(2, 2)) as cluster:
@@ -36,6 +39,13 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
             )
             assert find_holders(cluster.second, KEY) == []
             output += read_until("step 2/", launcher)
+            wait_for((run / "checkpoints" / "step_2").is_dir)
+            for process in psutil.Process(launcher.pid).children(recursive=True):
+                process.kill()
+            launcher.communicate(timeout=LIMIT)
+            wait_for(lambda: not list_run_processes(cluster.second))
+            launcher = cluster.train("--resume", run)
+            output += read_until("step 3/", launcher)
             assert not list(folders[1].iterdir())
             cluster.second.lose()
             watch = Stopwatch()
@@ -54,14 +64,13 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
     assert ends and all(row["restart"] for row in ends) and last["code"] == 128 + signal.SIGINT
     assert ends[-1]["saved"] >= 1 and (run / "checkpoints" / f"step_{ends[-1]['saved']}" / "adapter").is_dir()
     actual = read_lines(run / "metrics.jsonl")
-    expected = read_lines(finished_run / "metrics.jsonl")[: len(actual)]
-    assert len(actual) >= 2 and [drop_machine_numbers(row) for row in actual] == [
-        drop_machine_numbers(row) for row in expected
-    ]
+    # After a resume, engines batch requests otherwise, and may round a near tie to another token.
+    same, expected = actual[:2], read_lines(finished_run / "metrics.jsonl")[:2]
+    assert [drop_machine_numbers(row) for row in same] == [drop_machine_numbers(row) for row in expected]
     for row in actual:
         assert row["judge_calls"] > 0 and row["judge_failed"] == 0, "the judge runs on the launcher's node"
     assert (run / "judge.sqlite").exists()
-    for step in range(1, len(actual) + 1):
+    for step in (1, 2):
         samples = [read_lines(folder / "samples" / f"step_{step}.jsonl") for folder in (finished_run, run)]
         assert [row["response"] for row in samples[0]] == [row["response"] for row in samples[1]]
 

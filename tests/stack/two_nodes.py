@@ -232,9 +232,4 @@ def list_run_processes(node: Node) -> list[str]:
     return found.split()
 
 
-def list_files(node: Node) -> list[str]:
-    """What is in a node's /dev/shm and /tmp, except Ray's own folder."""
-    return sorted(node.run("find", "/dev/shm", "/tmp", "-maxdepth", "1", "-not", "-name", "ray").split())
-
-
 needs_nodes = pytest.mark.skipif(not can_make_nodes(), reason="needs root and network namespaces")
