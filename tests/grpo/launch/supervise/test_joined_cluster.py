@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.launch import __main__ as launcher
-from grpo.launch import judge, preflight
 from grpo.launch.config import Config
-from grpo.launch.refusals import REFUSED
 from grpo.launch.supervise import joined_cluster
 from grpo.launch.supervise.joined_cluster import Admission, Member
 from grpo.stack import cluster
@@ -125,15 +122,6 @@ def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(look, monkeypa
     assert "runs on other machines: n1" in problem.what and "start the run there" in problem.remedy
     [problem] = look(None, why="Version mismatch").problems
     assert "cannot be joined: Version mismatch" in problem.what and "RAY_AUTH_TOKEN" in problem.remedy
-
-
-def test_the_launcher_refuses(look, setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    look(make_members(8, 8), is_open=True)
-    monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
-    monkeypatch.setattr(judge, "check", lambda *args: [])
-    words = ["check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]
-    assert launcher.main(words) == REFUSED
-    assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 
 def test_without_a_cluster_to_join_ray_is_not_contacted(setting, monkeypatch: pytest.MonkeyPatch) -> None:
