@@ -7,10 +7,10 @@ from eval import harness
 from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.multi_turn.harmony import Template
 from grpo.rollout.multi_turn.mixture import maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy
 from grpo.rollout.multi_turn.settings import RolloutLimits
-from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.upstream.engine import Engine

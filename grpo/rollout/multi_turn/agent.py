@@ -12,10 +12,10 @@ from openrlhf.utils.agent import AgentExecutorBase
 from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn.environment_loading import load
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.mixture import KEY, maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.response_text import decode_tokens
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer

@@ -40,52 +40,18 @@ class Tool:
 class BuiltInTool:
     """A tool that gpt-oss knows from its training; its chat template describes it by its name.
 
-    Attributes:
-        name: "python" or "browser".
-        functions: what :meth:`Environment.call` gets calls of. Other models are offered them as ordinary tools.
+    A call of python has the arguments {"code": ...}, as gpt-oss writes the code alone. The calls of browser have the
+    names browser.search, browser.open, and browser.find.
     """
 
     name: str
-    functions: tuple[Tool, ...]
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the tool with its functions in the form of the OpenAI protocol; see :func:`list_functions`."""
-        return {"type": "builtin", "name": self.name, "functions": [each.as_openai() for each in self.functions]}
+        """Return the tool in the form of :meth:`Tool.as_openai`, with a type of its own."""
+        return {"type": "builtin", "name": self.name}
 
 
-def list_functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools for a model that knows none from its training: built-in ones as ordinary functions."""
-    return [function for tool in tools for function in tool.get("functions", [tool])]
-
-
-def _object(required: str, **properties: str) -> dict[str, Any]:
-    kinds = {name: {"type": kind} for name, kind in properties.items()}
-    return {"type": "object", "properties": kinds, "required": [required]}
-
-
-# A call of python has the arguments {"code": ...}: gpt-oss writes the code alone, other models write JSON.
-PYTHON = BuiltInTool(
-    "python",
-    (Tool("python", "Run Python code. Returns what it prints.", _object("code", code="string")),),
-)
-BROWSER = BuiltInTool(
-    "browser",
-    (
-        Tool("browser.search", "Search for pages.", _object("query", query="string", topn="integer")),
-        Tool(
-            "browser.open",
-            "Show a page, given by the id of a link or by its URL, from a line on.",
-            {
-                "type": "object",
-                "properties": {
-                    "id": {"type": ["integer", "string"]},
-                    **{name: {"type": "integer"} for name in ("cursor", "loc", "num_lines")},
-                },
-            },
-        ),
-        Tool("browser.find", "Find a text in a page.", _object("pattern", pattern="string", cursor="integer")),
-    ),
-)
+PYTHON, BROWSER = BuiltInTool("python"), BuiltInTool("browser")
 
 
 @dataclass(frozen=True)
