@@ -46,9 +46,20 @@ def test_a_library_is_searched_and_read(corpus):
     assert score == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
 
 
+def test_several_queries_are_answered_in_one_call(corpus):
+    def search(query):
+        return asyncio.run(retrieval.Environment("q", "1").call("search", {"query": query, "count": 1}))
+
+    bridges, goats = search("bridges"), search("goats")
+    assert "417 bridges" in bridges and "[1] mountains" in goats
+    assert search(["bridges", "goats", "?!"]) == f"bridges\n{bridges}\n\ngoats\n{goats}\n\n?!\nnothing was found"
+    assert search(["goats"]) == f"goats\n{goats}"
+
+
 @pytest.mark.parametrize("wrong, heard", [
     (make_call("find", {}), "no tool 'find'"),
-    (make_call("search", {}), "needs a query"),
+    (make_call("search", {}), "needs a query"), (make_call("search", {"query": []}), "needs a query"),
+    (make_call("search", {"query": ["a", 7]}), "needs a query"), (make_call("search", {"query": ["a"] * 11}), "10"),
     (make_call("search", {"query": "a", "count": 99}), "from 1 to 10"),
     (make_call("read", {"document": "x"}), "whole number"), (make_call("read", {"document": 9}), "no document 9"),
     (make_call("read", {"document": 10**30}), "no document"),
