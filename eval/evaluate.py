@@ -228,7 +228,6 @@ def _setting(
     from grpo.rollout.multi_turn.harmony import template_for
 
     return Setting(
-        name=options.environment,
         kind=kind,
         limits=harness.read_limits(options),
         template=template_for(chat.tokenizer, chat.variables, options.template),

@@ -8,7 +8,6 @@ import pytest
 from eval.in_environment import Setting, hold_conversation
 from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.multi_turn.harmony import SAMPLED, template_for
-from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.single import Environment as Single
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
@@ -20,10 +19,10 @@ FINAL = "<|channel|>final<|message|>{}<|return|>"
 ANSWER = FINAL.format("42")
 
 
-def make_setting(kind=Library, name="library", **changes) -> Setting:
+def make_setting(kind=Library, **changes) -> Setting:
     tokenizer = TOKENIZER
     settings = {
-        "name": name, "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
+        "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 200}, "max_length": 4000, "thinking": None,
         "seed": 5,
     }  # fmt: skip
@@ -62,4 +61,4 @@ def test_the_conversation_is_kept_as_text():
 
 @pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
 def test_single_answers_are_graded(answer, score):
-    assert hold_turns(make_setting(Single, SINGLE), FINAL.format(answer))[0]["score"] == score
+    assert hold_turns(make_setting(Single), FINAL.format(answer))[0]["score"] == score

@@ -261,7 +261,9 @@ class Template:
                 calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
             elif header or body:
                 said.get(_channel(header), said["commentary"]).append(body)
-        message: Message = {"role": "assistant", "content": "".join(said["final"][-1:] or said["commentary"])}
+        channel = "final" if said["final"] else "commentary"
+        content = said["final"][-1] if said["final"] else "".join(said["commentary"])
+        message: Message = {"role": "assistant", "channel": channel, "content": content}
         if said["analysis"]:
             message["reasoning_content"] = "\n".join(said["analysis"])
         return message | ({"tool_calls": calls} if calls else {})

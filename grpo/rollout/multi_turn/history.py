@@ -71,10 +71,6 @@ class RolloutHistory:
         """Insert tokens into the turn that was kept last, such as the end of its thinking."""
         self._next.append(tokens, Origin.FORCED)
 
-    def response(self) -> list[int]:
-        """Return the tokens of the last row after its prompt."""
-        return self.rows[-1].tokens[self.rows[-1].count(Origin.PROMPT) :] if self.rows else []
-
     def _commit(self) -> None:
         if not self.rows or self._why is not None:
             self.differences += [self._why] if self.rows and self._why else []

@@ -6,32 +6,18 @@ order of the hash of their prompts: the shares are exact, and a problem keeps it
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.rollout.multi_turn.environment import Environment, SetupError
+from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.environment_loading import VERIFIERS
 from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
 FIELD = "environment"  # of a line of a data file, and of a record of a rollout
 KEY = "environment"  # of the sampling parameters' further arguments
-
-
-def maker(
-    kind: type[Environment], name: str, prompt: str, label: str, response: Callable[[], str]
-) -> Callable[[], Environment]:
-    """Return what makes the environment of a rollout. That of single answers gets the sampled response's text."""
-
-    def make() -> Environment:
-        environment: Any = kind(prompt, label)
-        if name == SINGLE:
-            environment.response = response
-        return environment
-
-    return make
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ def test_an_edited_call_of_python_is_rendered_as_code():
 
 def test_a_turn_is_read_by_channel_and_a_cut_turn_up_to_its_end():
     whole = ANALYSIS + "hm" + NEXT + FINAL
-    assert parse(whole) == {"role": "assistant", "content": "42", "reasoning_content": "hm"}
+    read = {"role": "assistant", "channel": "final", "content": "42", "reasoning_content": "hm"}
+    assert parse(whole) == read
     for end in range(len(TOKENIZER.encode(whole))):
         cut = TEMPLATE.parse(TOKENIZER.encode(whole)[:end])  # nothing raises, and no tool is called
         assert "tool_calls" not in cut and "42".startswith(cut["content"])
@@ -98,7 +99,11 @@ def test_the_last_of_several_finals_is_the_answer():
 @pytest.mark.parametrize("role", ["user", "assistant", "developer", "system"])
 @pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>"])
 def test_a_message_to_a_role_is_no_call(role, end):
-    assert parse(f" to={role}<|channel|>final<|message|>42{end}") == {"role": "assistant", "content": "42"}
+    assert parse(f" to={role}<|channel|>final<|message|>42{end}") == {
+        "role": "assistant",
+        "channel": "final",
+        "content": "42",
+    }
     _, _, outcome, _ = roll_out_script([f"<|channel|>final to={role}<|message|>42<|return|>"])
     assert (outcome.ending, outcome.calls, outcome.messages[-1]["content"]) == ("done", 0, "42")
 
