@@ -29,7 +29,6 @@ from reward.trial import locate_error
 
 # Made up from the type of an argument's schema
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-_BUILT_IN = {"python": ("python", {"code": "1"}), "browser": ("browser.search", {"query": "1"})}
 _MISTAKES = (AttributeError, NameError, ImportError, TypeError, NotImplementedError)  # of the code, not the arguments
 
 
@@ -173,19 +172,16 @@ class _Trial:
         self.heard = messages[-1].get("content")
         if not tools or self.tokens > 1:
             return {"role": "assistant", "content": "1"}, False
-        name, arguments = _make_call(tools[0])
-        self.called = f"{name}({json.dumps(arguments)})"
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        calls = [{"id": "1", "type": "function", "function": function}]
+        made: dict[str, Any] = {"code": "1"}  # of the built-in python
+        if function := tools[0].get("function"):
+            made = {name: _make_up(schema) for name, schema in (function["parameters"].get("properties") or {}).items()}
+        called = {"name": (function or tools[0])["name"], "arguments": json.dumps(made)}
+        self.called = f"{called['name']}({called['arguments']})"
+        calls = [{"id": "1", "type": "function", "function": called}]
         return {"role": "assistant", "content": "", "tool_calls": calls}, False
 
 
-def _make_call(tool: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a tool's function, and arguments of the types in its schema."""
-    if tool["type"] == "builtin":
-        return _BUILT_IN[tool["name"]]
-    made = {}
-    for name, schema in (tool["function"]["parameters"].get("properties") or {}).items():
-        schema = schema if isinstance(schema, dict) else {}  # true allows anything
-        made[name] = schema["enum"][0] if schema.get("enum") else _VALUES.get(str(schema.get("type")), "1")
-    return tool["function"]["name"], made
+def _make_up(schema: Any) -> Any:
+    """Return an argument of a schema's type."""
+    schema = schema if isinstance(schema, dict) else {}  # true allows anything
+    return schema["enum"][0] if schema.get("enum") else _VALUES.get(str(schema.get("type")), "1")

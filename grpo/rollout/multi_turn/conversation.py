@@ -29,22 +29,12 @@ class EnvironmentFault(Exception):
 
 
 class Policy(Protocol):
-    """The model that answers.
+    """The model that answers, and how many tokens it has sampled; see :class:`~.rollout.EnginePolicy`."""
 
-    Attributes:
-        tokens: how many it has sampled.
-    """
-
-    @property
-    def tokens(self) -> int: ...
+    tokens: int
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
-        """Return the assistant's message, and whether a length limit cut it.
-
-        Raises:
-            ContextFull: if not even one token fits.
-            EnvironmentFault: for messages that cannot be rendered for the model.
-        """
+        """Return the assistant's message, and whether a length limit cut it."""
 
 
 @dataclass

@@ -55,25 +55,11 @@ def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, 
 
 @dataclass(frozen=True)
 class Spoken:
-    """A message of a history.
-
-    Attributes:
-        pieces: its tokens.
-        header: what stands before its content, without <|start|>.
-    """
+    """A message of a history: its tokens, and its channel and the tool that it calls, or ""."""
 
     pieces: list[Piece]
-    header: str
-
-    @property
-    def channel(self) -> str:
-        """Return its channel; "" if it has none."""
-        return _channel(self.header)
-
-    @property
-    def tool(self) -> str:
-        """Return the tool that it calls; "" if it is no call."""
-        return _tool(self.header)
+    channel: str
+    tool: str
 
     @property
     def is_thought(self) -> bool:
@@ -149,9 +135,9 @@ class Template:
     def _describe(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the variables of the chat template that describe tools."""
         declared = [tool["name"] for tool in tools if tool["type"] == "builtin"]
-        names = dict.fromkeys([*self._variables.get("builtin_tools", ()), *declared])
+        names = list(dict.fromkeys([*self._variables.get("builtin_tools", ()), *declared]))
         functions = [tool for tool in tools if tool["type"] != "builtin"]
-        return {"tools": functions or None} | ({"builtin_tools": list(names)} if names else {})
+        return {"tools": functions or None} | ({"builtin_tools": names} if names else {})
 
     def tail(self, messages: Sequence[Message]) -> list[Piece]:
         """Return the messages after the head, and the beginning of the assistant's turn."""
@@ -189,7 +175,7 @@ class Template:
             (text(content), Origin.ENVIRONMENT),
             ([added[end]], Origin.TEMPLATE),
         ]
-        return Spoken(pieces, f"{author}<|channel|>{channel}")
+        return Spoken(pieces, channel.partition(" ")[0], _tool(f"{author} {channel}"))
 
     def _result(self, message: Message, call: Spoken | None) -> Spoken:
         """Return a tool's result, in the name of the tool that was called."""
@@ -227,9 +213,11 @@ class Template:
             del last[-1]
         if not last or last[-1] not in (self._added["<|call|>"], self._added["<|end|>"]):
             last.append(self._added["<|call|>" if _tool(headers[-1]) else "<|end|>"])
-        turn = [Spoken([(each, Origin.TEMPLATE)], header) for each, header in zip(messages, headers, strict=True)]
-        turn[0].pieces.insert(0, self._begin_turn())
-        return turn
+        messages[0][:0] = self._begin_turn()[0]
+        return [
+            Spoken([(tokens, Origin.TEMPLATE)], _channel(header), _tool(header))
+            for tokens, header in zip(messages, headers, strict=True)
+        ]
 
     def _split(self, tokens: Sequence[int]) -> list[list[int]]:
         """Return the messages of a turn; the first lacks its <|start|>assistant, which ended the prompt."""
