@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.rollout.sandbox.confinement import Limits, Unconfined
-from grpo.rollout.sandbox.guest import LENGTH, MOST_CHARS, TICKET
+from grpo.rollout.sandbox.guest import LENGTH, MOST_CHARS
 
 _GUEST = Path(__file__).with_name("guest.py")
 _KEPT = ("PATH", "LD_LIBRARY_PATH")  # of our environment; it may hold keys
 _FIXED = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}  # a guest cannot make threads
-_MOST_BYTES = TICKET + 1 + 4 * 2 * MOST_CHARS  # of a reply: output and error, up to 4 bytes for a character
+_MOST_BYTES = 1 + 4 * 2 * MOST_CHARS  # of a reply: output and error, up to 4 bytes for a character
 
 
 class GuestDied(Exception):
@@ -71,21 +70,18 @@ class Sandbox:
     async def run(self, code: str) -> Output:
         """Run code. A cancelled call, as by a time limit, ends the sandbox.
 
-        Code shares the guest's process and can therefore forge the reply to its own call. The reply to each call has
-        random bytes of the call, so that a forged one is not taken for that of a later call.
+        Code shares the guest's process, and can therefore forge its output.
 
         Raises:
             GuestDied: if the code has ended the interpreter, or exceeded a limit that does so.
         """
         try:
-            ticket = secrets.token_bytes(TICKET)
-            sent = ticket + code.encode("utf-8", "surrogatepass")
+            sent = code.encode("utf-8", "surrogatepass")
             await asyncio.get_running_loop().sock_sendall(self._channel, LENGTH.pack(len(sent)) + sent)
             size = LENGTH.unpack(await self._read(LENGTH.size))[0]
-            reply = await self._read(size) if size <= _MOST_BYTES else bytearray()
-            if reply[:TICKET] != ticket:
+            if size > _MOST_BYTES:
                 raise GuestDied
-            return self._output(reply[TICKET:])
+            return self._output(await self._read(size))
         except BaseException as error:
             self.close()
             if isinstance(error, OSError | ValueError):  # code may write anything into the socket

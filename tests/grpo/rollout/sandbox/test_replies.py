@@ -27,30 +27,6 @@ def test_a_forged_reply_ends_the_sandbox_at_most(code):
     assert attack(code)[0] is None
 
 
-@pytest.mark.parametrize("code", [
-    "import os; os.write(3, (3).to_bytes(8) + b'0hi')",
-    "import os; os.write(3, (3 + 8).to_bytes(8) + bytes(8) + b'0hi')",
-    "import os; reply = bytes(8) + (3).to_bytes(8) + b'0hi'; os.write(3, reply); os.write(3, reply)",
-])  # fmt: skip
-def test_a_well_formed_reply_of_the_codes_own_is_not_taken_for_one(code):
-    assert attack(code, then="'later'") == [None]
-
-
-STOLEN = """
-import os, sys
-frame = sys._getframe()
-while 'ticket' not in frame.f_locals:
-    frame = frame.f_back
-os.write(3, (11).to_bytes(8) + frame.f_locals['ticket'] + b'0hi')
-'mine'
-"""
-
-
-def test_code_that_forges_its_own_reply_shifts_no_later_one():
-    """It shares the interpreter's process and can forge what it could as well print; the next call must not get it."""
-    assert attack(STOLEN, then="'later'") == ["hi", None]
-
-
 DRIP = """
 import os, time
 data = (7_000_000).to_bytes(8) + b'0' * 6_900_000
