@@ -148,7 +148,7 @@ def _play(source: str, prompt: str, label: str, limits: RolloutLimits) -> _Playe
         error = f"the tool failed on {trial.called}: {locate_error(outcome.tool_fault, Path(source))}"
     if outcome.ending == "time":
         fault = f"it took more than {limits.seconds:g} seconds"
-    elif trial.called and kind.call is Environment.call and not kind.answers_calls:
+    elif trial.called and kind.call is Environment.call and not kind.drive:
         fault = "it has tools, but no method `call`"
     elif isinstance(outcome.tool_fault, _MISTAKES):
         fault = error

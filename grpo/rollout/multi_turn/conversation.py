@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from grpo.rollout.multi_turn.environment import Environment, Message, Score, ToolError
+from grpo.rollout.multi_turn.environment import ContextFull, Environment, Message, Score, ToolError
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
@@ -18,10 +18,6 @@ CLOSE_SECONDS = 10.0
 _FAILURES = (Exception, SystemExit)  # of an environment's code; SystemExit would end the engine
 
 logged_errors: set[tuple[object, ...]] = set()  # errors whose traceback this process has logged
-
-
-class ContextFull(Exception):
-    """The model's context has no room for another turn."""
 
 
 class EnvironmentFault(Exception):
@@ -101,8 +97,7 @@ async def hold_conversation(
     outcome, limit = outcome or Outcome(), asyncio.timeout(limits.seconds)
     try:
         async with limit:
-            tools = await _ask("start", _start(environment, outcome))
-            await _take_turns(environment, policy, tools, limits, outcome)
+            await (_follow if environment.drive else _lead)(environment, policy, limits, outcome)
     except ContextFull:
         outcome.ending = "length"
     except EnvironmentFault as fault:
@@ -134,21 +129,25 @@ async def _ask(method: str, answer: Awaitable[Any]) -> Any:
         raise EnvironmentFault(f"{method} failed ({_describe(error)})") from error
 
 
-async def _take_turns(
-    environment: Environment, policy: Policy, tools: list[dict[str, Any]], limits: RolloutLimits, outcome: Outcome
-) -> None:
-    messages = outcome.messages
+async def _take_turn(
+    environment: Environment, policy: Policy, messages: list[Message], tools: list[dict[str, Any]], outcome: Outcome
+) -> Message:
+    message, is_cut = await policy.respond(messages, tools)
+    outcome.turns += 1
+    outcome.calls += len(message.get("tool_calls") or [])
+    environment.sampled_tokens = policy.tokens
+    outcome.ending = "length" if is_cut else outcome.ending
+    return message
+
+
+async def _lead(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
+    tools, messages = await _ask("start", _start(environment, outcome)), outcome.messages
     for _ in range(limits.turns):
-        message, is_cut = await policy.respond(messages, tools)
+        message = await _take_turn(environment, policy, messages, tools, outcome)
         messages.append(message)
-        outcome.turns += 1
-        environment.sampled_tokens = policy.tokens
-        if is_cut:
-            outcome.ending = "length"
+        if outcome.ending == "length":
             return
-        calls = message.get("tool_calls") or []
-        outcome.calls += len(calls)
-        if calls and not environment.answers_calls:
+        if calls := message.get("tool_calls"):
             messages += await asyncio.gather(*(_call(environment, call, limits, outcome) for call in calls))
             continue
         said = await _ask("reply", environment.reply(messages))
@@ -158,6 +157,34 @@ async def _take_turns(
         if not isinstance(said, list):
             raise EnvironmentFault(f"reply returned {type(said).__name__}, not a list of messages")
         messages += said
+
+
+async def _follow(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
+    """Let an environment with a loop of its own ask for turns, until its end or a limit."""
+    failures: list[Exception] = []
+
+    async def turn(messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
+        if outcome.turns == limits.turns:
+            outcome.ending = "turns"
+        if outcome.ending != "done":
+            raise ContextFull
+        try:
+            message = await _take_turn(environment, policy, messages, tools, outcome)
+        except ContextFull:
+            outcome.ending = "length"
+            raise
+        except Exception as error:
+            failures.append(error)
+            raise
+        outcome.messages = [*messages, message]
+        return message, outcome.ending == "length"
+
+    outcome.ending = "done"
+    try:
+        await _ask("its loop", environment.drive(turn))
+    finally:
+        if failures:
+            raise failures[0]
 
 
 async def _call(environment: Environment, call: dict[str, Any], limits: RolloutLimits, outcome: Outcome) -> Message:

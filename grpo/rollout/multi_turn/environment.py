@@ -1,17 +1,23 @@
 """The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.stack.problem import UserError
 
 Message = dict[str, Any]
+# Returns the model's answer to messages and tools, and whether a length limit cut it
+Turn = Callable[[list[Message], list[dict[str, Any]]], Coroutine[Any, Any, tuple[Message, bool]]]
 
 
 class SetupError(UserError):
     """An environment that cannot be used."""
+
+
+class ContextFull(Exception):
+    """The conversation has no room for another turn."""
 
 
 class ToolError(Exception):
@@ -82,12 +88,13 @@ class Environment(ABC):
     Attributes:
         sampled_tokens: how many tokens the model has sampled in this conversation; those of tools and of users do not
             count. `score` may read it, for instance to charge for them.
-        answers_calls: whether `reply` also gets the messages with tool calls; `call` is then not used.
+        drive: a coroutine function that holds the whole conversation instead of `start`, `call`, and `reply`, if it is
+            not None. It gets a Turn, which raises ContextFull if there is no further one.
     """
 
     tools: Sequence[Tool | BuiltInTool] = ()
     sampled_tokens: int = 0
-    answers_calls: bool = False
+    drive: Any = None
 
     def __init__(self, prompt: str, label: str) -> None:
         self.prompt, self.label = prompt, label

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
 from grpo.rollout.invariant import EngineAccount, describe, read_log_probs, validate_log_probs
-from grpo.rollout.multi_turn.conversation import ContextFull, EnvironmentFault, Outcome, play
-from grpo.rollout.multi_turn.environment import Environment, Message, Score
+from grpo.rollout.multi_turn.conversation import EnvironmentFault, Outcome, play
+from grpo.rollout.multi_turn.environment import ContextFull, Environment, Message, Score
 from grpo.rollout.multi_turn.harmony import Template
 from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.settings import RolloutLimits

@@ -8,7 +8,6 @@ The loops run on a thread of their own, because the package's tools may block.
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import json
 import signal
@@ -16,7 +15,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import verifiers.legacy as vf
@@ -25,7 +24,7 @@ from verifiers.legacy.envs import environment as package
 from verifiers.legacy.types import Response, ResponseMessage, ToolCall
 
 from grpo.rollout.multi_turn import environment
-from grpo.rollout.multi_turn.environment import Message, Score, SetupError, Tool
+from grpo.rollout.multi_turn.environment import ContextFull, Message, Score, SetupError, Tool, Turn
 
 _loop = asyncio.new_event_loop()
 threading.Thread(target=_loop.run_forever, name="verifiers", daemon=True).start()
@@ -78,128 +77,60 @@ def _block_signals() -> Iterator[None]:
         package.signal = signal
 
 
-def _apart(method: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Run a method on the package's loop. If the caller is cancelled, so is the method."""
-
-    @functools.wraps(method)
-    async def call(*arguments: Any) -> Any:
-        running: Any = method(*arguments)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running, _loop))
-
-    return call
-
-
 class VerifiersEnvironment(environment.Environment):
     """One rollout of an environment of the package. The label is its row as JSON, as ``data.verifiers`` writes it."""
 
     loaded_environment: Any
-    answers_calls = True
 
     def __init__(self, prompt: str, label: str) -> None:
         super().__init__(prompt, label)
         self._row = json.loads(label)
         if not isinstance(self._row, dict) or "prompt" not in self._row:
             raise ValueError("the label is not a row of the environment; write the data with python -m data.verifiers")
-        self._asked: asyncio.Queue[list[Message]] = asyncio.Queue()
-        self._answer: asyncio.Future[tuple[Message, bool]] | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._state: Any = None
-        self._is_over = False
+        self.state: Any = None
+        self._ended = asyncio.Event()
 
-    @_apart
-    async def start(self) -> list[Message]:
-        """Start its loop, and return the messages of the first turn."""
-        rollout = self.loaded_environment.rollout(self._row, _PolicyClient(self), "policy", {})
-        self._task = asyncio.create_task(rollout)
-        messages = await self._next()
-        if messages is None:
-            raise ValueError("it ended before a first turn")
-        return messages
+    async def drive(self, turn: Turn) -> None:
+        """Run the environment's own loop."""
+        await _run_apart(self._run(_PolicyClient(self, turn, asyncio.get_running_loop())))
 
-    @_apart
-    async def reply(self, messages: list[Message]) -> list[Message] | None:
-        """Return what the next turn is asked for, after editing a history that the environment has rewritten."""
-        assert self._answer is not None
-        self._answer.set_result((messages[-1], False))
-        asked = await self._next()
-        if asked is None:
-            return None
-        pairs = zip(map(_content, messages), map(_content, asked), strict=False)
-        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        del messages[shared:]
-        return asked[shared:]
-
-    async def _next(self) -> list[Message] | None:
-        """Return the history for the next turn that it asks for; None if it has ended."""
-        assert self._task is not None
-        waiting = asyncio.ensure_future(self._asked.get())
+    async def _run(self, client: "_PolicyClient") -> None:
         try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
+            self.state = await self.loaded_environment.rollout(self._row, client, "policy", {})
         finally:
-            waiting.cancel()
-        self._note_end()
-        return None
+            self._ended.set()
+        if self.state["error"] is not None:
+            raise self.state["error"]
 
-    def _note_end(self) -> None:
-        """Keep the state at the end, or raise what ended the loop."""
-        assert self._task is not None
-        self._state = self._task.result()
-        if self._state["error"] is not None:
-            raise self._state["error"]
-
-    async def answer(self, messages: list[Message], tools: tuple[Tool, ...], state: Any) -> tuple[Message, bool]:
-        """Wait for a turn of the policy, and whether a length limit cut it. The client calls it."""
-        if self._is_over:
-            raise vf.OverlongPromptError("the conversation has ended")
-        if self._state is not None and tools != self.tools:
-            raise ValueError("it changed its tools during a rollout, which is not supported")
-        self.tools, self._state = tools, state
-        self._answer = asyncio.get_running_loop().create_future()
-        await self._asked.put(messages)
-        return await self._answer
-
-    @_apart
     async def score(self, messages: list[Message], ending: str) -> Score:
         """Return the reward of its rubric; the rollout is solved from the environment's ``pass_threshold`` on."""
-        self._is_over = True
-        if ending == "time":  # its loop may be in the middle of something
-            await self._stop()
-        elif self._task is not None and self._answer is not None and not self._task.done():
-            if ending == "length" and messages[-1]["role"] == "assistant":
-                self._answer.set_result((messages[-1], True))
-            else:
-                self._answer.set_exception(vf.OverlongPromptError("the conversation has ended"))
-            await asyncio.wait({self._task})
-            self._note_end()
-        if self._state is None:
+        if self.state is None:
             raise ValueError("it asked for no turn, so there is nothing to score")
-        try:
-            await self.loaded_environment.rubric.score_rollout(self._state)
-        finally:
-            await self.loaded_environment.rubric.cleanup(self._state)
-        reward = float(self._state["reward"])
-        metrics = {f"rubric.{name}": float(value) for name, value in (self._state["metrics"] or {}).items()}
+        await _run_apart(self._score())
+        reward = float(self.state["reward"])
+        metrics = {f"rubric.{name}": float(value) for name, value in (self.state["metrics"] or {}).items()}
         return Score(reward, float(reward >= self.loaded_environment.pass_threshold), metrics)
 
-    @_apart
-    async def close(self) -> None:
-        """Cancel the environment's own loop, which releases what it holds."""
-        await self._stop()
+    async def _score(self) -> None:
+        await self._ended.wait()  # a loop that a limit has cancelled releases what it holds
+        try:
+            await self.loaded_environment.rubric.score_rollout(self.state)
+        finally:
+            await self.loaded_environment.rubric.cleanup(self.state)
 
-    async def _stop(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task})
+
+async def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on the package's loop. If the caller is cancelled, so is the coroutine."""
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _loop))
 
 
 class _PolicyClient(Client[None, list[Message], tuple[Message, bool], Tool]):
     """A client of the package whose model is the conversation's policy."""
 
-    def __init__(self, rollout: VerifiersEnvironment) -> None:
+    def __init__(self, rollout: VerifiersEnvironment, turn: Turn, engine: asyncio.AbstractEventLoop) -> None:
         super().__init__(None)
-        self._rollout = rollout
+        self._rollout, self._turn, self._engine = rollout, turn, engine
+        self._known: list[Message] = []  # as the policy has it, with its own tokens
 
     def setup_client(self, config: Any) -> None:
         """There is no address to connect to."""
@@ -216,7 +147,17 @@ class _PolicyClient(Client[None, list[Message], tuple[Message, bool], Tool]):
         self, prompt: list[Message], model: str, sampling_args: Any, tools: list[Tool] | None = None, **others: Any
     ) -> tuple[Message, bool]:
         """Return the policy's turn, and whether a length limit cut it. Sampling is the run's, not the environment's."""
-        return await self._rollout.answer(prompt, tuple(tools or ()), others["state"])
+        self._rollout.state = others["state"]
+        pairs = zip(map(_content, self._known), map(_content, prompt), strict=False)
+        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        history = [*self._known[:shared], *prompt[shared:]]
+        turn = self._turn(history, [tool.as_openai() for tool in tools or []])
+        try:
+            message, is_cut = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, self._engine))
+        except ContextFull as error:
+            raise vf.OverlongPromptError("the conversation has ended") from error
+        self._known = [*history, message]
+        return message, is_cut
 
     async def raise_from_native_response(self, response: tuple[Message, bool]) -> None:
         """Accept every turn."""

@@ -110,16 +110,34 @@ def test_cancelling_a_rollout_cancels_its_call_and_closes_it():
     assert ended == ["call", "close"]
 
 
-def test_an_environment_that_answers_calls_itself_still_does():
-    class Own(Library):
-        answers_calls = True
+class Driving(Library):
+    """Asks for turns itself, at most `most`."""
 
-        async def reply(self, messages):
-            calls = messages[-1].get("tool_calls") or []
-            return [{"role": "tool", "tool_call_id": each["id"], "content": "mine"} for each in calls] or None
+    most = 9
 
-    outcome = talk(Spoken(SEARCH, {"content": "x"}), Own())
-    assert outcome.messages[2]["content"] == "mine" and (outcome.ending, outcome.turns) == ("done", 2)
+    async def drive(self, turn):
+        messages = await self.start()
+        for _ in range(self.most):
+            message, _ = await turn(messages, [])
+            calls = message.get("tool_calls") or []
+            messages = [*messages, message, *({"role": "tool", "content": "mine"} for _ in calls)]
+            if not calls:
+                return
+
+
+def test_an_environment_may_have_a_loop_of_its_own():
+    outcome = talk(Spoken(SEARCH, {"content": "x"}), Driving())
+    assert [message["content"] for message in outcome.messages] == ["where?", "", "mine", "x"]
+    assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 1, 0)
+    outcome = talk(Spoken(SEARCH), Driving(), turns=3)  # it does not heed the end
+    assert (outcome.ending, outcome.turns) == ("error", 3) and "ContextFull" in outcome.fault
+    with pytest.raises(RuntimeError, match="engine"):
+        talk(Dead({}), Driving())
+
+
+class Dead(Spoken):
+    async def respond(self, messages, tools):
+        raise RuntimeError("the engine is dead")
 
 
 def raise_error(*_):
