@@ -79,6 +79,9 @@ class Template:
     Args:
         tokenizer, variables: see :func:`template_for`.
         follows_hub: whether it follows the chat template in these.
+
+    Attributes:
+        stop_ids: the ids of the tokens that end a turn.
     """
 
     def __init__(self, tokenizer: FastTokenizer, variables: dict[str, Any] | None, follows_hub: bool) -> None:
@@ -86,12 +89,9 @@ class Template:
         self._variables, self._follows_hub = variables or {}, follows_hub
         self._added = self.codec.added
         self._ends = {self._added[end] for end in _ENDS if end in self._added}
+        self.stop_ids = [self._added[stop] for stop in STOPS if stop in self._added]
+        self._begin_turn: Piece = (self.codec.encode("<|start|>assistant"), Origin.TEMPLATE)
         self._read = functools.lru_cache(256)(self._read_turn)  # each prompt compares all earlier turns
-
-    @property
-    def stop_ids(self) -> list[int]:
-        """Return the ids of the tokens that end a turn."""
-        return [self._added[stop] for stop in STOPS if stop in self._added]
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Piece]:
         """Return the whole history, and the beginning of the assistant's turn after it.
@@ -161,10 +161,7 @@ class Template:
                 )
         answer = max((i for i, each in enumerate(history) if each.channel == "final"), default=-1)
         kept = [each for i, each in enumerate(history) if i > answer or not each.is_thought]
-        return [piece for each in kept for piece in each.pieces] + [self._begin_turn()]
-
-    def _begin_turn(self) -> Piece:
-        return self.codec.encode("<|start|>assistant"), Origin.TEMPLATE
+        return [piece for each in kept for piece in each.pieces] + [self._begin_turn]
 
     def _message(self, author: str, channel: str, content: str, end: str = "<|end|>") -> Spoken:
         """Return a message; author and channel may also name a recipient and the content's type."""
@@ -213,7 +210,7 @@ class Template:
             del last[-1]
         if not last or last[-1] not in (self._added["<|call|>"], self._added["<|end|>"]):
             last.append(self._added["<|call|>" if _tool(headers[-1]) else "<|end|>"])
-        messages[0][:0] = self._begin_turn()[0]
+        messages[0][:0] = self._begin_turn[0]
         return [
             Spoken([(tokens, Origin.TEMPLATE)], _channel(header), _tool(header))
             for tokens, header in zip(messages, headers, strict=True)

@@ -57,23 +57,15 @@ class RolloutHistory:
         self._why = why
         self._begin_row(prompt)
 
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Keep the last prompt, and the tokens that the engine sampled after it."""
-        self._next.append(tokens, Origin.SAMPLED, log_probs)
-        self._commit()
-
-    def add_untrained(self, tokens: Sequence[int]) -> None:
-        """Keep the last prompt and a turn with unreliable log-probs, which is not trained on."""
-        self._next.append(tokens, Origin.FORCED)
-        self._commit()
-
-    def add_forced(self, tokens: Sequence[int]) -> None:
-        """Insert tokens into the turn that was kept last, such as the end of its thinking."""
-        self._next.append(tokens, Origin.FORCED)
-
-    def _commit(self) -> None:
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Keep the last prompt, and the tokens that the engine sampled after it. Without log-probs, none is trained."""
+        self._next.append(tokens, Origin.FORCED if log_probs is None else Origin.SAMPLED, log_probs)
         if not self.rows or self._why is not None:
             self.differences += [self._why] if self.rows and self._why else []
             self.rows.append(self._next)
             self._why = None  # what is added next belongs to the same row
         self.rows[-1] = self._next
+
+    def add_forced(self, tokens: Sequence[int]) -> None:
+        """Insert tokens into the turn that was kept last, such as the end of its thinking."""
+        self._next.append(tokens, Origin.FORCED)

@@ -125,9 +125,7 @@ class EnginePolicy:
             self.history.branch(given, mismatch)
         if log_probs is None:
             self._count("the engine returned a turn without log-probs; it is not trained on")
-            self.history.add_untrained(tokens)
-        else:
-            self.history.add(tokens, log_probs)
+        self.history.add(tokens, log_probs)
         self.tokens += len(tokens)
         while len(self.accounts) < len(self.history.rows):
             self.accounts.append(EngineAccount())
@@ -172,7 +170,7 @@ async def roll_out(
     }
     if not used:
         return outcome, response | _make_empty_response(policy, score)
-    *earlier, last = [row.as_response() | {"engine": account.as_dict()} for row, account in used]
+    *earlier, last = (row.as_response() | {"engine": account.as_dict()} for row, account in used)
     return outcome, response | last | {"branches": earlier}
 
 

@@ -162,6 +162,14 @@ def play_counter(environment_setting, monkeypatch, tmp_path):
         ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
         ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
         ({"SCORE": "float('nan')"}, "its reward is nan"),
+        (
+            {"async def score": "def score"},
+            "score failed (TypeError: object Score can't be used in 'await' expression)",
+        ),
+        (
+            {"def score": "def points"},
+            "its constructor failed (TypeError: Can't instantiate abstract class Environment",
+        ),
         ({"SUM": "return self.unset"}, "add({\"number\": 1}): AttributeError: 'Environment' object has no"),
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),

@@ -30,23 +30,6 @@ def test_nothing_escapes_and_each_attempt_is_one():
     secret.unlink(missing_ok=True)
 
 
-FORK = """
-import os
-count = 0
-for _ in range(1000):
-    try:
-        os.fork()
-        count += 1
-    except OSError:
-        pass
-count
-"""
-
-
-def test_a_fork_bomb_makes_no_process():
-    assert attack(FORK) == ["0\n", "2\n"]
-
-
 @pytest.mark.parametrize("call", [
     "import os; os.posix_spawn('/bin/true', ['true'], {})", "import os; assert os.system('true') == 0",
     "import ctypes; assert ctypes.CDLL(None).syscall(435, 0, 0) >= 0",  # clone3
@@ -55,26 +38,6 @@ def test_a_fork_bomb_makes_no_process():
 def test_no_other_way_makes_a_process(call):
     text, after = attack(call)
     assert "Error" in text and after == "2\n"
-
-
-FILL = """
-import os, tempfile
-made = 0
-for folder in ('.', '/', '/tmp', '/var/tmp', '/dev/shm', os.path.expanduser('~'), os.path.dirname(os.__file__)):
-    for number in range(20):
-        try:
-            open(os.path.join(folder, f'filled-{number}'), 'wb').write(b'x' * 10**6)
-            made += 1
-        except OSError:
-            pass
-made
-"""
-
-
-def test_the_disk_cannot_be_filled():
-    free = os.statvfs("/").f_bfree
-    assert attack(FILL)[0] == "0\n"
-    assert not list(Path("/tmp").glob("filled-*")) and os.statvfs("/").f_bfree > free - 10**5
 
 
 @pytest.mark.parametrize("code", [

@@ -1,12 +1,10 @@
 """What a guest sends back: forged, dripping, huge, or no valid text."""
 
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
 
-from tests.grpo.rollout.sandbox.attacker import ROOT, attack
+from tests.grpo.rollout.sandbox.attacker import attack
 
 FLOOD = """
 import os
@@ -46,30 +44,6 @@ def test_a_reply_that_drips_is_not_copied_for_each_byte():
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 6_900_000 < most < 10_000_000, "one copy of the reply, not two"
-
-
-NESTED = """
-import os
-reply = b'{"output": [' + b'[],' * 2_000_000 + b'[]], "failed": 0}'
-data = len(reply).to_bytes(8) + reply
-while data:
-    data = data[os.write(3, data):]
-"""
-
-
-def test_a_reply_costs_the_engine_no_more_memory_than_its_text():
-    """As JSON, 6 MB of empty lists would be 130 MB of objects."""
-    script = f"""
-import resource
-from tests.grpo.rollout.sandbox.attacker import attack
-attack("1")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-attack({NESTED!r})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert said.returncode == 0, said.stderr
-    assert int(said.stdout) < 60_000
 
 
 def test_huge_output_is_cut_and_endless_output_is_an_error():
