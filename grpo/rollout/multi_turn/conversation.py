@@ -117,16 +117,16 @@ async def _start(environment: Environment, outcome: Outcome) -> list[dict[str, A
     return [tool.as_openai() for tool in environment.tools]
 
 
-async def _ask(method: str, answer: Awaitable[Any]) -> Any:
+async def _ask(what: str, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     """Return what a method of the environment returns.
 
     Raises:
         EnvironmentFault: for any exception, including its own TimeoutError, which is not the rollout's limit.
     """
     try:
-        return await answer
+        return await method(*arguments)
     except _FAILURES as error:
-        raise EnvironmentFault(f"{method} failed ({_describe(error)})") from error
+        raise EnvironmentFault(f"{what} failed ({_describe(error)})") from error
 
 
 async def _take_turn(
@@ -141,7 +141,7 @@ async def _take_turn(
 
 
 async def _lead(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
-    tools, messages = await _ask("start", _start(environment, outcome)), outcome.messages
+    tools, messages = await _ask("start", _start, environment, outcome), outcome.messages
     for _ in range(limits.turns):
         message = await _take_turn(environment, policy, messages, tools, outcome)
         messages.append(message)
@@ -150,7 +150,7 @@ async def _lead(environment: Environment, policy: Policy, limits: RolloutLimits,
         if calls := message.get("tool_calls"):
             messages += await asyncio.gather(*(_call(environment, call, limits, outcome) for call in calls))
             continue
-        said = await _ask("reply", environment.reply(messages))
+        said = await _ask("reply", environment.reply, messages)
         if said is None:
             outcome.ending = "done"
             return
@@ -181,7 +181,7 @@ async def _follow(environment: Environment, policy: Policy, limits: RolloutLimit
 
     outcome.ending = "done"
     try:
-        await _ask("its loop", environment.drive(turn))
+        await _ask("its loop", environment.drive, turn)
     finally:
         if failures:
             raise failures[0]

@@ -189,7 +189,7 @@ FAULTS = {
     "the constructor, `start`, or `reply` fails, or returns something other than messages": [
         ("__init__", raise_error), ("tools", property(raise_error)),
         *((name, method) for name in ("start", "reply")
-          for method in (fail, exit_process, say_nonsense, say_no_unicode, say_nothing)),
+          for method in (fail, raise_error, exit_process, say_nonsense, say_no_unicode, say_nothing)),
     ],
     "`score` fails, or returns no finite number": [
         ("score", method) for method in (fail, exit_process, say_nonsense, give_nan, give_too_much)
