@@ -225,10 +225,9 @@ def _setting(
     options: argparse.Namespace, kind: type[Environment], chat: Chat, thinking: tuple[Delimiter, Budget] | None
 ) -> "Setting":
     from eval.in_environment import Setting  # imports torch
-    from grpo.rollout.multi_turn.templates import template_for
+    from grpo.rollout.multi_turn.harmony import template_for
 
     return Setting(
-        name=options.environment,
         kind=kind,
         limits=harness.read_limits(options),
         template=template_for(chat.tokenizer, chat.variables, options.template),

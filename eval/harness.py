@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.launch.checks.own_code import NoAnswerError, call_apart
-from grpo.rollout.multi_turn.conversation import Outcome, is_message
+from grpo.rollout.multi_turn.conversation import Outcome
 from grpo.rollout.multi_turn.environment import Environment, Score
 from grpo.rollout.multi_turn.environment_loading import load
+from grpo.rollout.multi_turn.harmony import SAMPLED
 from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.settings.recipe import default
@@ -62,8 +63,7 @@ def make_record(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, 
         logs: more numbers.
     """
     numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **(logs or {}), **score.logs}
-    # The environment may have edited them in place into something that JSON cannot represent.
-    messages = [message if is_message(message) else repr(message) for message in outcome.messages]
+    messages = [{key: value for key, value in each.items() if key != SAMPLED} for each in outcome.messages]
     return {
         **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "ending": outcome.ending,

@@ -1,5 +1,6 @@
 """Samples a model in an engine in conversations with an environment: on tokens, by the code of training."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,10 +8,9 @@ from eval import harness
 from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.mixture import maker
+from grpo.rollout.multi_turn.harmony import Template
 from grpo.rollout.multi_turn.rollout import EnginePolicy
 from grpo.rollout.multi_turn.settings import RolloutLimits
-from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.upstream.engine import Engine
@@ -22,14 +22,12 @@ class Setting:
     """What the conversations of an evaluation share.
 
     Attributes:
-        name: of the environment, as in ENVIRONMENT.
         sampling: temperature, top_p, and max_tokens of a turn.
         max_length: of the whole context, in tokens.
         thinking: delimiter and budget of each turn; None for no budget.
         seed: of the evaluation.
     """
 
-    name: str
     kind: type[Environment]
     limits: RolloutLimits
     template: Template
@@ -47,13 +45,7 @@ async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProbl
     seed = derive_seed(setting.seed, problem.id, number)
     params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
     policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
-    make = maker(
-        setting.kind,
-        setting.name,
-        problem.prompt,
-        problem.label,
-        lambda: decode_tokens(setting.tokenizer, policy.history.response()),
-    )
+    make = functools.partial(setting.kind, problem.prompt, problem.label)
     outcome, score = await play(make, policy, setting.limits)
     texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
     record = harness.make_record(outcome, score, policy.tokens, policy.logs())

@@ -150,10 +150,6 @@ RANGES = {
         "the environment raises an exception on some rollouts, which get no reward; see the engines' log",
         (Advice("ENVIRONMENT", "that handles every action", "test it on the failed rollouts in samples/"),),
     ),
-    "environment_blocked": Remedy(
-        "a coroutine of the environment does not return control, and its thread stays; see the engines' log",
-        (Advice("ENVIRONMENT", "that awaits what takes long", "use `await asyncio.to_thread` for blocking calls"),),
-    ),
     "close_failed": Remedy(
         "what an environment used may stay open: its close failed; see the engines' log",
         (Advice("ENVIRONMENT", "whose close cannot fail", "test it on rollouts that end at each limit"),),

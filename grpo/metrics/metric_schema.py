@@ -126,8 +126,6 @@ SCHEMA = (
            "rollout", (None, 0.3), when="ENVIRONMENT"),
     Metric("ended_by_error", "share", 3, "rollouts that ended with an environment error; they have no reward",
            "rollout", (None, 0.0), when="ENVIRONMENT"),
-    Metric("environment_blocked", "share", 3, "rollouts whose environment blocked its thread past a deadline",
-           "rollout", (None, 0.0), when="ENVIRONMENT"),
     Metric("close_failed", "share", 3, "rollouts whose environment failed to close, or closed too late", "rollout",
            (None, 0.0), when="ENVIRONMENT"),
     Metric("environment_share.*", "share", 3, "rollouts in this environment", "rollout", when=SEVERAL),

@@ -69,6 +69,8 @@ def _check_row(value: Any, where: str, input_key: str, label_key: str | None) ->
             raise UserError(what, _FIX)
     if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        raise UserError(f"{where}: {input_key!r} ends with the assistant, so nothing is left to answer", _FIX)
     return value
 
 

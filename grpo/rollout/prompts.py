@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo.rollout.chat_template import arguments
 from grpo.rollout.multi_turn.environment import Message
-from grpo.rollout.multi_turn.templates import is_harmony, template_for
+from grpo.rollout.multi_turn.harmony import is_harmony, template_for
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 
@@ -29,13 +29,7 @@ def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[st
         options = {"add_generation_prompt": True, "return_dict": False, **arguments(variables)}
         return lambda prompt: tokenizer.apply_chat_template(parse_messages(prompt), **options)
     template = template_for(tokenizer, dict(variables))
-
-    def render(prompt: str | Sequence[Message]) -> list[int]:
-        return [
-            token for tokens, _ in template.codec.encode(template.render(parse_messages(prompt))) for token in tokens
-        ]
-
-    return render
+    return lambda prompt: template.render_tokens(parse_messages(prompt))
 
 
 def parse_messages(prompt: str | Sequence[Message]) -> Sequence[Message]:

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from grpo.rollout.multi_turn.parts import Codec, Part
+from grpo.rollout.multi_turn.codec import Codec
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 from reward.answers import MARKER
 
@@ -40,11 +39,14 @@ def encode_text(tokenizer: FastTokenizer, text: str) -> list[int]:
     """Return the tokens of a prompt's text: the inverse of :func:`decode_tokens`."""
     codec, (_, spelled) = Codec(tokenizer), _list_added(tokenizer)
 
-    def content(part: Part) -> Part:
-        return replace(part, text=spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), part.text))
+    def restore(run: str) -> str:
+        return spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), run)
 
-    parts = [part if part.token is not None else content(part) for part in codec.structure(text)]
-    return [token for tokens, _ in codec.encode(parts) for token in tokens]
+    return [
+        token
+        for run, special in codec.split(text)
+        for token in ([special] if special is not None else codec.encode_text(restore(run)))
+    ]
 
 
 def _list_added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:

@@ -7,21 +7,22 @@ import pytest
 
 from eval.in_environment import Setting, hold_conversation
 from eval.problems import EvalProblem, derive_seed
-from grpo.rollout.multi_turn.mixture import SINGLE
+from grpo.rollout.multi_turn.harmony import SAMPLED, template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.single import Environment as Single
-from grpo.rollout.multi_turn.templates import template_for
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 PROBLEM = EvalProblem("p", "where?", "42", "made")
-SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
+SEARCH = '<|channel|>commentary to=functions.search json<|message|>{"query": "x"}<|call|>'
+FINAL = "<|channel|>final<|message|>{}<|return|>"
+ANSWER = FINAL.format("42")
 
 
-def make_setting(kind=Library, name="library", **changes) -> Setting:
-    tokenizer = TOKENIZERS["qwen3"]
+def make_setting(kind=Library, **changes) -> Setting:
+    tokenizer = TOKENIZER
     settings = {
-        "name": name, "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
+        "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 200}, "max_length": 4000, "thinking": None,
         "seed": 5,
     }  # fmt: skip
@@ -35,28 +36,29 @@ def hold_turns(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, Sc
 
 def test_tokens_and_numbers_are_those_of_a_training_rollout():
     given = make_setting()
-    record, engine = hold_turns(given, SEARCH, "42<|im_end|>")
-    again = ScriptedEngine(given.template.codec, [SEARCH, "42<|im_end|>"])
+    record, engine = hold_turns(given, SEARCH, ANSWER)
+    again = ScriptedEngine(given.template.codec, [SEARCH, ANSWER])
     policy = EnginePolicy(given.template, again, make_params(seed=derive_seed(5, "p", 0)), 4000)
     outcome, response = asyncio.run(roll_out(lambda: Library("where?", "42"), policy, LIMITS, 4))
     assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
-    assert record["messages"] == outcome.messages and record["reward"] == response["reward"] == 1.0
+    said = [{key: value for key, value in message.items() if key != SAMPLED} for message in outcome.messages]
+    assert record["messages"] == said and record["reward"] == response["reward"] == 1.0
     assert record["ending"] == "done" and record["tool_calls"] == 1 and record["token_mismatch"] == 0
     assert record["response_length"] == sum(len(tokens) for _, tokens in engine.calls)
     assert record["seed"] == derive_seed(5, "p", 0) and json.dumps(record)
 
 
 def test_each_sample_has_a_seed_of_its_own():
-    seeds = {hold_turns(make_setting(), "42<|im_end|>", number=number)[1].params[0].seed for number in range(5)}
+    seeds = {hold_turns(make_setting(), ANSWER, number=number)[1].params[0].seed for number in range(5)}
     assert len(seeds) == 5
 
 
 def test_the_conversation_is_kept_as_text():
-    record, _ = hold_turns(make_setting(), SEARCH, "42<|im_end|>")
+    record, _ = hold_turns(make_setting(), SEARCH, ANSWER)
     (text,) = record["conversation"]
-    assert text.count("<tool_call>") == 1 and "there x" in text and text.endswith("42<|im_end|>")
+    assert text.count("to=functions.search") == 1 and "there x" in text and text.endswith(ANSWER)
 
 
 @pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
 def test_single_answers_are_graded(answer, score):
-    assert hold_turns(make_setting(Single, SINGLE), answer + "<|im_end|>")[0]["score"] == score
+    assert hold_turns(make_setting(Single), FINAL.format(answer))[0]["score"] == score

@@ -19,8 +19,8 @@ from grpo.model import routing
 from grpo.rollout import budget_executor
 from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, RolloutLimits, roll_out
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.thinking_settings import environment
 from tests.grpo.rollout.multi_turn.scripted import Library
 

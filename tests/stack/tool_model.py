@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM,
 
 from data.synthetic import distinct_problems
 from grpo.rollout.multi_turn import python
-from grpo.rollout.multi_turn.template import Template
-from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.multi_turn.harmony import Template, template_for
 from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream.tokenizer import FastTokenizer
 from scripts import make_tiny_model
@@ -113,8 +112,7 @@ def conversation(template: Template, exercise: Exercise, habit: str) -> tuple[li
     ids: list[int] = []
     targets: list[int] = []
     for turn in turns:
-        prompt = [token for piece, _ in template.codec.encode(template.render(messages, tools)) for token in piece]
-        said = [token for piece, _ in template.codec.encode(template.codec.structure(turn)) for token in piece]
+        prompt, said = template.render_tokens(messages, tools), template.codec.encode(turn)
         assert prompt[: len(ids)] == ids, "a turn's prompt extends what was before"
         targets += [IGNORED] * (len(prompt) - len(ids)) + said
         ids = prompt + said

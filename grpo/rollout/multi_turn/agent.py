@@ -4,6 +4,7 @@ OpenRLHF loads it by its path in every engine, so the checkout must be on PYTHON
 base class, which is why this file imports OpenRLHF although it is no hook.
 """
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,10 @@ from openrlhf.utils.agent import AgentExecutorBase
 from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn.environment_loading import load
-from grpo.rollout.multi_turn.mixture import KEY, maker
+from grpo.rollout.multi_turn.harmony import template_for
+from grpo.rollout.multi_turn.mixture import KEY
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
-from grpo.rollout.multi_turn.templates import template_for
-from grpo.rollout.response_text import decode_tokens
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -55,9 +55,7 @@ class AgentExecutor(AgentExecutorBase):
         thinking = (ours.delimiter(hf_tokenizer), ours.budget) if ours else None
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, thinking)
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
-        make = maker(
-            self._kinds[name], name, prompt, label, lambda: decode_tokens(hf_tokenizer, policy.history.response())
-        )
+        make = functools.partial(self._kinds[name], prompt, label)
         _, response = await roll_out(make, policy, self._limits, self._max_rows)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}

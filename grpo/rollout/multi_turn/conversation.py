@@ -6,47 +6,31 @@ import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from grpo.rollout.multi_turn.environment import (
-    Environment,
-    Message,
-    Score,
-    ToolError,
-)
-from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated, describe_error, format_value
+from grpo.rollout.multi_turn.environment import ContextFull, Environment, Message, Score, ToolError
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
 
-A_MESSAGE = "give dicts with a role, valid as JSON and in the form of the OpenAI protocol"
+CLOSE_SECONDS = 10.0
+_FAILURES = (Exception, SystemExit)  # of an environment's code; SystemExit would end the engine
 
 logged_errors: set[tuple[object, ...]] = set()  # errors whose traceback this process has logged
 
 
-class ContextFull(Exception):
-    """The model's context has no room for another turn."""
+class EnvironmentFault(Exception):
+    """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
 
 
 class Policy(Protocol):
-    """The model that answers: the engine in training, or a model behind an API.
+    """The model that answers, and how many tokens it has sampled; see :class:`~.rollout.EnginePolicy`."""
 
-    Attributes:
-        tokens: how many it has sampled.
-    """
-
-    @property
-    def tokens(self) -> int: ...
+    tokens: int
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
-        """Return the assistant's message, and whether a length limit cut it.
-
-        Raises:
-            ContextFull: if not even one token fits.
-            EnvironmentFault: for messages that cannot be rendered for the model.
-        """
+        """Return the assistant's message, and whether a length limit cut it."""
 
 
 @dataclass
@@ -59,18 +43,16 @@ class Outcome:
         calls, errors: tool calls, and how many of them failed.
         tool_fault: the last error of a tool besides ToolError.
         fault: the environment's error that ended it, or its scoring error; "" if no error occurred.
-        is_blocked: whether the environment blocked its thread beyond a deadline.
         is_closed: whether its `close` succeeded.
     """
 
-    messages: list[Message]
+    messages: list[Message] = field(default_factory=list)
     ending: str = "turns"
     turns: int = 0
     calls: int = 0
     errors: int = 0
-    tool_fault: Exception | None = None
+    tool_fault: BaseException | None = None
     fault: str = ""
-    is_blocked: bool = False
     is_closed: bool = True
 
     def logs(self) -> dict[str, float]:
@@ -80,187 +62,160 @@ class Outcome:
             "tool_calls": float(self.calls),
             "tool_errors": float(self.errors),
             **{f"ended_by_{limit}": float(self.ending == limit) for limit in ("turns", "time", "length", "error")},
-            "environment_blocked": float(self.is_blocked),
             "close_failed": float(not self.is_closed),
         }
 
+    def fail(self, fault: str, error: BaseException) -> None:
+        """Note an error of the environment, which leaves the rollout without a reward."""
+        self.ending, self.fault = "error", fault
+        _log("an error of the environment leaves a rollout without a reward", fault, error)
+
 
 async def play(make: Callable[[], Environment], policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
-    """Return a finished conversation and its score. The environment is closed then, whatever happened.
-
-    The environment is made and runs in a thread of its own, so it may block without stopping other rollouts.
-    """
-    own = Isolated(make)
+    """Make an environment, and return a finished conversation and its score. Whatever happens, it is closed then."""
+    outcome = Outcome()
     try:
-        outcome = await hold_conversation(own, policy, limits)
-        await own.is_free()  # what blocks now must not use the time of the score
-        score = await score_conversation(own, outcome, limits.score_seconds)
-    except BaseException:
-        await own.end()
-        raise
-    outcome.is_closed = await own.end()
-    outcome.is_blocked = own.is_blocked
+        environment = make()
+    except _FAILURES as error:
+        outcome.fail(f"its constructor failed ({_describe(error)})", error)
+        return outcome, Score(math.nan, math.nan)
+    try:
+        await hold_conversation(environment, policy, limits, outcome)
+        score = await score_conversation(environment, outcome, limits.score_seconds)
+    finally:
+        outcome.is_closed = await _close(environment)
     return outcome, score
 
 
-async def hold_conversation(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
+async def hold_conversation(
+    environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome | None = None
+) -> Outcome:
     """Let the policy and the environment talk until one of them or a limit ends it.
 
     The policy's errors propagate to the caller: a failing engine must end the run.
     """
-    outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
+    outcome, limit = outcome or Outcome(), asyncio.timeout(limits.seconds)
     try:
         async with limit:
-            outcome.messages += await _ask(environment.start) or []
-            if not outcome.messages:
-                raise EnvironmentFault("start returned no message; a conversation must begin with one")
-            await _turns(environment, policy, limits, outcome)
+            await (_follow if environment.drive else _lead)(environment, policy, limits, outcome)
     except ContextFull:
         outcome.ending = "length"
-    except (TimeoutError, EnvironmentFault) as error:
-        if limit.expired():
-            outcome.ending = "time"
-        elif isinstance(error, EnvironmentFault):
-            _log("an error of the environment ended a rollout, which gets no reward: %s", error, error=error)
-            outcome.ending, outcome.fault = "error", str(error)
-        else:
+    except EnvironmentFault as fault:
+        outcome.fail(str(fault), fault.__cause__ or fault)
+    except TimeoutError:
+        if not limit.expired():
             raise
+        outcome.ending = "time"
     return outcome
 
 
-def _log(text: str, *values: object, error: Exception) -> None:
-    """Log an error of an environment, with its traceback if it is the first of its kind in this process.
-
-    An error may hit every rollout of every step.
-    """
-    origin = error.__cause__ or error if isinstance(error, EnvironmentFault) else error
-    frames = traceback.extract_tb(origin.__traceback__)
-    kind = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
-    logger.error(text, *values, exc_info=None if kind in logged_errors else origin)
-    logged_errors.add(kind)
+async def _start(environment: Environment, outcome: Outcome) -> list[dict[str, Any]]:
+    """Keep the first messages, and return the tools. Some environments know them only then."""
+    outcome.messages += await environment.start()
+    if not outcome.messages:
+        raise ValueError("it returned no message; a conversation must begin with one")
+    return [tool.as_openai() for tool in environment.tools]
 
 
-def is_message(value: object) -> bool:
-    """Return whether any policy accepts a value as a message: a dict with a role, valid as JSON and UTF-8.
-
-    The template checks content and unknown roles.
-    """
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        return False
-    calls = value.get("tool_calls") or []
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except Exception:  # also those of its objects' own classes
-        return False
-    return isinstance(calls, list) and all(_is_call(call) for call in calls)
-
-
-def _is_call(value: object) -> bool:
-    if not isinstance(value, dict) or not {"id", "type", "function"} <= value.keys():
-        return False
-    function = value["function"]
-    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
-
-
-async def _ask(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
+async def _ask(what: str, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     """Return what a method of the environment returns.
 
     Raises:
         EnvironmentFault: for any exception, including its own TimeoutError, which is not the rollout's limit.
     """
     try:
-        said = await method(*arguments)
-        if not isinstance(said, list | None):
-            raise TypeError(f"it returned {type(said).__name__}, not a list of messages")
-        if wrong := [message for message in said or [] if not is_message(message)]:
-            raise TypeError(f"it returned {format_value(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
-        return said
-    except EnvironmentFault:
-        raise
-    except Exception as error:
-        raise EnvironmentFault(f"{method.__name__} failed ({describe_error(error)})") from error
+        return await method(*arguments)
+    except _FAILURES as error:
+        raise EnvironmentFault(f"{what} failed ({_describe(error)})") from error
 
 
-async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
-    tools = _tools(environment)
-    messages = outcome.messages
+async def _take_turn(
+    environment: Environment, policy: Policy, messages: list[Message], tools: list[dict[str, Any]], outcome: Outcome
+) -> Message:
+    message, is_cut = await policy.respond(messages, tools)
+    outcome.turns += 1
+    outcome.calls += len(message.get("tool_calls") or [])
+    environment.sampled_tokens = policy.tokens
+    outcome.ending = "length" if is_cut else outcome.ending
+    return message
+
+
+async def _lead(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
+    tools, messages = await _ask("start", _start, environment, outcome), outcome.messages
     for _ in range(limits.turns):
-        if wrong := [message for message in messages if not is_message(message)]:  # environments may edit in place
-            raise EnvironmentFault(
-                f"its messages contain {format_value(wrong[0]):.200}, which is not a message: {A_MESSAGE}"
-            )
-        message, is_cut = await policy.respond(messages, tools)
+        message = await _take_turn(environment, policy, messages, tools, outcome)
         messages.append(message)
-        outcome.turns += 1
-        environment.sampled_tokens = policy.tokens
-        if is_cut:
-            outcome.ending = "length"
+        if outcome.ending == "length":
             return
         if calls := message.get("tool_calls"):
-            outcome.calls += len(calls)
-        if calls and not environment.answers_calls:
-            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds, outcome) for call in calls))
-            outcome.errors += sum(is_error for _, is_error in answers)
-            messages += [answer for answer, _ in answers]
+            messages += await asyncio.gather(*(_call(environment, call, limits, outcome) for call in calls))
             continue
-        said = await _ask(environment.reply, messages)
+        said = await _ask("reply", environment.reply, messages)
         if said is None:
             outcome.ending = "done"
             return
+        if not isinstance(said, list):
+            raise EnvironmentFault(f"reply returned {type(said).__name__}, not a list of messages")
         messages += said
 
 
-def _tools(environment: Environment) -> list[dict[str, Any]]:
+async def _follow(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
+    """Let an environment with a loop of its own ask for turns, until its end or a limit."""
+    failures: list[Exception] = []
+
+    async def turn(messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
+        if outcome.turns == limits.turns:
+            outcome.ending = "turns"
+        if outcome.ending != "done":
+            raise ContextFull
+        try:
+            message = await _take_turn(environment, policy, messages, tools, outcome)
+        except ContextFull:
+            outcome.ending = "length"
+            raise
+        except Exception as error:
+            failures.append(error)
+            raise
+        outcome.messages = [*messages, message]
+        return message, outcome.ending == "length"
+
+    outcome.ending = "done"
     try:
-        tools = [tool.as_openai() for tool in environment.tools]
-        json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
-        return tools
-    except Exception as error:  # from a property, or from an object that is not a Tool
-        raise EnvironmentFault(f"its tools cannot be listed ({describe_error(error)})") from error
+        await _ask("its loop", environment.drive, turn)
+    finally:
+        if failures:
+            raise failures[0]
 
 
-async def _call(
-    environment: Environment, call: dict[str, Any], seconds: float, outcome: Outcome
-) -> tuple[Message, bool]:
-    """Return the tool's message, and whether it reports an error."""
-    name, is_error = call["function"]["name"], True
+async def _call(environment: Environment, call: dict[str, Any], limits: RolloutLimits, outcome: Outcome) -> Message:
+    """Return the tool's message. An error is in it, for the model to read."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
     try:
-        async with asyncio.timeout(seconds):
-            content = await environment.call(name, _arguments(call["function"]["arguments"]))
+        async with asyncio.timeout(limits.tool_seconds):
+            content = await environment.call(name, _parse(arguments))
         if not isinstance(content, str):
-            logger.error("%s returned %s instead of text", name, type(content).__name__)
-            outcome.tool_fault = TypeError(f"{name} returned {type(content).__name__} instead of text")
-            raise ToolError(str(outcome.tool_fault))
-        _check_text(name, content)
-        is_error = False
-    except ToolError as error:
-        content = f"error: {format_value(error, str)}".encode("utf-8", "backslashreplace").decode()
-    except EnvironmentFault:
-        raise
-    except TimeoutError:
-        content = f"error: {name} took more than {seconds:g} seconds"
-    except Exception as error:  # the environment's error must not end the run; tool_errors counts it
-        _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], describe_error(error), error=error)
-        outcome.tool_fault = error
-        content = f"error: {name} failed"
-    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
+            raise TypeError(f"{name} returned {type(content).__name__} instead of text")
+    except _FAILURES as error:
+        outcome.errors += 1
+        if isinstance(error, ToolError):
+            content = f"error: {error}"
+        elif isinstance(error, TimeoutError):
+            content = f"error: {name} took more than {limits.tool_seconds:g} seconds"
+        else:
+            outcome.tool_fault, content = error, f"error: {name} failed"
+            _log("a tool failed", f"{name} on {arguments}: {_describe(error)}", error)
+    content = content.encode("utf-8", "replace").decode()  # no tokenizer reads a lone surrogate
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
 
-def _check_text(name: str, content: str) -> None:
+def _parse(arguments: str) -> dict[str, Any]:
     try:
-        content.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, which JSON's escapes can write and no tokenizer reads
-        raise ToolError(f"{name} returned text that is not valid Unicode ({error.reason})") from None
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"the arguments are not JSON ({error})") from None
-    if not isinstance(arguments, dict):
+    if not isinstance(parsed, dict):
         raise ToolError("the arguments are not a JSON object")
-    return arguments
+    return parsed
 
 
 async def score_conversation(environment: Environment, outcome: Outcome, seconds: float) -> Score:
@@ -268,30 +223,45 @@ async def score_conversation(environment: Environment, outcome: Outcome, seconds
 
     If scoring fails or takes more than `seconds`, the outcome records the fault and its ending becomes "error".
     """
-    if outcome.ending == "error":
-        return Score(math.nan, math.nan)
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return _convert_score(await environment.score(outcome.messages, outcome.ending))
-    except Exception as error:  # as for a reward function: one missing reward must not end a run
-        why = f"it took more than {seconds:g} seconds" if limit.expired() else describe_error(error)
-        outcome.ending, outcome.fault = "error", f"score failed ({why})"
-        _log("a rollout could not be scored and gets no reward: %s", outcome.fault, error=error)
-        return Score(math.nan, math.nan)
+    if outcome.ending != "error":
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return _check_score(await environment.score(outcome.messages, outcome.ending))
+        except _FAILURES as error:  # as for a reward function: one missing reward must not end a run
+            why = f"it took more than {seconds:g} seconds" if limit.expired() else _describe(error)
+            outcome.fail(f"score failed ({why})", error)
+    return Score(math.nan, math.nan)
 
 
-def _convert_score(score: object) -> Score:
+def _check_score(given: object) -> Score:
     """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
-    if not isinstance(score, Score):
-        raise TypeError(f"it returned {type(score).__name__}, not a Score")
-    if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
-        raise TypeError(f"its logs are {score.logs!r:.200}, not numbers by name")
-    for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):
-        if not isinstance(value, Real):
-            raise TypeError(f"its {name} is {value!r:.200}, not a number")
-    if not (math.isfinite(score.reward) and math.isfinite(score.score)):
-        raise ValueError(f"its reward is {score.reward} and its score {score.score}: give finite numbers")
+    if not isinstance(given, Score):
+        raise TypeError(f"it returned {type(given).__name__}, not a Score")
+    score = Score(float(given.reward), float(given.score), {str(k): float(v) for k, v in given.logs.items()})
+    if not math.isfinite(score.reward):
+        raise ValueError(f"its reward is {score.reward}: give a finite number")
     if not 0 <= score.score <= 1:
         raise ValueError(f"its score is {score.score}: give correctness from 0 to 1; only the reward may lie outside")
-    return Score(float(score.reward), float(score.score), {name: float(value) for name, value in score.logs.items()})
+    return score
+
+
+async def _close(environment: Environment) -> bool:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await environment.close()
+    except _FAILURES as error:
+        _log("an environment could not be closed", _describe(error), error)
+        return False
+    return True
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _log(what: str, why: str, error: BaseException) -> None:
+    """Log an error of an environment, with its traceback if it is the first of its kind: it may hit every rollout."""
+    kind = (type(error), *((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)))
+    logger.error("%s: %s", what, why, exc_info=None if kind in logged_errors else error)
+    logged_errors.add(kind)

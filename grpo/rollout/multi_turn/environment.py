@@ -1,17 +1,23 @@
 """The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.stack.problem import UserError
 
 Message = dict[str, Any]
+# Returns the model's answer to messages and tools, and whether a length limit cut it
+Turn = Callable[[list[Message], list[dict[str, Any]]], Coroutine[Any, Any, tuple[Message, bool]]]
 
 
 class SetupError(UserError):
     """An environment that cannot be used."""
+
+
+class ContextFull(Exception):
+    """The conversation has no room for another turn."""
 
 
 class ToolError(Exception):
@@ -40,52 +46,18 @@ class Tool:
 class BuiltInTool:
     """A tool that gpt-oss knows from its training; its chat template describes it by its name.
 
-    Attributes:
-        name: "python" or "browser".
-        functions: what :meth:`Environment.call` gets calls of. Other models are offered them as ordinary tools.
+    A call of python has the arguments {"code": ...}, as gpt-oss writes the code alone. The calls of browser have the
+    names browser.search, browser.open, and browser.find.
     """
 
     name: str
-    functions: tuple[Tool, ...]
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the tool with its functions in the form of the OpenAI protocol; see :func:`list_functions`."""
-        return {"type": "builtin", "name": self.name, "functions": [each.as_openai() for each in self.functions]}
+        """Return the tool in the form of :meth:`Tool.as_openai`, with a type of its own."""
+        return {"type": "builtin", "name": self.name}
 
 
-def list_functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools for a model that knows none from its training: built-in ones as ordinary functions."""
-    return [function for tool in tools for function in tool.get("functions", [tool])]
-
-
-def _object(required: str, **properties: str) -> dict[str, Any]:
-    kinds = {name: {"type": kind} for name, kind in properties.items()}
-    return {"type": "object", "properties": kinds, "required": [required]}
-
-
-# A call of python has the arguments {"code": ...}: gpt-oss writes the code alone, other models write JSON.
-PYTHON = BuiltInTool(
-    "python",
-    (Tool("python", "Run Python code. Returns what it prints.", _object("code", code="string")),),
-)
-BROWSER = BuiltInTool(
-    "browser",
-    (
-        Tool("browser.search", "Search for pages.", _object("query", query="string", topn="integer")),
-        Tool(
-            "browser.open",
-            "Show a page, given by the id of a link or by its URL, from a line on.",
-            {
-                "type": "object",
-                "properties": {
-                    "id": {"type": ["integer", "string"]},
-                    **{name: {"type": "integer"} for name in ("cursor", "loc", "num_lines")},
-                },
-            },
-        ),
-        Tool("browser.find", "Find a text in a page.", _object("pattern", pattern="string", cursor="integer")),
-    ),
-)
+PYTHON, BROWSER = BuiltInTool("python"), BuiltInTool("browser")
 
 
 @dataclass(frozen=True)
@@ -116,12 +88,13 @@ class Environment(ABC):
     Attributes:
         sampled_tokens: how many tokens the model has sampled in this conversation; those of tools and of users do not
             count. `score` may read it, for instance to charge for them.
-        answers_calls: whether `reply` also gets the messages with tool calls; `call` is then not used.
+        drive: a coroutine function that holds the whole conversation instead of `start`, `call`, and `reply`, if it is
+            not None. It gets a Turn, which raises ContextFull if there is no further one.
     """
 
     tools: Sequence[Tool | BuiltInTool] = ()
     sampled_tokens: int = 0
-    answers_calls: bool = False
+    drive: Any = None
 
     def __init__(self, prompt: str, label: str) -> None:
         self.prompt, self.label = prompt, label

@@ -1,7 +1,6 @@
 """The class of an environment by the name that ENVIRONMENT gives it."""
 
 import importlib.util
-import inspect
 from pathlib import Path
 
 from grpo.rollout.multi_turn.environment import Environment, SetupError
@@ -19,7 +18,14 @@ def load(name: str) -> type[Environment]:
         SetupError: if it is missing.
     """
     if name.startswith(VERIFIERS):
-        return _load_verifiers(name.removeprefix(VERIFIERS))
+        if not importlib.util.find_spec("verifiers"):
+            raise SetupError(
+                f"ENVIRONMENT {name} needs the verifiers package",
+                "run: uv pip install --no-deps -r requirements/verifiers.txt",
+            )
+        from grpo.rollout.multi_turn.verifiers_environment import environment_of
+
+        return environment_of(name.removeprefix(VERIFIERS))
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
@@ -41,21 +47,4 @@ def load(name: str) -> type[Environment]:
             f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment",
             "give the class this name and this base",
         )
-    for name in ("start", "call", "reply", "score", "close"):
-        method = getattr(kind, name)
-        if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
-            raise SetupError(
-                f"the Environment of {path} has no coroutine {name}", f"define `async def {name}(self, ...)`"
-            )
     return kind
-
-
-def _load_verifiers(name: str) -> type[Environment]:
-    if not importlib.util.find_spec("verifiers"):
-        raise SetupError(
-            f"ENVIRONMENT {VERIFIERS}{name} needs the verifiers package",
-            "run: uv pip install --no-deps -r requirements/verifiers.txt",
-        )
-    from grpo.rollout.multi_turn.verifiers_environment import environment_of
-
-    return environment_of(name)

@@ -1,101 +1,71 @@
 """The tokens of a multi-turn rollout: one row while its history only grows, a new row once it changes.
 
 A turn's prompt is everything before it, token for token, and what the template puts between turns. If the history
-renders differently, a new row branches off. Causes are dropped thinking, edited messages, or a tool call rendered
-differently than the model wrote it. The prompt of a branch is not trained on. Every sampled token is trained once, in
-the row in which the engine drew it.
+renders to other tokens, a new row branches off. Causes are dropped thinking and edited messages. The prompt of a branch
+is not trained on. Every sampled token is trained once, in the row in which the engine drew it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from grpo.rollout.multi_turn.parts import Codec, Difference, Part
+from grpo.rollout.invariant import describe
+from grpo.rollout.multi_turn.harmony import Piece
 from grpo.rollout.trajectory import Origin, Trajectory
 
 
 class RolloutHistory:
     """The rows of one rollout; the last one grows.
 
+    Args:
+        decode: returns the text of tokens.
+
     Attributes:
         rows: in order of their start.
         differences: why each row after the first began.
-        codec: encodes and decodes the tokens.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self.rows: list[Trajectory] = []
         self.differences: list[str] = []
-        self.codec = codec
+        self._decode = decode
         self._next = Trajectory()
         self._why: str | None = None
 
-    def prompt(self, parts: Sequence[Part]) -> list[int]:
-        """Return the prompt for the engine, given a render of the history. Only :meth:`add` keeps it.
-
-        Args:
-            parts: the whole render, up to the start of the assistant's turn.
-        """
-        self._why = None
-        if not self.rows:
-            self._next = self._begin_trajectory([], parts)
-            return list(self._next.tokens)
-        before = self.rows[-1]
-        gap = self.codec.continuation(before.tokens, parts)
-        if isinstance(gap, Difference):
-            self._why = describe(self.codec, before.tokens, gap)
-            kept = before.tokens[: gap.shared]  # the identical tokens, which also hit the engine's prefix cache
-            rest = self.codec.continuation(kept, parts)
-            assert not isinstance(rest, Difference)
-            self._next = self._begin_trajectory(kept, rest)
+    def prompt(self, rendered: Sequence[Piece]) -> list[int]:
+        """Return the prompt for the engine, given a render of the whole history. Only :meth:`add` keeps it."""
+        render = Trajectory()
+        for tokens, origin in rendered:
+            render.append(tokens, origin)
+        row = self.rows[-1] if self.rows else Trajectory()
+        size = len(row.tokens)
+        self._why = describe("the history", row.tokens, render.tokens[:size], self._decode)
+        if self._why or not self.rows:
+            self._begin_row(render.tokens)
         else:
-            self._next = Trajectory(list(before.tokens), list(before.origins), list(before.log_probs))
-            for tokens, origin in self.codec.encode(gap):
-                self._next.append(tokens, origin)
+            self._next = Trajectory(
+                list(render.tokens),
+                row.origins + render.origins[size:],
+                row.log_probs + render.log_probs[size:],
+            )
         return list(self._next.tokens)
 
-    def _begin_trajectory(self, kept: Sequence[int], parts: Sequence[Part]) -> Trajectory:
-        begun = Trajectory()
-        begun.append(kept, Origin.PROMPT)
-        for tokens, _ in self.codec.encode(parts):
-            begun.append(tokens, Origin.PROMPT)
-        return begun
+    def _begin_row(self, prompt: Sequence[int]) -> None:
+        self._next = Trajectory()
+        self._next.append(prompt, Origin.PROMPT)
 
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Keep the last prompt, and the tokens that the engine sampled after it."""
-        self._next.append(tokens, Origin.SAMPLED, log_probs)
-        self._commit()
+    def branch(self, prompt: Sequence[int], why: str) -> None:
+        """Let the next turn begin a row with the prompt that the engine really got."""
+        self._why = why
+        self._begin_row(prompt)
 
-    def add_untrained(self, tokens: Sequence[int]) -> None:
-        """Keep the last prompt and a turn with unreliable log-probs, which is not trained on."""
-        self._next.append(tokens, Origin.FORCED)
-        self._commit()
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Keep the last prompt, and the tokens that the engine sampled after it. Without log-probs, none is trained."""
+        self._next.append(tokens, Origin.FORCED if log_probs is None else Origin.SAMPLED, log_probs)
+        if not self.rows or self._why is not None:
+            self.differences += [self._why] if self.rows and self._why else []
+            self.rows.append(self._next)
+            self._why = None  # what is added next belongs to the same row
+        self.rows[-1] = self._next
 
     def add_forced(self, tokens: Sequence[int]) -> None:
         """Insert tokens into the turn that was kept last, such as the end of its thinking."""
         self._next.append(tokens, Origin.FORCED)
-
-    def response(self) -> list[int]:
-        """Return the tokens of the last row after its prompt."""
-        return self.rows[-1].tokens[self.rows[-1].count(Origin.PROMPT) :] if self.rows else []
-
-    def branch(self, prompt: Sequence[int], why: str) -> None:
-        """Let the next turn begin a row with the prompt that the engine really got."""
-        self._next, self._why = Trajectory(), why
-        self._next.append(prompt, Origin.PROMPT)
-
-    def _commit(self) -> None:
-        if self.rows and self._why is None:
-            self.rows[-1] = self._next
-            return
-        if self.rows and self._why is not None:
-            self.differences.append(self._why)
-        self.rows.append(self._next)
-        self._why = None  # what is added next belongs to the same row
-
-
-def describe(codec: Codec, tokens: Sequence[int], difference: Difference) -> str:
-    """Describe where a history first differs from the tokens before it, with both texts."""
-    before = codec.decode(tokens[max(0, difference.position - 8) : difference.position])
-    return (
-        f"position {difference.position}, after {before!r}: sampled {difference.tokens_text!r}, "
-        f"rendered {difference.render_text!r}"
-    )

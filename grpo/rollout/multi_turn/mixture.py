@@ -6,32 +6,18 @@ order of the hash of their prompts: the shares are exact, and a problem keeps it
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from grpo.rollout.multi_turn.environment import Environment, SetupError
+from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.environment_loading import VERIFIERS
 from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
 FIELD = "environment"  # of a line of a data file, and of a record of a rollout
 KEY = "environment"  # of the sampling parameters' further arguments
-
-
-def maker(
-    kind: type[Environment], name: str, prompt: str, label: str, response: Callable[[], str]
-) -> Callable[[], Environment]:
-    """Return what makes the environment of a rollout. That of single answers gets the sampled response's text."""
-
-    def make() -> Environment:
-        environment = kind(prompt, label)
-        if name == SINGLE:
-            cast(Any, environment).response = response
-        return environment
-
-    return make
 
 
 @dataclass(frozen=True)
@@ -87,19 +73,23 @@ class Mixture:
         Raises:
             SetupError: for a line that names an environment which the run has not.
         """
-        rows = [(number, row) for number, row in numbered_rows(file) if isinstance(row, dict)]
-        return self._assign_prompts(file, [(number, str(row.get(key)), row.get(FIELD)) for number, row in rows])
-
-    def _assign_prompts(self, file: Path, rows: Sequence[tuple[int, str, Any]]) -> dict[str, str]:
-        for number, _, named in rows:
-            if named is not None and named not in self.names:
+        assigned: dict[str, str] = {}
+        shared = []
+        for number, row in numbered_rows(file):
+            if not isinstance(row, dict):
+                continue  # another check reports it
+            prompt, named = str(row.get(key)), row.get(FIELD)
+            if named is None:
+                shared.append(prompt)
+            elif named in self.names:
+                assigned[prompt] = named
+            else:
                 raise SetupError(
                     f"{file}, line {number} is for the environment {named!r}, but ENVIRONMENT has "
                     f"{', '.join(self.names)}",
                     f"correct the field {FIELD!r}, or add it to ENVIRONMENT",
                 )
-        shared = self._share_out(prompt for _, prompt, named in rows if named is None)
-        return {prompt: shared[prompt] if named is None else named for _, prompt, named in rows}
+        return assigned | self._share_out(shared)
 
     def _share_out(self, prompts: Iterable[str]) -> dict[str, str]:
         order = sorted(set(prompts), key=lambda prompt: hashlib.sha256(prompt.encode()).digest())

@@ -16,24 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from grpo.rollout.multi_turn import environment
-from grpo.rollout.multi_turn.environment import (
-    Message,
-    Score,
-    SetupError,
-    Tool,
-    ToolError,
-)
+from grpo.rollout.multi_turn.environment import Message, Score, SetupError, Tool, ToolError
 from grpo.rollout.multi_turn.grading import grade_messages
 from grpo.stack.json_files import numbered_rows
 
 VARIABLE = "GRPO_LIBRARY"
-MAX_HITS = 10
+MAX_HITS = 10  # of a query
+MAX_QUERIES = 10  # of a search
 MAX_WORDS = 64  # of a query: FTS5 takes time for each of them in each document, and searches run one by one
 SECONDS = 5.0  # after which a search or a read is interrupted, so that others need not wait
 _INSTRUCTIONS = 1000  # of SQLite between two looks at the clock
 EXCERPT_WORDS = 24
 PAGE = 2000  # characters that one `read` returns
 
+_QUERY = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 INSTRUCTIONS = (
     "Answer the question from the library. Search it first; read a document where an excerpt does not say enough. "
     "Give the final answer in \\boxed{}."
@@ -129,10 +125,10 @@ class Environment(environment.Environment):
     tools = (
         Tool(
             "search",
-            "Search the library. Gives number, title and an excerpt of the documents that fit best.",
+            "Search the library. Gives number, title and an excerpt of the documents that fit best each query.",
             {
                 "type": "object",
-                "properties": {"query": {"type": "string"}, "count": {"type": "integer", "minimum": 1}},
+                "properties": {"query": _QUERY, "count": {"type": "integer", "minimum": 1}},
                 "required": ["query"],
             },
         ),
@@ -175,13 +171,18 @@ class Environment(environment.Environment):
 
 
 def _search(path: str, arguments: dict[str, Any]) -> str:
-    query, count = arguments.get("query"), arguments.get("count", 5)
-    if not isinstance(query, str):
-        raise ToolError("search needs a query, which must be a string")
+    given, count = arguments.get("query"), arguments.get("count", 5)
+    queries = given if isinstance(given, list) else [given]
+    if not 1 <= len(queries) <= MAX_QUERIES or not all(isinstance(query, str) for query in queries):
+        raise ToolError(f"search needs a query, which must be a string, or a list of up to {MAX_QUERIES}")
     if type(count) is not int or not 1 <= count <= MAX_HITS:
         raise ToolError(f"count must be a whole number from 1 to {MAX_HITS}")
-    hits = library(path).search(query, count)
-    return "\n".join(f"[{number}] {title}: {excerpt}" for number, title, excerpt in hits) or "nothing was found"
+    found: list[str] = []
+    for query in map(str, queries):
+        hits = library(path).search(query, count)
+        text = "\n".join(f"[{number}] {title}: {excerpt}" for number, title, excerpt in hits) or "nothing was found"
+        found.append(text if query == given else f"{query}\n{text}")
+    return "\n\n".join(found)
 
 
 def _read(path: str, arguments: dict[str, Any]) -> str:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
 from grpo.rollout.invariant import EngineAccount, describe, read_log_probs, validate_log_probs
-from grpo.rollout.multi_turn.conversation import ContextFull, Outcome, play
-from grpo.rollout.multi_turn.environment import Environment, Message, Score
+from grpo.rollout.multi_turn.conversation import EnvironmentFault, Outcome, play
+from grpo.rollout.multi_turn.environment import ContextFull, Environment, Message, Score
+from grpo.rollout.multi_turn.harmony import Template
 from grpo.rollout.multi_turn.history import RolloutHistory
-from grpo.rollout.multi_turn.isolation import EnvironmentFault
 from grpo.rollout.multi_turn.settings import RolloutLimits
-from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Origin
 from grpo.stack.upstream.engine import Engine
@@ -49,7 +48,7 @@ class EnginePolicy:
         max_length: int,
         thinking: tuple[Delimiter, Budget] | None = None,
     ) -> None:
-        self.history = RolloutHistory(template.codec)
+        self.history = RolloutHistory(template.codec.decode)
         self.accounts: list[EngineAccount] = []
         self.mismatches = self.tokens = 0
         self._thinking = thinking
@@ -65,10 +64,9 @@ class EnginePolicy:
             EnvironmentFault: for messages that the template cannot render.
         """
         try:
-            rendered = self.template.render(messages, tools)
-        except Exception as error:  # for example an unknown role or missing content
+            prompt = self.history.prompt(self.template.render(messages, tools))
+        except Exception as error:  # for example an unknown role, or what is no message
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
-        prompt = self.history.prompt(rendered)
         tokens, is_cut = await (
             self._sample_plain(prompt) if self._thinking is None else self._sample_limited(prompt, *self._thinking)
         )
@@ -90,8 +88,8 @@ class EnginePolicy:
         """Keep a turn with a thinking budget, of one or two calls; return as :meth:`_sample_plain`."""
         params = self._params_of_turn(prompt, least=len(delimiter.tokens) + 2)
         turn = await budgeted_response(self._engine.llm, prompt, params, delimiter, budget, self._max_length)
-        forced = [token for token, origin in zip(turn.trajectory.tokens, turn.trajectory.origins, strict=True)
-                  if origin is Origin.FORCED]  # fmt: skip
+        made = zip(turn.trajectory.tokens, turn.trajectory.origins, strict=True)
+        forced = [token for token, origin in made if origin is Origin.FORCED]
         asked = prompt
         for number, part in enumerate(turn.parts):
             if forced and number == len(turn.parts) - 1:  # the answer
@@ -127,9 +125,7 @@ class EnginePolicy:
             self.history.branch(given, mismatch)
         if log_probs is None:
             self._count("the engine returned a turn without log-probs; it is not trained on")
-            self.history.add_untrained(tokens)
-        else:
-            self.history.add(tokens, log_probs)
+        self.history.add(tokens, log_probs)
         self.tokens += len(tokens)
         while len(self.accounts) < len(self.history.rows):
             self.accounts.append(EngineAccount())
@@ -174,7 +170,7 @@ async def roll_out(
     }
     if not used:
         return outcome, response | _make_empty_response(policy, score)
-    *earlier, last = [row.as_response() | {"engine": account.as_dict()} for row, account in used]
+    *earlier, last = (row.as_response() | {"engine": account.as_dict()} for row, account in used)
     return outcome, response | last | {"branches": earlier}
 
 

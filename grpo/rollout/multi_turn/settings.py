@@ -92,10 +92,6 @@ class EnvironmentSettings:
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
         values = {one.name: one.parse_checked(given.get(one.name, one.default or "")) for one in table.ENVIRONMENT}
-        limits = RolloutLimits(
-            turns=values["TURN_LIMIT"],
-            seconds=values["ROLLOUT_SECONDS"],
-            tool_seconds=values["TOOL_SECONDS"],
-            score_seconds=values["SCORE_SECONDS"],
-        )
+        names = ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS")
+        limits = RolloutLimits(*(values[name] for name in names))
         return cls(Mixture.from_variables(given), limits, values["MAX_BRANCHES"] + 1, values["TEMPLATE"])

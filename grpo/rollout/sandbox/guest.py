@@ -1,19 +1,51 @@
-"""The interpreter inside a sandbox: runs code, one call after the other, and keeps the variables."""
+"""The interpreter inside a sandbox: runs code, one call after the other, and keeps the variables.
+
+`python -s -P guest.py LIMITS`, with the limits as JSON and a socket as standard input. It first says why it cannot be
+confined, as JSON, or [].
+"""
 
 import ast
 import contextlib
 import io
+import json
 import linecache
 import os
 import random
 import struct
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 MOST_CHARS = 1_000_000  # what one call may print, and of an error
 LENGTH = struct.Struct("!Q")  # before each message
-TICKET = 8  # bytes at the beginning of a message; its reply begins with the same ones
+
+
+def main() -> None:
+    """Confine this process for good, and serve the socket."""
+    sys.path.append(root := str(Path(__file__).resolve().parents[3]))
+    from grpo.rollout.sandbox import confinement
+
+    sys.path.remove(root)
+    confinement.die_with_parent()
+    os.nice(5)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # out of memory, the kernel ends guests first
+    import numpy  # now, so that its random numbers have a seed
+
+    numpy.random.seed(0)
+    limits, sys.argv = confinement.Limits(**json.loads(sys.argv[1])), [""]
+    channel, null = os.dup2(0, 3), os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    os.close(null)
+    try:
+        confinement.confine(limits)
+    except confinement.Unconfined as error:
+        os.write(channel, json.dumps(error.args).encode())
+        return
+    os.write(channel, b"[]")
+    serve(channel)
 
 
 class _Output(io.StringIO):
@@ -26,19 +58,18 @@ class _Output(io.StringIO):
 
 
 def serve(channel: int) -> None:
-    """Run each code that comes through a socket, until it is closed."""
-    _seed()
+    """Run each code that comes through a socket, until it is closed. A reply begins with 1 if the code failed, or 0."""
+    random.seed(0)  # equal code gives equal output in every rollout
     names: dict[str, Any] = {"__name__": "__main__"}
     number = 0
-    while (head := _read(channel, LENGTH.size)) is not None:
-        message = _read(channel, LENGTH.unpack(head)[0])
-        if message is None:
-            return
-        ticket, code = message[:TICKET], message[TICKET:].decode("utf-8", "surrogatepass")
-        number += 1
-        text, failed = run(code, f"<call {number}>", names)
-        reply = ticket + (b"1" if failed else b"0") + text.encode("utf-8", "surrogatepass")
-        _write(channel, LENGTH.pack(len(reply)) + reply)
+    with open(channel, "rb", closefd=False) as asked, open(channel, "wb", closefd=False) as answers:
+        while head := asked.read(LENGTH.size):
+            number += 1
+            code = asked.read(*LENGTH.unpack(head)).decode("utf-8", "surrogatepass")
+            text, failed = run(code, f"<call {number}>", names)
+            reply = (b"1" if failed else b"0") + text.encode("utf-8", "surrogatepass")
+            answers.write(LENGTH.pack(len(reply)) + reply)
+            answers.flush()
 
 
 def run(code: str, file: str, names: dict[str, Any]) -> tuple[str, bool]:
@@ -69,23 +100,5 @@ def _execute(code: str, file: str, names: dict[str, Any]) -> None:
             print(repr(value))
 
 
-def _seed() -> None:
-    """Let equal code give equal output in every rollout."""
-    random.seed(0)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(0)
-
-
-def _read(channel: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        piece = os.read(channel, size - len(data))
-        if not piece:
-            return None
-        data += piece
-    return data
-
-
-def _write(channel: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(channel, data) :]
+if __name__ == "__main__":
+    main()

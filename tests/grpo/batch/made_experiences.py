@@ -7,13 +7,12 @@ import torch
 
 from grpo.batch import branches, rollouts
 from grpo.launch.config import trainer_parser
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.training.trainer import Trainer
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
-TOKENIZER = TOKENIZERS["qwen3"]
 N = 2  # samples a prompt
 # Those that the launcher accepts: it refuses gae, which needs a critic.
 ESTIMATORS = [
@@ -23,8 +22,9 @@ ESTIMATORS = [
     for name in action.choices
     if name != "gae"
 ]
-THOUGHTFUL = ["<think>\nhm\n</think>\n\nthere<|im_end|>"] * 3 + ["42<|im_end|>"]
-PLAIN = ["42<|im_end|>"]
+PLAIN = ["<|channel|>final<|message|>42<|return|>"]
+THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>there<|return|>"
+THOUGHTFUL = [THOUGHT] * 3 + PLAIN
 
 
 def make_arguments(estimator="dr_grpo"):
@@ -62,7 +62,7 @@ def make_experiences(responses, monkeypatch, *estimator, limit=900, **changes):
 def make_four_rollouts(monkeypatch, *estimator, branching=True):
     """Two prompts with two samples each. The first and the last rollout have branches, or none does."""
     scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
-    replies = [["a", "b", "c"], [], [], ["a"]]
+    replies = [["a", "b", "c"], [], [], ["a"]] if branching else [[]] * 4
     responses = [make_response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
     return make_experiences(responses, monkeypatch, *estimator)
 

@@ -12,7 +12,7 @@ from eval.chat import Chat
 from eval.problems import EvalProblem
 from grpo.hooks.names import Arguments
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
@@ -50,8 +50,7 @@ def render_in_environment(model, monkeypatch, *variables) -> str:
     monkeypatch.setattr(chat_template.os, "environ", environ)
     chat_template.pass_to_engines(make_arguments(*variables))
     template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
-    parts = template.render([{"role": "user", "content": QUESTION["prompt"]}], [])
-    return template.codec.decode([token for tokens, _ in template.codec.encode(parts) for token in tokens])
+    return template.codec.decode(template.render_tokens([{"role": "user", "content": QUESTION["prompt"]}]))
 
 
 @pytest.mark.parametrize("effort", [None, "high"])

@@ -18,7 +18,6 @@ OPTIONAL = {
     "triton_kernels",
     "verifiers",
     "grpo.rollout.multi_turn.verifiers_environment",
-    "grpo.rollout.multi_turn.verifiers_messages",
 }
 
 # Of these, each supported OpenRLHF has one or the other.

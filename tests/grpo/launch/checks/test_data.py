@@ -27,6 +27,10 @@ RENDER = rendering.render
         ('{"prompt": "1 + 1?", "label": null}', "line 2: 'label' is missing or empty"),
         ('{"prompt": [{"content": "1 + 1?"}], "label": "2"}', "line 2: 'prompt' is neither text nor messages"),
         (
+            '{"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}',
+            "line 2: 'prompt' ends with the assistant",
+        ),
+        (
             '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}], "label": "2"}',
             "line 2: 'prompt' is neither text nor messages",
         ),

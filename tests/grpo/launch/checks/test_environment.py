@@ -113,7 +113,7 @@ def test_tools_that_the_chat_template_leaves_out_are_refused(environment_setting
     template = model / "chat_template.jinja"
     template.write_text(template.read_text().replace(name, "gadgets"))
     [problem] = environment_setting.find_problems(pretrain=str(model))
-    assert f"does not read {name}, so the model would not know the tools of {source}" in problem
+    assert f"does not read {name}, so the model would not know {source}'s tools" in problem
     template.unlink()
     assert [each for each in environment_setting.find_problems(pretrain=str(model)) if "has no chat template" in each]
 
@@ -162,11 +162,18 @@ def play_counter(environment_setting, monkeypatch, tmp_path):
         ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
         ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
         ({"SCORE": "float('nan')"}, "its reward is nan"),
-        ({"SUM": "return self.unset"}, "add failed on {\"number\": 1}: AttributeError: 'Environment' object has no"),
+        (
+            {"async def score": "def score"},
+            "score failed (TypeError: object Score can't be used in 'await' expression)",
+        ),
+        (
+            {"def score": "def points"},
+            "its constructor failed (TypeError: Can't instantiate abstract class Environment",
+        ),
+        ({"SUM": "return self.unset"}, "add({\"number\": 1}): AttributeError: 'Environment' object has no"),
         ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
         ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
-        ({"SUM": "if number == 1: raise environment.ToolError\n        return number"}, "returned int instead of text"),
         ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py cannot be imported (SystemExit: 0)"),
     ],
 )
@@ -181,19 +188,18 @@ def test_one_conversation_is_played_before_a_run(play_counter, changes, what) ->
         ({}, "'2'", ""),
         (
             {"SUM": "raise environment.ToolError('too small')"},
-            "'error: too small' (no call succeeded, so what it returns is unchecked)",
+            "'error: too small' (the call failed, so what it returns is unchecked)",
             "",
         ),
-        ({"SUM": "raise SystemExit(1)"}, "'error: add failed'", "RuntimeError: it raised SystemExit: 1"),
-        ({"SUM": "return {}[number]"}, "'error: add failed'", 'the tool add failed on {"number": 1}: KeyError: 1 ('),
-        # made-up arguments that the schema does not allow explain any error
-        ({"SUM": "return '1' + number", '"integer"': '"integer", "minimum": 2'}, "'error: add failed'", "TypeError"),
+        ({"SUM": "raise SystemExit(1)"}, "'error: add failed' (", "SystemExit: 1"),
+        ({"SUM": "return {}[number]"}, "'error: add failed' (", 'add({"number": 1}): KeyError: 1 ('),
     ],
 )
 def test_what_was_played_is_shown_and_what_arguments_may_explain_is_a_warning(play_counter, changes, heard, warning):
     problems, (line, *warnings) = play_counter(**changes)
     assert problems == []
-    assert line == f'played      count.py: add({{"number": 1}}) -> {heard}, answer "1" -> reward 1, score 1'
+    assert line.startswith(f'played      count.py: add({{"number": 1}}) -> {heard}')
+    assert line.endswith(', answer "1" -> reward 1, score 1')
     assert len(warnings) == bool(warning) and all(warning in text for text in warnings)
 
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from grpo.rollout.multi_turn.conversation import hold_conversation
-from grpo.rollout.multi_turn.environment import (
-    Environment,
-    Score,
-    Tool,
-    ToolError,
-)
+from grpo.rollout.multi_turn.environment import Environment, Score, Tool, ToolError
+from grpo.rollout.multi_turn.harmony import template_for
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import RolloutLimits
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 LIMITS = RolloutLimits(turns=8, seconds=300, tool_seconds=20, score_seconds=60)
 VARIABLES = {
@@ -30,11 +28,10 @@ def encode_oddly(codec, text, seed=0):
     """Encode text in pieces of random lengths: a policy may sample any tokens that give its text."""
     random_ = random.Random(f"{seed} {text}")
     tokens = []
-    for part in codec.structure(text):
-        if part.token is not None:
-            tokens.append(part.token)
+    for rest, special in codec.split(text):
+        if special is not None:
+            tokens.append(special)
             continue
-        rest = part.text
         while rest:
             size = random_.randint(1, 4)
             tokens += codec.encode_text(rest[:size])
@@ -123,3 +120,23 @@ class Library(Environment):
 
     async def score(self, messages, ending):
         return Score(1.0, 1.0, {"correct": 1.0})
+
+
+def roll_out_script(script, environment=None, max_rows=99, max_length=4000, source="served", **engine):
+    """Play a script in an environment; return the policy, its engine, the outcome, and the trainer's response."""
+    template = template_for(TOKENIZER, source=source)
+    engine = ScriptedEngine(template.codec, script, **engine)
+    policy = EnginePolicy(template, engine, make_params(), max_length)
+    outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_rows))
+    return policy, engine, outcome, response
+
+
+def assert_exact(policy, engine):
+    """The tokens and log-probs of every call are in exactly one sample; nothing else is trained."""
+    trained = []
+    for sample in policy.history.rows:
+        for start, end in sample.action_ranges():
+            trained.append((sample.tokens[:start], sample.tokens[start:end], sample.log_probs[start:end]))
+    assert [(prompt, tokens) for prompt, tokens, _ in trained] == engine.calls
+    for number, (_, tokens, log_probs) in enumerate(trained):
+        assert log_probs == [-(1 + number + index / 1000) for index in range(len(tokens))]

@@ -7,13 +7,13 @@ import pytest
 from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
 
 from grpo.rollout import thinking_settings
-from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from tests.grpo.batch.made_experiences import make_experiences
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.test_budgeted_turns import StreamingEngine
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 FAILING = """
 from grpo.rollout.multi_turn import environment
@@ -53,65 +53,62 @@ def load_actor():
     return actor
 
 
-def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_path, monkeypatch):
+SEARCH = '<|channel|>commentary to=functions.search json<|message|>{"query": "bridges"}<|call|>'
+FINAL = "<|channel|>final<|message|>It is \\boxed{417}.<|return|>"
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A run in the environment `retrieval`, with a document."""
     (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
     monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
-    tokenizer = TOKENIZERS["qwen3"]
-    search = '<tool_call>\n{"name": "search", "arguments": {"query": "bridges"}}\n</tool_call>'
-    script = [f"{search}\n{search}<|im_end|>", "It is \\boxed{417}.<|im_end|>"]
-    actor = load_actor()
-    engines = [ScriptedEngine(template_for(tokenizer).codec, script, seed=seed) for seed in range(2)]
-    turns = iter(engines)
 
-    class Engine:
-        """Two samples are two conversations; the seed selects the script of each."""
 
-        by_seed: dict = {}  # noqa: RUF012
+def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(library):
+    actor, codec = load_actor(), template_for(TOKENIZER).codec
+    engines: dict[int, ScriptedEngine] = {}
 
-        async def generate(self, prompt, given):
-            start = given.seed % 1_000_003
-            if start not in self.by_seed:
-                self.by_seed[start] = next(turns)
-            return await self.by_seed[start].generate(prompt, given)
+    async def generate(prompt, given):
+        """Two samples are two conversations; the seed tells which one this is."""
+        start = given.seed % 1_000_003
+        engine = engines.setdefault(start, ScriptedEngine(codec, [SEARCH, SEARCH, FINAL], seed=len(engines)))
+        return await engine.generate(prompt, given)
 
-    actor.generate = Engine().generate
+    actor.generate = generate
     responses = asyncio.run(
-        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, tokenizer, 2)
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, TOKENIZER, 2)
     )
-    for engine, response in zip(engines, responses, strict=True):
+    for engine, response in zip(engines.values(), responses, strict=True):
         assert response["prompt"] == "How many bridges?" and response["reward"] == response["scores"] == 1.0
         logs = response["extra_logs"]
-        assert (logs["turns"], logs["tool_calls"], logs["tool_errors"], logs["token_mismatch"]) == (2, 2, 0, 0)
-        (_, first), (prompt, second) = engine.calls
-        assert response["observation_tokens"] == prompt + second and not response["truncated"]
+        assert (logs["turns"], logs["tool_calls"], logs["tool_errors"], logs["token_mismatch"]) == (3, 2, 0, 0)
+        prompt, last = engine.calls[-1]
+        assert response["observation_tokens"] == prompt + last and not response["truncated"]
         sampled = [response["observation_tokens"][start:end] for start, end in response["action_ranges"]]
-        assert sampled == [first, second]
-        assert tokenizer.decode(prompt).count("[1] rivers: The Ona has 417 bridges.") == 2
+        assert sampled == [tokens for _, tokens in engine.calls]
+        assert TOKENIZER.decode(prompt).count("[1] rivers: The Ona has 417 bridges.") == 2
 
 
-def test_a_thinking_budget_reaches_the_turns_of_an_environment(tmp_path, monkeypatch):
+def test_a_thinking_budget_reaches_the_turns_of_an_environment(library, monkeypatch):
     """From the trainer's flags, through variables, to the executor that the engine's actor loads."""
     args = SimpleNamespace(
-        thinking_budget=6, answer_budget=40, thinking_delimiter="think", remote_rm_url=None,
+        thinking_budget=6, answer_budget=40, thinking_delimiter="harmony", remote_rm_url=None,
         agent_func_path=str(CHECKOUT / "grpo" / "rollout" / "multi_turn" / "agent.py"),
     )  # fmt: skip
     for name in thinking_settings.environment(0, 2, "", ""):
         monkeypatch.setenv(name, "")  # so that they are gone after the test
     thinking_settings.pass_to_engines(args)
     assert args.agent_func_path.endswith("multi_turn/agent.py"), "the environment keeps its own executor"
-    (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
-    monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
-    monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
-    tokenizer, actor = TOKENIZERS["qwen3"], load_actor()
-    thought = "<think>\n" + "hm " * 40 + "\n</think>\n\nIt is 417.<|im_end|>"
-    engine = StreamingEngine(template_for(tokenizer).codec, [thought], ["It is \\boxed{417}.<|im_end|>"])
+    actor = load_actor()
+    thought = "<|channel|>analysis<|message|>" + "hm " * 40 + "<|end|><|start|>assistant" + FINAL
+    engine = StreamingEngine(template_for(TOKENIZER).codec, [thought], ["It is \\boxed{417}.<|return|>"])
     actor.llm, actor.generate = engine, None
     (response,) = asyncio.run(
-        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, tokenizer, 1)
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, TOKENIZER, 1)
     )
     assert response["reward"] == 1.0 and response["extra_logs"]["thinking_truncated"] == 1
-    assert response["extra_logs"]["thinking_length"] == 6 and len(engine.calls) == 2
+    assert len(engine.calls) == 2
 
 
 @pytest.mark.parametrize(("template", "result"), [("served", '"417"\n'), ("hub", '"\\"417\\"\\n"')])
@@ -120,12 +117,12 @@ def test_settings_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monk
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "quoting.py"))
     monkeypatch.setenv("GRPO_TEMPLATE", template)
     monkeypatch.setenv("GRPO_TEMPLATE_VARIABLES", '{"reasoning_effort": "high", "builtin_tools": ["browser"]}')
-    tokenizer, actor = TOKENIZERS["harmony"], load_actor()
+    actor = load_actor()
     call = "<|channel|>commentary to=functions.search json<|message|>{}<|call|>"
-    engine = ScriptedEngine(template_for(tokenizer).codec, [call, "<|channel|>final<|message|>42<|return|>"])
+    engine = ScriptedEngine(template_for(TOKENIZER).codec, [call, "<|channel|>final<|message|>42<|return|>"])
     actor.generate = engine.generate
-    asyncio.run(actor.generate_responses("q", "1", make_params(seed=5), 2000, tokenizer, 1))
-    prompt = tokenizer.decode(engine.calls[1][0])
+    asyncio.run(actor.generate_responses("q", "1", make_params(seed=5), 2000, TOKENIZER, 1))
+    prompt = TOKENIZER.decode(engine.calls[1][0])
     assert "Reasoning: high\n\n## browser\n\n#" in prompt
     assert prompt.endswith(f"<|channel|>commentary<|message|>{result}<|end|><|start|>assistant")
 
@@ -135,10 +132,10 @@ def test_failing_constructor_ends_its_rollout_and_a_whole_batch_ends_the_run(tmp
     """A class whose constructor fails on a label, from the engine's actor to the batch that is trained on."""
     (tmp_path / "failing.py").write_text(FAILING)
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "failing.py"))
-    tokenizer, actor = TOKENIZERS["qwen3"], load_actor()
-    actor.generate = ScriptedEngine(template_for(tokenizer).codec, ["42<|im_end|>"]).generate
+    actor = load_actor()
+    actor.generate = ScriptedEngine(template_for(TOKENIZER).codec, [FINAL]).generate
     responses = [
-        asyncio.run(actor.generate_responses("q", label, make_params(seed=5), 900, tokenizer, 1))[0] for label in labels
+        asyncio.run(actor.generate_responses("q", label, make_params(seed=5), 900, TOKENIZER, 1))[0] for label in labels
     ]
     assert [response["extra_logs"]["ended_by_error"] for response in responses] == [label == "none" for label in labels]
     if set(labels) == {"none"}:

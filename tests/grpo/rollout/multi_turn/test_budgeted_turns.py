@@ -5,29 +5,25 @@ import math
 import random
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
 from tests.grpo.batch.made_experiences import make_experiences
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, encode_oddly, make_params
-from tests.grpo.rollout.multi_turn.test_history import ENDS, make_answer, make_call, make_thought, roll_out_script
-
-PRESETS = {"harmony": "harmony", "qwen3": "think"}
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, encode_oddly, make_params, roll_out_script
+from tests.grpo.rollout.multi_turn.test_history import make_answer, make_call, make_thought
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 
 def sample_tokens(codec, text, seed):
     """Return odd tokens of a text, but a policy's own for the words of harmony's headers."""
     tokens = []
-    for part in codec.structure(text):
-        is_header = part.token is not None or part.text in ("assistant", "analysis", "final")
-        tokens += codec.encode_text(part.text) if is_header and part.token is None else []
-        tokens += [part.token] if part.token is not None else [] if is_header else encode_oddly(codec, part.text, seed)
+    for run, special in codec.split(text):
+        is_header = special is not None or run in ("assistant", "analysis", "final")
+        tokens += codec.encode(run) if is_header else encode_oddly(codec, run, seed)
     return tokens
 
 
@@ -85,35 +81,24 @@ def compute_log_prob(call, index):
     return -(1 + call + index / 1000)
 
 
-def hold_budgeted_turns(dialect, turns, answers, budget, environment=None, max_length=4000, seed=0):
-    tokenizer = TOKENIZERS[dialect]
-    template = template_for(tokenizer)
-    mark = delimiter(PRESETS[dialect], lambda text: tokenizer.encode(text, add_special_tokens=False))
+def hold_budgeted_turns(turns, answers, budget, environment=None, max_length=4000, seed=0):
+    template = template_for(TOKENIZER)
+    mark = delimiter("harmony", template.codec.encode)
     engine = StreamingEngine(template.codec, turns, answers, seed)
     policy = EnginePolicy(template, engine, make_params(seed=5), max_length, (mark, Budget(*budget)))
     outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, 99))
     return policy, engine, outcome, {"prompt": "where?", "label": "", **response}
 
 
-def make_texts(dialect):
-    """A turn that thinks, calls the tool, and one that answers."""
-    return [
-        make_thought(dialect, "hm " * 9) + make_call(dialect),
-        make_thought(dialect, "so it is ") + make_answer(dialect, "42 " * 5),
-    ]
+# A turn that thinks, calls the tool, and one that answers
+TURNS = [make_thought("hm " * 9) + make_call(), make_thought("so it is ") + make_answer("42 " * 5)]
+AFTER_CUT = "42<|return|>"
 
 
-def make_text_after_cut(dialect):
-    return "42" + ENDS[dialect]
-
-
-@pytest.mark.parametrize("dialect", PRESETS)
-def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
-    _, engine, outcome, limited = hold_budgeted_turns(
-        dialect, make_texts(dialect), [make_text_after_cut(dialect)], (100, 90)
-    )
+def test_a_budget_that_no_turn_reaches_changes_no_token():
+    _, engine, outcome, limited = hold_budgeted_turns(TURNS, [AFTER_CUT], (100, 90))
     free = Unlimited(engine)
-    plain = EnginePolicy(template_for(TOKENIZERS[dialect]), free, make_params(seed=5), 4000)
+    plain = EnginePolicy(template_for(TOKENIZER), free, make_params(seed=5), 4000)
     said, response = asyncio.run(roll_out(Library, plain, LIMITS, 99))
     assert free.asked == [prompt for prompt, _ in engine.calls] and outcome.messages == said.messages
     for name in ("observation_tokens", "action_ranges", "rollout_log_probs", "engine"):
@@ -128,18 +113,13 @@ def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.sampled_from(sorted(PRESETS)), st.integers(0, 60), st.integers(2, 60), st.integers(0, 5), st.integers(0, 9),
+    st.integers(0, 60), st.integers(2, 60), st.integers(0, 5), st.integers(0, 9),
     st.lists(st.sampled_from(["one", "two words"]), max_size=2),
 )  # fmt: skip
-def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, thinking, most, calls, seed, replies):
-    first, last = make_texts(dialect)
+def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(thinking, most, calls, seed, replies):
+    first, last = TURNS
     policy, engine, outcome, response = hold_budgeted_turns(
-        dialect,
-        [first] * calls + [last],
-        [make_text_after_cut(dialect)],
-        (thinking, most),
-        Library(replies=replies),
-        seed=seed,
+        [first] * calls + [last], [AFTER_CUT], (thinking, most), Library(replies=replies), seed=seed
     )
     rows = [*response["branches"], response]
     trained = [
@@ -167,53 +147,24 @@ def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, think
 def test_a_turn_that_is_cut_answers_and_the_trainer_agrees_with_the_engine(monkeypatch):
     """gpt-oss thinks for 40 tokens, is cut, answers, is asked again, and calls a tool in time."""
     turns = [
-        make_thought("harmony", "hm " * 99) + make_call("harmony"),
-        make_call("harmony", "sun"),
-        make_answer("harmony"),
+        make_thought("hm " * 99) + make_call(),
+        make_call("sun"),
+        make_answer(),
     ]
-    _, engine, outcome, response = hold_budgeted_turns(
-        "harmony", turns, ["41<|return|>"], (40, 40), Library(replies=["sure?"])
-    )
+    _, engine, outcome, response = hold_budgeted_turns(turns, ["41<|return|>"], (40, 40), Library(replies=["sure?"]))
     assert [message["role"] for message in outcome.messages] == [
         "user", "assistant", "user", "assistant", "tool", "assistant"
     ]  # fmt: skip
     assert outcome.messages[1]["content"] == "41" and outcome.messages[1]["reasoning_content"].startswith("hm")
     seeds = [params.seed for params in engine.asked]
     assert len(set(seeds)) == 4 and seeds[0] == 5
-    plain = roll_out_script("harmony", [make_answer("harmony")])[3]
+    plain = roll_out_script([make_answer()])[3]
     scored = [one | {"prompt": "where?", "label": "", "scores": 1.0, "reward": reward, "sampled_by": None}
               for one, reward in ((response, 1.0), (plain, 0.0))]  # fmt: skip
     (mine, _), _ = make_experiences(scored, monkeypatch)
     assert mine.info["token_mismatch"] == 0 and mine.info["reward_missing"] == 0
 
 
-def test_a_model_may_call_a_tool_after_its_thinking_was_cut():
-    turns = [make_thought("qwen3", "hm " * 30) + make_call("qwen3"), make_thought("qwen3", "so") + make_answer("qwen3")]
-    _, _, outcome, response = hold_budgeted_turns("qwen3", turns, [make_call("qwen3", "sun")], (6, 60))
-    assert outcome.calls == 1 and outcome.messages[2]["content"] == "there sun" and outcome.ending == "done"
-    assert response["extra_logs"]["thinking_truncated"] == 1 and response["extra_logs"]["thinking_closed"] == 0
-
-
 def test_without_room_for_the_delimiter_and_an_answer_a_rollout_ends_by_length():
-    _, engine, outcome, _ = hold_budgeted_turns(
-        "harmony", make_texts("harmony"), ["41<|return|>"], (50, 20), max_length=10
-    )
+    _, engine, outcome, _ = hold_budgeted_turns(TURNS, ["41<|return|>"], (50, 20), max_length=10)
     assert outcome.ending == "length" and not engine.calls
-
-
-def test_a_score_reads_how_much_the_model_has_sampled():
-    class Costly(Library):
-        read: tuple = ()
-
-        async def call(self, name, arguments):
-            self.read += (self.sampled_tokens,)
-            return await super().call(name, arguments)
-
-        async def score(self, messages, ending):
-            self.read += (self.sampled_tokens,)
-            return await super().score(messages, ending)
-
-    environment = Costly(prefix="there " * 99)
-    _, engine, _, response = roll_out_script("qwen3", [make_call("qwen3"), make_answer("qwen3")], environment)
-    first, second = (len(tokens) for _, tokens in engine.calls)
-    assert environment.read == (first, first + second) and response["extra_logs"]["rollout_tokens"] == first + second

@@ -1,76 +1,26 @@
-"""The loop of a conversation under its limits, the retrieval environment, and how environments are set up."""
+"""The loop of a conversation under its limits, and the faults of an environment, which cost its own rollout at most."""
 
 import asyncio
+import math
+import re
+from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn import retrieval
-from grpo.rollout.multi_turn.conversation import score_conversation
-from grpo.rollout.multi_turn.environment import (
-    Environment,
-    Score,
-    SetupError,
-)
-from grpo.rollout.multi_turn.environment_loading import load
-from grpo.rollout.multi_turn.mixture import Member, Mixture
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
-from grpo.rollout.multi_turn.templates import template_for
-from grpo.stack.problem import UserError
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, make_call, make_params, talk
+from grpo.rollout.multi_turn import conversation
+from grpo.rollout.multi_turn.conversation import play
+from grpo.rollout.multi_turn.environment import Score, ToolError
+from grpo.rollout.multi_turn.rollout import roll_out
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, Spoken, make_call, roll_out_script, talk
 
-TEXTS = {
-    "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
-    "mountains": "Snow lies on the peak of Kel all year. Goats climb there.",
-    "towns": "The town of Arb lies by the river. " + "Its market is old. " * 200 + "At its end stands a tower.",
-}
+PAGE = Path(__file__).parents[4] / "docs" / "environments.md"
+SOON = {"tool_seconds": 0.3, "score_seconds": 0.3, "seconds": 0.6}
+SEARCH = {"tool_calls": [make_call("search", {"query": "x"})]}
+ANSWER = "<|channel|>final<|message|>42<|return|>"
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    for title, text in TEXTS.items():
-        (tmp_path / f"{title}.txt").write_text(text)
-    monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path))
-    return tmp_path
-
-
-def test_a_library_is_searched_and_read(corpus):
-    calls = [
-        make_call("search", {"query": "how many bridges?"}, "a"),
-        make_call("read", {"document": 3}, "b"),
-        make_call("read", {"document": 3, "offset": 2000}, "c"),
-    ]
-    policy = Spoken({"tool_calls": calls}, {"content": "It has \\boxed{417}."})
-    environment = retrieval.Environment("How many bridges?", '{"answer": "417", "split": "train"}')
-    outcome = talk(policy, environment)
-    excerpts, page, rest = (message["content"] for message in outcome.messages if message["role"] == "tool")
-    assert excerpts.splitlines()[0].startswith("[2] rivers: ") and "417 bridges" in excerpts
-    assert len(excerpts) < 400  # an excerpt, not the document
-    assert page.startswith("towns\nThe town") and page.endswith("characters more]") and "tower" not in page
-    assert rest.endswith("At its end stands a tower.")
-    assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
-    assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 3, 0)
-    assert asyncio.run(score_conversation(environment, outcome, 60)) == Score(
-        1.0, 1.0, {"correct": 1.0, "answered": 1.0}
-    )
-
-
-@pytest.mark.parametrize("wrong, heard", [
-    (make_call("search", "{"), "not JSON"), (make_call("search", "[]"), "not a JSON object"),
-    (make_call("", "x"), "not JSON"), (make_call("find", {}), "no tool 'find'"),
-    (make_call("search", {}), "needs a query"),
-    (make_call("search", {"query": "a", "count": 99}), "from 1 to 10"),
-    (make_call("read", {"document": "x"}), "whole number"), (make_call("read", {"document": 9}), "no document 9"),
-    (make_call("read", {"document": 10**30}), "no document"),
-    (make_call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None),
-    (make_call("search", {"query": "?!"}), "nothing was found"),
-])  # fmt: skip
-def test_unsupported_tool_call_is_an_observation(corpus, wrong, heard):
-    outcome = talk(Spoken({"tool_calls": [wrong]}, {"content": "so be it"}), retrieval.Environment("q", "1"))
-    observed = outcome.messages[3]["content"]
-    assert outcome.ending == "done" and outcome.errors == observed.startswith("error: ")
-    assert heard is None or heard in observed
+def limits(**changes):
+    return conversation.RolloutLimits(**{**vars(LIMITS), **changes})
 
 
 def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_others_answer(caplog):
@@ -101,115 +51,228 @@ def test_the_calls_of_a_turn_run_at_once():
 
 
 def test_limits_of_turns_and_time_end_a_rollout():
-    endless = {"tool_calls": [make_call("search", {})]}
-    outcome = talk(Spoken(endless), Library(), turns=3)
+    outcome = talk(Spoken(SEARCH), Library(), turns=3)
     assert (outcome.ending, outcome.turns, outcome.calls) == ("turns", 3, 3)
-    outcome = talk(Spoken(endless, seconds=0.1), Library(), turns=99, seconds=0.25)
+    outcome = talk(Spoken(SEARCH, seconds=0.1), Library(), turns=99, seconds=0.25)
     assert outcome.ending == "time" and 1 <= outcome.turns <= 2
     assert outcome.logs()["ended_by_time"] == 1 and set(outcome.logs()) == set(talk(Spoken({}), Library()).logs())
 
 
-def test_time_out_during_sampling_keeps_earlier_turns():
-    template = template_for(TOKENIZERS["qwen3"])
-    text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
-    engine = ScriptedEngine(template.codec, [text], seconds=0.15)
-    policy = EnginePolicy(template, engine, make_params(), 4000)
-    _, response = asyncio.run(
-        roll_out(Library, policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20, score_seconds=60), 4)
-    )
+def test_time_out_during_sampling_keeps_earlier_turns(monkeypatch):
+    call = " to=functions.search<|channel|>commentary json<|message|>{}<|call|>"
+    monkeypatch.setitem(roll_out_script.__globals__, "LIMITS", limits(turns=99, seconds=0.4))
+    _, engine, _, response = roll_out_script([call], seconds=0.15)
     assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
     assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
     assert response["observation_tokens"] == response["engine"]["tokens"]
 
 
-def test_rollout_is_truncated_when_tokens_run_out():
-    template = template_for(TOKENIZERS["qwen3"])
-    for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
-        policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), make_params(most), room)
-        _, response = asyncio.run(roll_out(Library, policy, LIMITS, 4))
-        assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
-
-
 @pytest.mark.parametrize("error", [RuntimeError("the engine is dead"), TimeoutError("of the engine")])
-def test_policy_error_is_raised_to_the_caller(error):
+def test_a_policys_error_is_raised_to_the_caller_and_the_environment_is_closed(error):
+    closed = []
+
+    class Tidy(Library):
+        async def close(self):
+            closed.append(self)
+
     class Dead(Spoken):
         async def respond(self, messages, tools):
             raise error
 
     with pytest.raises(type(error), match="engine"):
-        talk(Dead({}), Library())
+        asyncio.run(play(Tidy, Dead({}), LIMITS))
+    assert len(closed) == 1
 
 
-@pytest.mark.parametrize(
-    "ending, content, right",
-    [("done", "\\boxed{7}", 1.0), ("done", "no idea", 0.0), ("length", "\\boxed{7", 0.0), ("turns", None, 0.0)],
-)
-def test_only_a_final_answer_is_rewarded(ending, content, right):
-    last = {"role": "assistant", "content": content} if content else {"role": "tool", "content": "\\boxed{7}"}
-    score = asyncio.run(retrieval.Environment("q", "7").score([last], ending))
-    assert score.reward == score.logs["correct"] == right
+def test_cancelling_a_rollout_cancels_its_call_and_closes_it():
+    ended = []
+
+    class Waits(Library):
+        async def call(self, name, arguments):
+            called.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append("call")
+
+        async def close(self):
+            ended.append("close")
+
+    async def cancel_rollout():
+        rollout = asyncio.create_task(play(Waits, Spoken(SEARCH), LIMITS))
+        await called.wait()
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+    called = asyncio.Event()
+    asyncio.run(cancel_rollout())
+    assert ended == ["call", "close"]
 
 
-def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_path, monkeypatch):
-    assert issubclass(load("retrieval"), Environment)
-    file = tmp_path / "file.py"
-    begin = "from grpo.rollout.multi_turn import environment as e\nclass Environment(e.Environment):\n"
-    for text, wrong in (
-        ("x = 1", "has no class Environment"),
-        ("import nothing_there", "cannot be imported .*: correct the file"),
-        (begin + "    tools = ()", "no coroutine score"),
-        (begin + "    def score(self, messages, ending): pass", "define `async def score"),
-        (begin + "    async def score(self, *_): pass\n    def call(self, *_): pass", "no coroutine call"),
-    ):
-        file.write_text(text)
-        with pytest.raises(SetupError, match=wrong):
-            load(str(file))
-    for name, wrong in (
-        ("retrieve", r"is not an environment: name a \.py file"),
-        (str(tmp_path / "gone.py"), "does not exist"),
-    ):
-        with pytest.raises(SetupError, match=wrong):
-            load(name)
-    monkeypatch.delenv(retrieval.VARIABLE, raising=False)
-    with pytest.raises(SetupError, match="set LIBRARY"):
-        load("retrieval").check()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')
-    for path, wrong in (("empty", "contains no documents"), ("bad.jsonl", "line 1"), ("gone", "is neither a folder")):
-        monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path / path))
-        with pytest.raises(SetupError, match=wrong):
-            load("retrieval").check()
+class Driving(Library):
+    """Asks for turns itself, at most `most`."""
+
+    most = 9
+
+    async def drive(self, turn):
+        messages = await self.start()
+        for _ in range(self.most):
+            message, _ = await turn(messages, [])
+            calls = message.get("tool_calls") or []
+            messages = [*messages, message, *({"role": "tool", "content": "mine"} for _ in calls)]
+            if not calls:
+                return
 
 
-VARIABLES = {
-    "TURN_LIMIT": ("3", "0"),
-    "ROLLOUT_SECONDS": ("9", "x"),
-    "TOOL_SECONDS": ("0.5", "-1"),
-    "SCORE_SECONDS": ("4", "inf"),
-    "MAX_BRANCHES": ("0", "-1"),
-    "TEMPLATE": ("hub", "own"),
-}
+def test_an_environment_may_have_a_loop_of_its_own():
+    outcome = talk(Spoken(SEARCH, {"content": "x"}), Driving())
+    assert [message["content"] for message in outcome.messages] == ["where?", "", "mine", "x"]
+    assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 1, 0)
+    outcome = talk(Spoken(SEARCH), Driving(), turns=3)  # it does not heed the end
+    assert (outcome.ending, outcome.turns) == ("error", 3) and "ContextFull" in outcome.fault
+    with pytest.raises(RuntimeError, match="engine"):
+        talk(Dead({}), Driving())
 
 
-def test_settings_come_from_variables():
-    environ = {"GRPO_ENVIRONMENT": "e"} | {f"GRPO_{name}": value for name, (value, _) in VARIABLES.items()}
-    mixture = Mixture([Member("e", "e", 1.0)])
-    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1, "hub")
-    assert EnvironmentSettings.from_variables(environ) == settings
-    for name, (_, wrong) in VARIABLES.items():
-        with pytest.raises(UserError, match=f"{name} is '?{wrong}"):
-            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": wrong})
-    with pytest.raises(SetupError, match="set ENVIRONMENT"):
-        EnvironmentSettings.from_variables({})
+class Dead(Spoken):
+    async def respond(self, messages, tools):
+        raise RuntimeError("the engine is dead")
 
 
-def test_an_environment_that_answers_calls_itself_still_does():
-    class Own(Library):
-        answers_calls = True
+def raise_error(*_):
+    raise KeyError("gold")
 
-        async def reply(self, messages):
-            calls = messages[-1].get("tool_calls") or []
-            return [{"role": "tool", "tool_call_id": each["id"], "content": "mine"} for each in calls] or None
 
-    outcome = talk(Spoken({"tool_calls": [make_call("search", {"query": "x"})]}, {"content": "x"}), Own())
-    assert outcome.messages[2]["content"] == "mine" and (outcome.ending, outcome.turns) == ("done", 2)
+async def fail(*_):
+    raise KeyError("gold")
+
+
+async def exit_process(*_):
+    raise SystemExit(2)  # as a parser of arguments does
+
+
+async def hang(*_):
+    await asyncio.sleep(3600)
+
+
+async def say_nonsense(*_):
+    return "nonsense"
+
+
+async def say_no_unicode(*_):
+    return [{"role": "user", "content": "\ud800"}]
+
+
+async def say_nothing(*_):
+    return []
+
+
+async def give_nan(*_):
+    return Score(math.nan, 0.0)
+
+
+async def give_too_much(*_):
+    return Score(1.0, 5.0)
+
+
+UNKNOWN = " to=functions.find<|channel|>commentary json<|message|>{}<|call|>"
+NO_JSON = " to=functions.search<|channel|>commentary json<|message|>{<|call|>"
+GOOD = ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}<|call|>'
+# Of each row in the table: a method's name and what stands for it, or what the model says
+FAULTS = {
+    "a tool is unknown, fails, or returns no text": [
+        UNKNOWN, ("call", fail), ("call", exit_process), ("call", say_nothing)
+    ],
+    "a tool takes longer than `TOOL_SECONDS`": [("call", hang)],
+    "a tool gets arguments that are not JSON": [NO_JSON],
+    "the constructor, `start`, or `reply` fails, or returns something other than messages": [
+        ("__init__", raise_error), ("tools", property(raise_error)),
+        *((name, method) for name in ("start", "reply")
+          for method in (fail, raise_error, exit_process, say_nonsense, say_no_unicode, say_nothing)),
+    ],
+    "`score` fails, or returns no finite number": [
+        ("score", method) for method in (fail, exit_process, say_nonsense, give_nan, give_too_much)
+    ],
+    "`score` takes longer than `SCORE_SECONDS`": [("score", hang)],
+    "`close` fails": [("close", fail), ("close", exit_process)],
+    "`close` takes longer than 10 s": [("close", hang)],
+}  # fmt: skip
+
+
+def read_rows():
+    """Return what the table of docs/environments.md says of each fault: the metric that counts it, and its cost."""
+    table = PAGE.read_text(encoding="utf-8").split("| fault |")[1].split("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {fault: (re.findall(r"`(\w+)`", counted)[0], cost) for fault, _, counted, cost in cells}
+
+
+def test_every_fault_of_the_table_is_injected():
+    assert list(read_rows()) == list(FAULTS)
+
+
+@pytest.mark.parametrize(("fault", "number"), [(fault, i) for fault in FAULTS for i in range(len(FAULTS[fault]))])
+def test_a_fault_costs_what_the_table_says(fault, number, monkeypatch, caplog):
+    """In one of two concurrent rollouts, with the template and the token accounts of training."""
+    monkeypatch.setattr(conversation, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(conversation, "logged_errors", set())
+    injected = FAULTS[fault][number]
+    said, replaced = (injected, {}) if isinstance(injected, str) else (GOOD, dict([injected]))
+    together = []
+
+    async def roll_out_both(make, policy, _, max_rows):
+        one = roll_out(type("Faulty", (Library,), replaced), policy, limits(**SOON), max_rows)
+        both = await asyncio.gather(one, play(Library, Spoken(SEARCH, {"content": "x"}), limits(**SOON)))
+        together.extend(both)
+        return both[0]
+
+    monkeypatch.setitem(roll_out_script.__globals__, "roll_out", roll_out_both)
+    roll_out_script([said, ANSWER])
+    metric, cost = read_rows()[fault]
+    (outcome, response), (other, other_score) = together
+    assert response["extra_logs"][metric] == 1
+    assert math.isnan(response["reward"]) == cost.startswith("its reward") == (outcome.ending == "error")
+    assert (other.ending, other_score.reward, other.logs()[metric]) == ("done", 1.0, 0)
+    assert metric == "tool_errors" or caplog.records
+
+
+def test_text_that_is_not_unicode_reaches_the_model_without_what_no_tokenizer_reads():
+    for fails in (False, True):
+
+        class Echo(Library):
+            async def call(self, name, arguments):
+                if fails:  # noqa: B023
+                    raise ToolError("a\ud800")
+                return "a\ud800"
+
+        outcome = talk(Spoken(SEARCH, {"content": "ok"}), Echo())
+        assert outcome.messages[2]["content"] == ("error: " if fails else "") + "a?"
+
+
+def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "logged_errors", set())
+
+    class Unlucky(Library):
+        def __init__(self, label):
+            super().__init__()
+            self.gold = int(label)
+
+    for label in ("x", "y", "x"):
+        asyncio.run(play(lambda: Unlucky(label), Spoken({"content": "x"}), LIMITS))  # noqa: B023
+    assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
+    assert "self.gold = int" in caplog.text
+    asyncio.run(play(lambda: Unlucky(None), Spoken({}), LIMITS))  # another kind: a TypeError
+    assert caplog.text.count("Traceback") == 2
+
+
+def test_scores_of_any_number_type_become_floats():
+    numpy = pytest.importorskip("numpy")
+
+    class Counted(Library):
+        async def score(self, messages, ending):
+            return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
+
+    _, score = asyncio.run(play(Counted, Spoken({}), LIMITS))
+    values = [score.reward, score.score, score.logs["steps"]]
+    assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
+    assert math.isnan(score.logs["seconds"]), "a log that a rollout does not have"

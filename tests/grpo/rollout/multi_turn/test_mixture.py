@@ -9,14 +9,14 @@ import pytest
 
 from grpo.batch.rewards import complete
 from grpo.rollout.multi_turn.environment import SetupError
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.multi_turn.settings import AGENT, environments_by_prompt
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.stage import Stage
 from tests.grpo.batch.test_rewards import make_sample
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.test_agent import load_actor
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 GUESS = """
 from grpo.rollout.multi_turn import environment
@@ -107,7 +107,7 @@ def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two_
 
 
 def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an_environment(two_environments):
-    tokenizer, actor, samples = TOKENIZERS["harmony"], load_actor(), []
+    tokenizer, actor, samples = TOKENIZER, load_actor(), []
     thought = "<|channel|>analysis<|message|>\\boxed{7}<|end|><|start|>assistant"
     script = {
         "Is it 42?": [f"{thought}<|channel|>final<|message|>\\boxed{{42}}<|return|>"],
@@ -130,7 +130,7 @@ def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an
 
 
 def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two_environments):
-    tokenizer, actor = TOKENIZERS["harmony"], load_actor()
+    tokenizer, actor = TOKENIZER, load_actor()
     said = "<|channel|>commentary<|message|>\\boxed{42}<|return|>"
     actor.generate = ScriptedEngine(template_for(tokenizer).codec, [said]).generate
     (response,) = asyncio.run(actor.generate_responses("Is it 42?", "42", make_params(), 2000, tokenizer, 1))

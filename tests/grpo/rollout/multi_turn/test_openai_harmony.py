@@ -22,7 +22,7 @@ from vllm.entrypoints.openai.parser.harmony_utils import (
 
 from grpo.model.vocabulary import find_allocated
 from grpo.rollout import chat_template, prompts, response_text
-from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.response_text import BREAK
 from tests.grpo.rollout.multi_turn import gpt_oss_tokenizer
 
@@ -52,7 +52,7 @@ def gpt_oss(tmp_path_factory):
         return encoding.render_conversation_for_completion(Conversation.from_messages(messages), Role.ASSISTANT)
 
     def render_ours(messages: list[dict]) -> list[int]:
-        return [token for piece, _ in template.codec.encode(template.tail(messages, 0)) for token in piece]
+        return [token for tokens, _ in template.tail(messages) for token in tokens]
 
     return SimpleNamespace(
         encoding=encoding, template=template, tokenizer=tokenizer, served=render_served, ours=render_ours
@@ -185,9 +185,8 @@ BROWSER = st.builds(
 )  # fmt: skip
 FINAL = st.builds(make_assistant_message, st.just("final"), TEXT)
 CALLS = st.one_of(FUNCTION, PYTHON, BROWSER)
-TURNS = st.tuples(st.lists(st.one_of(THOUGHT, PREAMBLE), max_size=4), st.one_of(CALLS, FINAL)).map(
-    lambda t: [*t[0], t[1]]
-)
+ENDS = st.one_of(CALLS.map(lambda call: [call]), st.lists(FINAL, min_size=1, max_size=2))
+TURNS = st.tuples(st.lists(st.one_of(THOUGHT, PREAMBLE), max_size=4), ENDS).map(lambda turn: [*turn[0], *turn[1]])
 
 
 @given(turns=st.lists(TURNS, min_size=1, max_size=4), results=st.lists(TEXT, min_size=4, max_size=4))
@@ -227,7 +226,7 @@ def assert_same(message, parsed):
     texts = {name: [each.content[0].text for each in parsed if each.channel == name and not each.recipient]
              for name in ("analysis", "commentary", "final")}  # fmt: skip
     assert message.get("reasoning_content", "") == "\n".join(texts["analysis"])
-    assert message["content"] == "".join(texts["final"] or texts["commentary"])
+    assert message["content"] == "".join(texts["final"][-1:] or texts["commentary"])
 
 
 HEADERS = [

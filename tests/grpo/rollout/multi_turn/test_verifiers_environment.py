@@ -4,11 +4,11 @@ Wordle comes with the package. Its word list is data of NLTK, which is not insta
 """
 
 import asyncio
+import functools
 import importlib.util
 import json
 import math
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,11 +21,11 @@ from grpo.rollout.multi_turn import environment_loading
 from grpo.rollout.multi_turn.conversation import hold_conversation
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.environment_loading import load
+from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, make_call, make_params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, ScriptedEngine, Spoken, make_call, make_params
+from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
 
 pytestmark = pytest.mark.timeout(600)  # importing the package takes minutes beside the real stack
 needs_package = pytest.mark.skipif(not importlib.util.find_spec("verifiers"), reason="verifiers is not installed")
@@ -120,19 +120,21 @@ def make_label(kind, number=0):
     return json.dumps(rows(kind)[0][number])
 
 
-def roll_out_script(kind, script, dialect="qwen3", label=None, **limits):
-    template = template_for(TOKENIZERS[dialect])
+def make_turn(arguments):
+    """The tokens of a call, without what ends the turn."""
+    return f"<|channel|>commentary to=functions.add json<|message|>{json.dumps(arguments)}"
+
+
+def make_answer(text):
+    return f"<|channel|>final<|message|>{text}<|return|>"
+
+
+def roll_out_script(kind, script, label=None, **limits):
+    template = template_for(TOKENIZER)
     engine = ScriptedEngine(template.codec, script)
     policy = EnginePolicy(template, engine, make_params(limits.pop("max_tokens", 200)), 4000)
-    made = kind("", label or make_label(kind))
-
-    async def run():
-        try:
-            return await roll_out(lambda: made, policy, replace(LIMITS, **limits), 4)
-        finally:
-            await made.close()
-
-    return *asyncio.run(run()), engine
+    make = functools.partial(kind, "", label or make_label(kind))
+    return *asyncio.run(roll_out(make, policy, replace(LIMITS, **limits), 4)), engine
 
 
 def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
@@ -144,16 +146,12 @@ def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
 
 
 @needs_package
-@pytest.mark.parametrize("dialect", ["harmony", "qwen3"])
-def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle, dialect):
+def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle):
     kind = load(str(wordle))
     answer = json.loads(make_label(kind))["answer"]
     wrong = next(word for word in WORDS if word != answer)
-    before, after = {
-        "harmony": ("<|channel|>final<|message|>", "<|return|>"), "qwen3": ("<think>\n\n</think>\n\n", "<|im_end|>")
-    }[dialect]  # fmt: skip
-    script = [f"{before}<guess>[{word}]</guess>{after}" for word in (wrong, answer)]
-    outcome, response, engine = roll_out_script(kind, script, dialect)
+    script = [make_answer(f"<guess>[{word}]</guess>") for word in (wrong, answer)]
+    outcome, response, engine = roll_out_script(kind, script)
     assert outcome.ending == "done" and outcome.turns == 2
     assert response["reward"] == response["scores"] == response["extra_logs"]["rubric.won"] == 1.0
     assert response["extra_logs"]["rubric.num_turns"] == 2 and response["extra_logs"]["token_mismatch"] == 0
@@ -162,52 +160,40 @@ def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle, 
     sampled = [row["observation_tokens"][start:end] for row in rows for start, end in row["action_ranges"]]
     assert sampled == [first, second]
     assert response["observation_tokens"] == prompt + second
-    text = TOKENIZERS[dialect].decode(prompt)
+    text = TOKENIZER.decode(prompt)
     assert "A secret 5-letter word has been chosen" in text and " ".join(wrong.upper()) in text
 
 
 @needs_package
 def test_tools_are_the_environments_own_and_both_sides_see_the_same_calls(adding_environment):
-    calls = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 2}}\n</tool_call>'
-    bad = '<tool_call>\n{"name": "add", "arguments": {"a": 0}}\n</tool_call>'
-    outcome, response, engine = roll_out_script(adding_environment, [f"{calls}\n{bad}<|im_end|>", "It is 2.<|im_end|>"])
+    calls = make_turn({"a": 0, "b": 2}) + "<|end|><|start|>assistant" + make_turn({"a": 0}) + "<|call|>"
+    outcome, response, engine = roll_out_script(adding_environment, [calls, make_answer("It is 2.")])
     assert [message["role"] for message in outcome.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert outcome.messages[2]["content"] == "2" and "missing" in outcome.messages[3]["content"]
     assert (outcome.ending, response["reward"], outcome.calls) == ("done", 1.0, 2)
     assert response["extra_logs"]["rubric.add_calls"] == 2 and not response["branches"]
-    assert "Add two numbers." in TOKENIZERS["qwen3"].decode(engine.calls[0][0])
+    assert "Add two numbers." in TOKENIZER.decode(engine.calls[0][0])
 
 
 @needs_package
 @pytest.mark.parametrize(
     ("said", "limits", "ending", "stopped_by"),
     [
-        ('<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 2}}\n</tool_call>', {"turns": 1}, "turns",
-         "prompt_too_long"),
-        ("I am still thinking about it.", {"max_tokens": 5}, "length", "no_tools_called"),
+        (make_turn({"a": 0, "b": 2}) + "<|call|>", {"turns": 1}, "turns", "prompt_too_long"),
+        (make_answer("I am still thinking about it."), {"max_tokens": 5}, "length", "no_tools_called"),
     ],
-)  # fmt: skip
+)
 def test_a_limit_of_the_run_ends_the_environments_own_loop(adding_environment, said, limits, ending, stopped_by):
-    outcome, response, _ = roll_out_script(adding_environment, [f"{said}<|im_end|>"], **limits)
+    outcome, response, _ = roll_out_script(adding_environment, [said], **limits)
     assert outcome.ending == ending and response["reward"] == 0.0
     assert [stopped_by] == sys.modules["adding_up"].ENDED
 
 
 @needs_package
 def test_an_error_of_the_environment_leaves_the_rollout_without_a_reward(adding_environment):
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 99, "b": 2}}\n</tool_call><|im_end|>'
-    outcome, response, _ = roll_out_script(adding_environment, [call])
+    outcome, response, _ = roll_out_script(adding_environment, [make_turn({"a": 99, "b": 2}) + "<|call|>"])
     assert outcome.ending == "error" and "ToolCallError" in outcome.fault
     assert math.isnan(response["reward"]) and sys.modules["adding_up"].ENDED == ["has_error"]
-
-
-@needs_package
-def test_an_environment_that_stops_the_packages_loop_does_not_end_the_others():
-    from grpo.rollout.multi_turn.verifiers_environment import package_loop
-
-    for _ in range(3):
-        package_loop().call_soon_threadsafe(package_loop().stop)
-        assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05, "there"), package_loop()).result(20) == "there"
 
 
 @needs_package
@@ -246,15 +232,6 @@ def test_time_that_runs_out_cancels_the_environment_and_scores_what_there_is(add
 
 
 @needs_package
-def test_the_same_environment_evaluates_a_model_behind_an_api(adding_environment):
-    policy = Spoken({"tool_calls": [make_call("add", {"a": 0, "b": 2})]}, {"content": "It is 2."})
-    made = adding_environment("", make_label(adding_environment))
-    outcome = talk(policy, made)
-    assert asyncio.run(made.score(outcome.messages, outcome.ending)).reward == 1.0
-    assert made.tools[0].name == "add"
-
-
-@needs_package
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("together", "several rollouts together"), ("text", "completes text"), ("v1", "not a verifiers.Environment")],
@@ -270,29 +247,6 @@ def test_environments_of_other_kinds_are_refused_by_name(adding_environment, kin
 def test_an_environment_that_is_not_installed_is_refused():
     with pytest.raises(SetupError, match="no-such-one cannot be loaded"):
         load("verifiers:no-such-one")
-
-
-BEGIN_AT_ONCE = """
-import asyncio, threading, time
-from grpo.rollout.multi_turn import verifiers_environment
-
-make = asyncio.new_event_loop
-asyncio.new_event_loop = lambda: time.sleep(0.2) or make()
-together = threading.Barrier(8)
-threads = [
-    threading.Thread(target=lambda: together.wait() >= 0 and verifiers_environment.package_loop()) for _ in range(8)
-]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print(sum(thread.name == "verifiers" for thread in threading.enumerate()))
-"""
-
-
-@needs_package
-def test_rollouts_that_begin_at_once_share_one_loop():
-    """In a process of its own, where none has begun. A request to a second loop would never be answered."""
-    done = subprocess.run([sys.executable, "-c", BEGIN_AT_ONCE], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
 
 
 @needs_package
@@ -314,7 +268,9 @@ def test_its_rows_become_data_files(adding_environment, tmp_path, capsys):
     assert len({line["prompt"] for part in lines.values() for line in part}) == 5
     answers = [json.loads(line["label"])["answer"] for part in lines.values() for line in part]
     assert answers == ["2", "3", "4", "8", "9"]
-    outcome, response, _ = roll_out_script(adding_environment, ["It is 8.<|im_end|>"], label=lines["eval"][0]["label"])
+    outcome, response, _ = roll_out_script(
+        adding_environment, [make_answer("It is 8.")], label=lines["eval"][0]["label"]
+    )
     assert outcome.messages[0]["content"] == "What is 6 + 2?" and response["reward"] == 1.0
     assert data_verifiers.main([*name[:-1], str(tmp_path), "--eval", "8"]) == 2
     assert "lower --eval" in capsys.readouterr().err

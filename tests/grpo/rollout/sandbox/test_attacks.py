@@ -30,23 +30,6 @@ def test_nothing_escapes_and_each_attempt_is_one():
     secret.unlink(missing_ok=True)
 
 
-FORK = """
-import os
-count = 0
-for _ in range(1000):
-    try:
-        os.fork()
-        count += 1
-    except OSError:
-        pass
-count
-"""
-
-
-def test_a_fork_bomb_makes_no_process():
-    assert attack(FORK) == ["0\n", "2\n"]
-
-
 @pytest.mark.parametrize("call", [
     "import os; os.posix_spawn('/bin/true', ['true'], {})", "import os; assert os.system('true') == 0",
     "import ctypes; assert ctypes.CDLL(None).syscall(435, 0, 0) >= 0",  # clone3
@@ -55,26 +38,6 @@ def test_a_fork_bomb_makes_no_process():
 def test_no_other_way_makes_a_process(call):
     text, after = attack(call)
     assert "Error" in text and after == "2\n"
-
-
-FILL = """
-import os, tempfile
-made = 0
-for folder in ('.', '/', '/tmp', '/var/tmp', '/dev/shm', os.path.expanduser('~'), os.path.dirname(os.__file__)):
-    for number in range(20):
-        try:
-            open(os.path.join(folder, f'filled-{number}'), 'wb').write(b'x' * 10**6)
-            made += 1
-        except OSError:
-            pass
-made
-"""
-
-
-def test_the_disk_cannot_be_filled():
-    free = os.statvfs("/").f_bfree
-    assert attack(FILL)[0] == "0\n"
-    assert not list(Path("/tmp").glob("filled-*")) and os.statvfs("/").f_bfree > free - 10**5
 
 
 @pytest.mark.parametrize("code", [
@@ -259,14 +222,13 @@ asyncio.run(main())
 """
 
 
-def test_guests_and_their_nursery_end_with_a_killed_engine():
-    engine = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True, cwd=ROOT)  # fmt: skip
+def test_guests_end_with_a_killed_engine():
+    engine = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     guests = [int(pid) for pid in engine.stdout.readline().split()]
-    nursery = int(Path(f"/proc/{guests[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    assert len(guests) == 3 and all(map(is_alive, [*guests, nursery]))
+    assert len(guests) == 3 and all(map(is_alive, guests))
     os.kill(engine.pid, signal.SIGKILL)
     engine.wait()
-    wait_until(lambda: not any(map(is_alive, [*guests, nursery])), "they outlived the engine", 20)
+    wait_until(lambda: not any(map(is_alive, guests)), "they outlived the engine", 20)
 
 
 CHECK = """

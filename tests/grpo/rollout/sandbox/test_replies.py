@@ -1,12 +1,10 @@
 """What a guest sends back: forged, dripping, huge, or no valid text."""
 
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
 
-from tests.grpo.rollout.sandbox.attacker import ROOT, attack
+from tests.grpo.rollout.sandbox.attacker import attack
 
 FLOOD = """
 import os
@@ -25,30 +23,6 @@ while True:
 ])  # fmt: skip
 def test_a_forged_reply_ends_the_sandbox_at_most(code):
     assert attack(code)[0] is None
-
-
-@pytest.mark.parametrize("code", [
-    "import os; os.write(3, (3).to_bytes(8) + b'0hi')",
-    "import os; os.write(3, (3 + 8).to_bytes(8) + bytes(8) + b'0hi')",
-    "import os; reply = bytes(8) + (3).to_bytes(8) + b'0hi'; os.write(3, reply); os.write(3, reply)",
-])  # fmt: skip
-def test_a_well_formed_reply_of_the_codes_own_is_not_taken_for_one(code):
-    assert attack(code, then="'later'") == [None]
-
-
-STOLEN = """
-import os, sys
-frame = sys._getframe()
-while 'ticket' not in frame.f_locals:
-    frame = frame.f_back
-os.write(3, (11).to_bytes(8) + frame.f_locals['ticket'] + b'0hi')
-'mine'
-"""
-
-
-def test_code_that_forges_its_own_reply_shifts_no_later_one():
-    """It shares the interpreter's process and can forge what it could as well print; the next call must not get it."""
-    assert attack(STOLEN, then="'later'") == ["hi", None]
 
 
 DRIP = """
@@ -70,30 +44,6 @@ def test_a_reply_that_drips_is_not_copied_for_each_byte():
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 6_900_000 < most < 10_000_000, "one copy of the reply, not two"
-
-
-NESTED = """
-import os
-reply = b'{"output": [' + b'[],' * 2_000_000 + b'[]], "failed": 0}'
-data = len(reply).to_bytes(8) + reply
-while data:
-    data = data[os.write(3, data):]
-"""
-
-
-def test_a_reply_costs_the_engine_no_more_memory_than_its_text():
-    """As JSON, 6 MB of empty lists would be 130 MB of objects."""
-    script = f"""
-import resource
-from tests.grpo.rollout.sandbox.attacker import attack
-attack("1")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-attack({NESTED!r})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert said.returncode == 0, said.stderr
-    assert int(said.stdout) < 60_000
 
 
 def test_huge_output_is_cut_and_endless_output_is_an_error():
