@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from data import splits, synthetic
-from data.checks import check_overlap, leave_out_long, refuse, shorten
-from data.problems import Columns, Problem, merge_repeats, parse_rows
+from data.problems import Form, Problem, leave_out_held_out, merge_repeats, parse_rows
 from data.sources import read_source
+from grpo.launch.rendering import render
 from grpo.stack import command
 from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
 
 SPLITS = ("train", "eval")
 CARD = "card.json"
+SHOWN = 3  # of the lines about rows
 
 
 def prepare(args: argparse.Namespace) -> dict[str, Any]:
@@ -45,18 +46,20 @@ def prepare(args: argparse.Namespace) -> dict[str, Any]:
         remedy = "correct them, or leave them out with --skip-bad"
         if args.labels == "graded":
             remedy = f"--labels any takes any answer, for a reward of your own (REWARD); else {remedy}"
-        raise refuse(f"bad rows: {len(bad)}", remedy, bad)
-    problems, overlapping = check_overlap(problems, args.decontaminate)
+        raise _refuse("bad rows", bad, remedy)
+    problems, overlapping = leave_out_held_out(problems)
+    if overlapping and not args.decontaminate:
+        raise _refuse("problems of train that are also in eval", overlapping, "leave them out with --decontaminate")
     left_out |= {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping}
-    if args.tokenizer:
-        problems, left_out["too long"] = leave_out_long(problems, args.tokenizer, args.prompt_max_len)
+    if args.prompt_max_len:
+        problems, left_out["too long"] = _leave_out_long(problems, args.tokenizer, args.prompt_max_len)
     left_out = {reason: what for reason, what in left_out.items() if what}
     chosen = {split: [problem for problem in problems if problem.split == split] for split in SPLITS}
     for split, members in chosen.items():
         if not members:
-            reasons = "".join(f"; left out ({reason}): {_count(what)}" for reason, what in left_out.items())
+            what = f"the {split} split would be empty (left out: {', '.join(left_out) or 'nothing'})"
             remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
-            raise UserError(f"the {split} split would be empty{reasons}", remedy)
+            raise UserError(what, remedy)
     return _write(args.out, chosen, {"sources": origins, "left_out": left_out})
 
 
@@ -65,7 +68,7 @@ def _read(args: argparse.Namespace) -> tuple[list[Problem], list[dict[str, Any]]
     problems: list[Problem] = []
     origins: list[dict[str, Any]] = []
     bad: list[str] = []
-    own = Columns(args.problem_column, args.answer_column, args.answer_after)
+    own = Form(args.problem_column, args.answer_column, args.answer_after, args.labels == "graded")
     sources = {None: args.source, "train": args.train, "eval": args.eval}
     for split, name in ((split, name) for split, names in sources.items() for name in names):
         if name == "synthetic":
@@ -73,8 +76,8 @@ def _read(args: argparse.Namespace) -> tuple[list[Problem], list[dict[str, Any]]
             origin: dict[str, Any] = {"synthetic": {"train": args.train_count, "eval": args.eval_count}}
         else:
             rows, origin = read_source(name)
-            columns = own if "file" in origin else Columns()
-            parsed, wrong = parse_rows(rows, name, split, columns, args.labels == "graded")
+            form = own if "file" in origin else Form(is_graded=own.is_graded)
+            parsed, wrong = parse_rows(rows, name, split, form)
             problems += parsed
             bad += wrong
         origins.append(origin | {"used_for": split or "both"})
@@ -103,11 +106,28 @@ def _split(problems: Sequence[Problem], args: argparse.Namespace) -> tuple[list[
     return chosen, dict(skipped)
 
 
-def _write(out: Path, splits: Mapping[str, Sequence[Problem]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write NAME.jsonl for each split and the card, each by renaming. The old card goes first, the new one comes last.
+def _leave_out_long(problems: Sequence[Problem], model: str, limit: int) -> tuple[list[Problem], list[str]]:
+    """Return the problems whose prompts have at most `limit` tokens, and a line for each other."""
+    rendered = render(model, [one.record["prompt"] for one in problems], {})
+    measured = list(zip(problems, (prompt.tokens for prompt in rendered), strict=True))
+    lines = [f"{one.location}: has a prompt of {length} tokens" for one, length in measured if length > limit]
+    return [one for one, length in measured if length <= limit], lines
 
-    A card that exists therefore describes the files beside it, even after an interruption.
-    about: the card's content on the whole. Returns the card.
+
+def _shorten(lines: Sequence[str]) -> list[str]:
+    """Return the first lines about rows, indented, and how many follow."""
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [f"  {line}" for line in [*lines[:SHOWN], *more]]
+
+
+def _refuse(what: str, lines: Sequence[str], remedy: str) -> UserError:
+    return UserError(f"{what}: {len(lines)}", "\n".join([f"{remedy}:", *_shorten(lines)]))
+
+
+def _write(out: Path, splits: Mapping[str, Sequence[Problem]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write NAME.jsonl for each split and the card, which is returned. Each comes whole, by renaming.
+
+    The old card goes first and the new one comes last, so that a card always describes the files beside it.
     """
     files: dict[str, Any] = {}
     contents: dict[str, str] = {}
@@ -128,13 +148,10 @@ def _write(out: Path, splits: Mapping[str, Sequence[Problem]], about: Mapping[st
     return card
 
 
-def _count(what: list[str] | int) -> int:
-    return what if isinstance(what, int) else len(what)
-
-
 def _print(out: Path, written: dict[str, Any]) -> None:
     for reason, what in written["left_out"].items():
-        print(f"left out ({reason}): {_count(what)}", *shorten(what if isinstance(what, list) else []), sep="\n")
+        lines = what if isinstance(what, list) else []
+        print(f"left out ({reason}): {len(lines) or what}", *_shorten(lines), sep="\n")
     for name, file in written["files"].items():
         counts = ", ".join(f"{datasource} {count}" for datasource, count in file["datasource"].items())
         print(f"{out / name}: {file['records']} records ({counts})")
@@ -162,8 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--levels", **levels, metavar="LEVEL", help="levels to take problems from, if they have one (default: 4 5)")
     add("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
     add("--decontaminate", action="store_true", help="leave problems of eval out of train instead of refusing them")
-    add("--tokenizer", metavar="MODEL", help="folder or hub id, for --prompt-max-len")
     add("--prompt-max-len", type=int, metavar="N", help="leave out prompts of more tokens, the run's PROMPT_MAX_LEN")
+    model = "openai/gpt-oss-120b"
+    add("--tokenizer", default=model, metavar="MODEL", help=f"folder or hub id, for these tokens (default: {model})")
     add("--train-count", type=int, default=512, help="synthetic only (default: 512)")
     add("--eval-count", type=int, default=128, help="synthetic only (default: 128)")
     return parser
@@ -171,12 +189,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if the source is refused."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if not args.source + args.train + args.eval:
-        parser.error("give --source, or --train and --eval")
-    if (args.tokenizer is None) != (args.prompt_max_len is None):
-        parser.error("--tokenizer and --prompt-max-len need each other")
+    args = _parser().parse_args(argv)
     try:
         written = prepare(args)
     except (UserError, OSError) as error:

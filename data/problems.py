@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,18 @@ Paper = tuple[int, int, int]  # of AIME: year, contest 1 or 2, number 1 to 15
 _MISSING = object()
 
 
-class Columns(NamedTuple):
-    """Where a row has its problem and its answer; a dot leads into a nested column. For `after`, see `read_answer`."""
+class Form(NamedTuple):
+    """How a row says its problem and its answer.
+
+    problem, answer: its columns; a dot leads into a nested column.
+    after: what precedes the answer in its column.
+    is_graded: the grader compares answers with `answer`; else a reward of the user's own reads it, in any form.
+    """
 
     problem: str = "problem"
     answer: str = "answer"
     after: str | None = None
+    is_graded: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Problem:
     datasource: "aime", "math" (with a level), "synthetic", or the name of its file.
     level:   1 to 5 for MATH, 0 if the row has another word for it, None without a level.
     location: the row in its source, for messages.
-    is_graded: the grader compares answers with `answer`; else a reward of the user's own reads it, in any form.
+    is_graded: see :class:`Form`.
     """
 
     text: str
@@ -66,33 +72,30 @@ class Problem:
         return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"{kind}-{self.digest[:16]}"
 
     @property
-    def prompt(self) -> str:
-        """Return the user's message: the problem, and if it is graded how to answer."""
-        return add_instruction(self.text, self.datasource) if self.is_graded else self.text
+    def keys(self) -> tuple[str, str]:
+        """Return what the same problem shares: its text, whatever its case, or its contest place."""
+        return normalize(self.text), self.id
 
     @property
     def record(self) -> dict[str, str]:
         """Return the line of a prepared file. Only our own reward reads a split, so another gets the bare answer."""
-        label = self.answer
+        prompt, label = self.text, self.answer
         if self.is_graded:
+            prompt = add_instruction(self.text, self.datasource)
             label = json.dumps({"answer": self.answer, "split": self.split}, ensure_ascii=False)
-        return {"prompt": self.prompt, "label": label, "datasource": self.datasource, "id": self.id}
+        return {"prompt": prompt, "label": label, "datasource": self.datasource, "id": self.id}
 
 
 def parse_rows(
-    rows: Sequence[Row], source: str, split: str | None, columns: Columns | None = None, is_graded: bool = True
+    rows: Sequence[Row], source: str, split: str | None, form: Form | None = None
 ) -> tuple[list[Problem], list[str]]:
     """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable.
 
-    Args:
-        is_graded: see :class:`Problem`; if not, problems and answers stay as they are.
-
-    Raises:
-        UserError: if no row has one of the columns.
+    Raises UserError if no row has one of the columns.
     """
-    columns = columns or Columns()
+    form = form or Form()
     objects = [row.value for row in rows if isinstance(row.value, dict)]
-    for option, column in (("problem", columns.problem), ("answer", columns.answer)):
+    for option, column in (("problem", form.problem), ("answer", form.answer)):
         if objects and all(_read(value, column) is _MISSING for value in objects):
             names = dict.fromkeys(name for value in objects for name in _list_columns(value))
             what = f"{source} has no column {column!r} (columns: {', '.join(names)})"
@@ -103,7 +106,7 @@ def parse_rows(
     for (location, value), place in zip(rows, places, strict=True):
         paper = place and (*place[:2], place[2] + (place[:2] in from_zero))
         try:
-            problems.append(_parse(value, columns, paper, source, split, location, is_graded))
+            problems.append(_parse(value, form, paper, source, split, location))
         except ValueError as error:
             bad.append(f"{location}: {error}")
     return problems, bad
@@ -118,24 +121,32 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
     repeats: list[str] = []
     bad: list[str] = []
     kept = sorted(problems, key=_order)
-    keys: tuple[Callable[[Problem], Hashable], ...] = (lambda one: normalize(one.text), lambda one: one.id)
-    for key in keys:
+    for key in (0, 1):
         groups = defaultdict(list)
         for problem in kept:
-            groups[problem.split, key(problem)].append(problem)
+            groups[problem.split, problem.keys[key]].append(problem)
         kept = []
         for first, *others in groups.values():
-            if any(_canonical(other) != _canonical(first) for other in others):
-                places = ", ".join(other.location for other in others)
-                bad.append(f"{first.location}: the same problem with another answer is at {places}")
+            places = [other.location for other in others]
+            if len({canonical(one.answer) if one.is_graded else one.answer for one in (first, *others)}) > 1:
+                bad.append(f"{first.location}: the same problem with another answer is at {', '.join(places)}")
             else:
                 kept.append(first)
-                repeats += [f"{other.location}: repeats {first.location}" for other in others]
+                repeats += [f"{place}: repeats {first.location}" for place in places]
     return kept, repeats, bad
 
 
-def _canonical(problem: Problem) -> str:
-    return canonical(problem.answer) if problem.is_graded else problem.answer
+def leave_out_held_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]]:
+    """Return the problems without those of train that are also in eval, and a line for each of these."""
+    held_out = {key: one for one in problems if one.split == "eval" for key in one.keys}
+    kept, lines = [], []
+    for one in problems:
+        same = [held_out[key] for key in one.keys if key in held_out and one.split == "train"]
+        if same:
+            lines.append(f"{one.location}: is the same as {same[0].location}")
+        else:
+            kept.append(one)
+    return kept, lines
 
 
 def _order(problem: Problem) -> tuple:
@@ -148,23 +159,22 @@ def _order(problem: Problem) -> tuple:
     return *kind, problem.paper or (), problem.digest, *content, problem.location
 
 
-def _parse(
-    row: Any, columns: Columns, paper: Paper | None, source: str, split: str | None, location: str, is_graded: bool
-) -> Problem:
+def _parse(row: Any, form: Form, paper: Paper | None, source: str, split: str | None, location: str) -> Problem:
     """Return a checked problem. Raises ValueError with the fault."""
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict):
         raise ValueError("is not an object with columns")
-    text = _user_message(_read(row, columns.problem))
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"has in its column {columns.problem!r} neither a text nor one message of the user")
-    answer = read_answer(_read(row, columns.answer, None), columns.answer, columns.after, is_graded)
+    match _read(row, form.problem):
+        case (str() as text) | [{"role": "user", "content": str() as text}] if text.strip():
+            text = strip_instruction(text) if form.is_graded else text
+        case _:
+            raise ValueError(f"has in its column {form.problem!r} neither a text nor one message of the user")
+    answer = read_answer(_read(row, form.answer, None), form.answer, form.after, form.is_graded)
     level = _level(row.get("level"))
     datasource = "aime" if paper else "math" if level is not None else _name_datasource(source)
     subject = str(row.get("subject") or "") or None
-    text = strip_instruction(text) if is_graded else text
-    return Problem(text, answer, datasource, split, paper, level, subject, location, is_graded)
+    return Problem(text, answer, datasource, split, paper, level, subject, location, form.is_graded)
 
 
 def _read(row: Mapping[str, Any], column: str, default: Any = _MISSING) -> Any:
@@ -179,12 +189,6 @@ def _read(row: Mapping[str, Any], column: str, default: Any = _MISSING) -> Any:
 def _list_columns(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in row.items():
         yield from (f"{name}.{inner}" for inner in _list_columns(value)) if isinstance(value, dict) else (name,)
-
-
-def _user_message(prompt: Any) -> Any:
-    """Return the content of a chat that is one message of the user; anything else unchanged."""
-    message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
-    return message.get("content") if isinstance(message, dict) and message.get("role") == "user" else prompt
 
 
 def _name_datasource(source: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from grpo.stack.json_files import build_object, numbered_rows, read_json
 from grpo.stack.problem import UserError
+from reward.extraction import extract_boxed
 
 _PAGE = re.compile(r"/(\d{4})_AIME_(II?)_Problems/Problem_(\d+)\Z")
 
@@ -24,15 +25,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class HubSet:
-    """The training split of a data set of the hub, at a pinned commit.
-
-    rows:    how many it has: an interrupted download may have left fewer.
-    convert: returns a row in the columns of our own format.
-    """
+    """The training split of a data set of the hub, at a pinned commit; `convert` returns a row in our own columns."""
 
     repository: str
     revision: str
-    rows: int
+    rows: int  # an interrupted download may have left fewer
     convert: Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -42,7 +39,7 @@ def _aime(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _math(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"answer": row["solution"], "subject": row["type"]}
+    return row | {"answer": ", ".join(dict.fromkeys(extract_boxed(row["solution"])[0])), "subject": row["type"]}
 
 
 HUB = {

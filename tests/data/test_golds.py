@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.golds import is_gold, read_answer
-from data.problems import Columns, parse_rows
+from data.problems import Form, parse_rows
 from data.sources import read_source
 from reward.answers import grade
 
@@ -39,7 +39,7 @@ def test_an_answer_of_a_parquet_file_is_what_a_person_writes(tmp_path: Path, col
     table = pyarrow.table({"problem": ["P", "Q"], column: pyarrow.array([value, None], kind)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     rows, _ = read_source(str(tmp_path / "a.parquet"))
-    [problem], [fault] = parse_rows(rows, "a.parquet", None, Columns(answer=column), is_graded=False)
+    [problem], [fault] = parse_rows(rows, "a.parquet", None, Form(answer=column, is_graded=False))
     assert problem.answer == written
     assert "row 2: has no answer" in fault and repr(column) in fault
 
@@ -54,7 +54,7 @@ def test_a_number_keeps_its_value(number: float | Decimal) -> None:
 def test_a_value_that_is_no_answer_is_named_with_row_column_and_type(tmp_path: Path, value: object) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"problem": ["P"], "gold": [value]}), tmp_path / "a.parquet")
     rows, _ = read_source(str(tmp_path / "a.parquet"))
-    problems, [fault] = parse_rows(rows, "a.parquet", None, Columns(answer="gold"))
+    problems, [fault] = parse_rows(rows, "a.parquet", None, Form(answer="gold"))
     assert not problems
     for said in ("row 1", "'gold'", type(value).__name__, repr(value)):
         assert said in fault

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.instructions import INSTRUCTIONS
-from data.problems import Columns, Problem, merge_repeats, parse_rows
+from data.problems import Form, Problem, merge_repeats, parse_rows
 from data.sources import Row
 from grpo.rollout.problem_files import normalize
 from grpo.stack.problem import UserError
 from tests.data.conftest import make_aime_rows, make_math_rows
 
 
-def parse(*rows: Any, columns: Columns | None = None) -> tuple[list[Problem], list[str]]:
-    return parse_rows([Row(f"f, line {number}", row) for number, row in enumerate(rows, 1)], "f", None, columns)
+def parse(*rows: Any, form: Form | None = None) -> tuple[list[Problem], list[str]]:
+    return parse_rows([Row(f"f, line {number}", row) for number, row in enumerate(rows, 1)], "f", None, form)
 
 
 @pytest.mark.parametrize(
@@ -31,30 +31,30 @@ def parse(*rows: Any, columns: Columns | None = None) -> tuple[list[Problem], li
     ],
 )
 def test_a_prompt_becomes_a_problem_whose_instruction_stands_once(row: dict[str, Any]) -> None:
-    [problem], bad = parse(row, columns=Columns("prompt", "label"))
+    [problem], bad = parse(row, form=Form("prompt", "label"))
     assert not bad and (problem.text, problem.answer) == ("1 + 1?", "2")
-    assert problem.prompt == "1 + 1?" + INSTRUCTIONS["math"]
+    assert problem.record["prompt"] == "1 + 1?" + INSTRUCTIONS["math"]
 
 
 def test_a_column_may_be_nested() -> None:
     verl = {"prompt": [{"role": "user", "content": "P"}], "reward_model": {"style": "rule", "ground_truth": "18"}}
-    [problem], _ = parse(verl, columns=Columns("prompt", "reward_model.ground_truth"))
+    [problem], _ = parse(verl, form=Form("prompt", "reward_model.ground_truth"))
     assert (problem.text, problem.answer) == ("P", "18")
-    [problem], _ = parse({"a.b": "P", "answer": "1"}, columns=Columns("a.b"))
+    [problem], _ = parse({"a.b": "P", "answer": "1"}, form=Form("a.b"))
     assert problem.text == "P"
 
 
 @pytest.mark.parametrize(
-    ("row", "columns", "said"),
+    ("row", "form", "said"),
     [
-        ({"question": "P", "answer": "1"}, Columns(), ("'problem'", "question, answer", "--problem-column")),
-        ({"problem": "P", "Answer": "1"}, Columns(), ("'answer'", "problem, Answer", "--answer-column")),
-        ({"problem": "P", "a": {"b": "1"}}, Columns(answer="a.c"), ("'a.c'", "problem, a.b", "--answer-column")),
+        ({"question": "P", "answer": "1"}, Form(), ("'problem'", "question, answer", "--problem-column")),
+        ({"problem": "P", "Answer": "1"}, Form(), ("'answer'", "problem, Answer", "--answer-column")),
+        ({"problem": "P", "a": {"b": "1"}}, Form(answer="a.c"), ("'a.c'", "problem, a.b", "--answer-column")),
     ],
 )
-def test_a_file_without_a_column_names_those_that_it_has(row: dict[str, Any], columns: Columns, said) -> None:
+def test_a_file_without_a_column_names_those_that_it_has(row: dict[str, Any], form: Form, said) -> None:
     with pytest.raises(UserError) as caught:
-        parse(row, row, columns=columns)
+        parse(row, row, form=form)
     assert all(each in str(caught.value) for each in said)
 
 
@@ -91,7 +91,7 @@ def test_bad_rows_are_named_with_their_lines() -> None:
 def test_a_data_source_has_a_name_of_its_own(source: str, row: dict[str, Any], name: str) -> None:
     [problem], _ = parse_rows([Row("f", {"problem": "P", "answer": "1", **row})], source, None)
     assert problem.datasource == name
-    assert problem.prompt == "P" + INSTRUCTIONS["aime" if name == "aime" else "math"]
+    assert problem.record["prompt"] == "P" + INSTRUCTIONS["aime" if name == "aime" else "math"]
 
 
 def test_papers_that_count_from_zero_are_shifted() -> None:

@@ -136,7 +136,7 @@ def check_lengths(file: str, records: Sequence[Record], rendered: Sequence[Rende
             f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {limit} tokens, for "
             f"example line {too_long[0]}: their beginning would be cut off",
             f"set PROMPT_MAX_LEN to {max(each.tokens for each in rendered)}, or leave them out with python -m "
-            "data.prepare --tokenizer MODEL --prompt-max-len",
+            "data.prepare --prompt-max-len",
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data import prepare
-from grpo.launch import rendering
+from grpo.launch import data_files, rendering
 from grpo.launch.rendering import Rendered
 from grpo.rollout.prompts import renderer
 from grpo.stack.checkout import CHECKOUT
@@ -62,6 +62,13 @@ def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message
     data = tmp_path / "bad.jsonl"
     data.write_text('{"prompt": "0 + 1?", "label": "1"}\n' + line + "\n")
     assert message in setting.find_problems(prompt_data=data)[0]
+
+
+def test_a_conversation_with_tools_has_no_fault(tmp_path: Path) -> None:
+    result = {"role": "tool", "tool_call_id": "a", "content": "3"}
+    lines = [chat({"role": role, "content": "Count."}, USER, CALL, result, USER) for role in ("system", "developer")]
+    (tmp_path / "good.jsonl").write_text("\n".join([*lines, chat(USER), chat(USER, CALL, result)]))
+    assert len(data_files.read_records(tmp_path / "good.jsonl", "prompt", "label")) == 4
 
 
 def test_all_lines_with_a_fault_are_named_at_once(setting, tmp_path: Path) -> None:
