@@ -5,6 +5,7 @@ With a reward of the user's own (`is_graded` false), an answer is any text, or t
 
 import json
 import re
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -81,12 +82,12 @@ def _open_label(value: Any) -> Any:
     """Return the answer of a label in JSON; anything else unchanged."""
     fields = value
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):  # an answer may start with a brace: {1,2}
             fields = json.loads(value)
-        except (ValueError, RecursionError):  # an answer may start with a brace: {1,2}
-            return value
-    is_label = isinstance(fields, dict) and "answer" in fields and fields.keys() <= {"answer", "split"}
-    return fields["answer"] if is_label else value
+    match fields:
+        case {"answer": answer, **others} if others.keys() <= {"split"}:
+            return answer
+    return value
 
 
 def _check_gold(text: str) -> str:

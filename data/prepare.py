@@ -45,7 +45,8 @@ def prepare(args: argparse.Namespace) -> dict[str, Any]:
     if bad and not args.skip_bad:
         remedy = "correct them, or leave them out with --skip-bad"
         if args.labels == "graded":
-            remedy = f"--labels any takes any answer, for a reward of your own (REWARD); else {remedy}"
+            own = "for a reward of your own (REWARD), add --labels any"
+            remedy = f"{own}; name what precedes an answer, such as ####, with --answer-after; else {remedy}"
         raise _refuse("bad rows", bad, remedy)
     problems, overlapping = leave_out_held_out(problems)
     if overlapping and not args.decontaminate:

@@ -38,8 +38,7 @@ class Calculation:
 
     @property
     def split(self) -> str:
-        first_byte = hashlib.sha256(self.question.encode()).digest()[0]
-        return "eval" if first_byte < 256 * _EVAL_SHARE else "train"
+        return "eval" if hashlib.sha256(self.question.encode()).digest()[0] < 256 * _EVAL_SHARE else "train"
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Calculation]:

@@ -67,7 +67,7 @@ def _check_row(value: Any, where: str, input_key: str, label_key: str | None) ->
     if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
     if not isinstance(prompt, str) and (fault := _chat_fault(prompt)):
-        raise UserError(f"{where}: {input_key!r} {fault}", _FIX)
+        raise UserError(f"{where}: {input_key!r} {fault}", "correct the messages, or remove the line")
     return value
 
 
