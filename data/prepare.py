@@ -1,255 +1,202 @@
 r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into train.jsonl, eval.jsonl and card.json.
 
     python -m data.prepare --source aime --out data/prepared                                # from the hub: 72 and 18
-    python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
-    python -m data.prepare --source synthetic --out data/prepared --train-count 512
+    python -m data.prepare --source aime --train math --skip-bad --out data/prepared        # and 45 of MATH to train on
+    python -m data.prepare --source mine.csv --problem-column question --out data/mine
     python -m data.prepare --source mine.csv --labels any --out data/mine                   # for a reward of your own
 
 A source is a .jsonl, .json, .parquet, .csv or .tsv file, `aime` or `math` for the pinned data sets of the hub, or
-`synthetic`. Sources of --source are split by fixed rules. Sources of --train and --eval go whole into that split.
-docs/data.md has the columns of a file and the rules. Every output line is a record: `prompt` (the user's message),
-`label` (JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
-
-It refuses the following, and lists every place:
-- rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out; with --labels any, any answer will
-  do);
-- problems of train that are also in eval, or nearly (--decontaminate leaves them out of train);
-- prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
+`synthetic`. docs/data.md has the rules. The same input gives the same bytes, in any row order.
 """
 
 import argparse
+import hashlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data import card, splits, synthetic
-from data.checks import check_lengths, check_overlap
-from data.problems import Problem, merge_repeats, parse_rows
+from data import splits, synthetic
+from data.problems import Form, Problem, leave_out_held_out, merge_repeats, parse_rows
 from data.sources import read_source
+from grpo.launch.rendering import render
 from grpo.stack import command
-from grpo.stack.counted import format_count
+from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
 
-
-@dataclass(frozen=True)
-class Source:
-    """A file, `aime`, `math` or `synthetic`; with a split ("train" or "eval") it goes there whole."""
-
-    name: str
-    split: str | None = None
+SPLITS = ("train", "eval")
+CARD = "card.json"
+SHOWN = 3  # of the lines about rows
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command line (see its help); math_count None takes all."""
+def prepare(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the three files and return the card.
 
-    eval_fraction: float | None = None
-    math_count: int | None = splits.DEFAULT_MATH_COUNT
-    levels: Sequence[int] = splits.MATH_LEVELS
-    problem_column: str | None = None
-    answer_column: str | None = None
-    labels: str = "graded"
-    skip_bad: bool = False
-    decontaminate: bool = False
-    tokenizer: str | None = None
-    prompt_max_len: int | None = None
-    drop_long: bool = False
-    train_count: int = 512
-    eval_count: int = 128
-    seed: int = 0
-
-
-def prepare(sources: Sequence[Source], out: Path, options: Options | None = None) -> dict[str, Any]:
-    """Write the three files into `out` and return the card.
-
-    Raises UserError if a source is unreadable or refused (see the module), or a split is empty.
+    Raises UserError if a source is unreadable or refused, or a split is empty.
     """
-    options = options or Options()
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file", "name a folder for train.jsonl, eval.jsonl and card.json")
-    problems, origins, bad = _read(sources, options)
+    problems, origins, bad = _read(args)
     problems, repeated, contradictions = merge_repeats(problems)
-    rules = splits.describe(problems, options.eval_fraction, options.math_count, options.levels)
-    problems, skipped = _split(problems, options)
+    problems, left_out = _split(problems, args)
     # Once more: a problem may reach a split both by its rule and as part of a whole source.
     problems, repeated_in_split, contradictions_in_split = merge_repeats(problems)
     bad += contradictions + contradictions_in_split
-    if bad and not options.skip_bad:
-        listed = "\n".join(f"  {line}" for line in bad)
+    if bad and not args.skip_bad:
         remedy = "correct them, or leave them out with --skip-bad"
-        if options.labels == "graded":
-            remedy += "; --labels any keeps every answer, for a reward of your own (REWARD)"
-        raise UserError(f"{format_count(len(bad), 'bad row')}:\n{listed}", remedy)
-    about: dict[str, Any] = {"sources": origins, "rules": rules}
-    problems, overlapping, alike = check_overlap(problems, options.decontaminate)
-    left_out = {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping, **skipped}
-    if options.tokenizer:
-        measured = check_lengths(problems, options.tokenizer, options.prompt_max_len, options.drop_long)
-        problems, left_out["too long"], about["prompt_tokens"] = measured
-        if left_out["too long"]:
-            alike = check_overlap(problems, options.decontaminate)[2]  # of the remaining problems
-    chosen = {split: [problem for problem in problems if problem.split == split] for split in ("train", "eval")}
+        if args.labels == "graded":
+            own = "for a reward of your own (REWARD), add --labels any"
+            remedy = f"{own}; name what precedes an answer, such as ####, with --answer-after; else {remedy}"
+        raise _refuse("bad rows", bad, remedy)
+    problems, overlapping = leave_out_held_out(problems)
+    if overlapping and not args.decontaminate:
+        raise _refuse("problems of train that are also in eval", overlapping, "leave them out with --decontaminate")
+    left_out |= {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping}
+    if args.prompt_max_len:
+        problems, left_out["too long"] = _leave_out_long(problems, args.tokenizer, args.prompt_max_len)
+    left_out = {reason: what for reason, what in left_out.items() if what}
+    chosen = {split: [problem for problem in problems if problem.split == split] for split in SPLITS}
     for split, members in chosen.items():
         if not members:
+            what = f"the {split} split would be empty (left out: {', '.join(left_out) or 'nothing'})"
             remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
-            raise UserError(f"the {split} split would be empty (left out: {_summarize_left_out(left_out)})", remedy)
-    records = {split: [to_record(problem) for problem in members] for split, members in chosen.items()}
-    described = {split: card.counts(members) for split, members in chosen.items()}
-    about |= {"left_out": {reason: what for reason, what in left_out.items() if what}, **alike}
-    return card.write(out, records, described, about)
+            raise UserError(what, remedy)
+    return _write(args.out, chosen, {"sources": origins, "left_out": left_out})
 
 
-def to_record(problem: Problem) -> dict[str, str]:
-    """Return the output line of a problem."""
-    label = json.dumps({"answer": problem.answer, "split": problem.split}, ensure_ascii=False)
-    return {"prompt": problem.prompt, "label": label, "datasource": problem.datasource, "id": problem.id}
-
-
-def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], list[dict[str, Any]], list[str]]:
+def _read(args: argparse.Namespace) -> tuple[list[Problem], list[dict[str, Any]], list[str]]:
     """Return the good problems of all sources, the card's entry for each source, and a line for each bad row."""
     problems: list[Problem] = []
     origins: list[dict[str, Any]] = []
     bad: list[str] = []
-    for source in sources:
-        if source.name == "synthetic":
-            problems += _synthetic(source.split, options)
-            origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
+    own = Form(args.problem_column, args.answer_column, args.answer_after, args.labels == "graded")
+    sources = {None: args.source, "train": args.train, "eval": args.eval}
+    for split, name in ((split, name) for split, names in sources.items() for name in names):
+        if name == "synthetic":
+            problems += _synthetic(split, args)
+            origin: dict[str, Any] = {"synthetic": {"train": args.train_count, "eval": args.eval_count}}
         else:
-            rows, origin = read_source(source.name)
-            named = (("problem", options.problem_column), ("answer", options.answer_column))
-            own = {name: column for name, column in named if column and "file" in origin}
-            is_graded = options.labels == "graded"
-            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own, is_graded)
+            rows, origin = read_source(name)
+            form = own if "file" in origin else Form(is_graded=own.is_graded)
+            parsed, wrong = parse_rows(rows, name, split, form)
             problems += parsed
             bad += wrong
-        origins.append(origin | {"used_for": source.split or "both"})
+        origins.append(origin | {"used_for": split or "both"})
     return problems, origins, bad
 
 
-def _synthetic(split: str | None, options: Options) -> list[Problem]:
+def _synthetic(split: str | None, args: argparse.Namespace) -> list[Problem]:
     """Return problems of the synthetic task, which determines their split itself."""
-    counts = {"train": options.train_count, "eval": options.eval_count}
-    try:
-        return [
-            Problem(one.question, str(one.answer), "synthetic", name, source="synthetic", location="synthetic")
-            for name, count in counts.items()
-            for one in synthetic.distinct_problems(name, count, options.seed)
-            if split in (None, name)
-        ]
-    except ValueError as error:
-        raise UserError(f"the synthetic task: {error}", "lower --train-count or --eval-count") from error
+    return [
+        Problem(one.question, str(one.answer), "synthetic", name, location="synthetic")
+        for name, count in (("train", args.train_count), ("eval", args.eval_count))
+        for one in synthetic.distinct_problems(name, count)
+        if split in (None, name)
+    ]
 
 
-def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem], dict[str, int]]:
+def _split(problems: Sequence[Problem], args: argparse.Namespace) -> tuple[list[Problem], dict[str, Any]]:
     """Return the chosen problems with their splits, and how many were not chosen, by reason."""
     chosen: list[Problem] = []
-    skipped: dict[str, int] = {}
-    for given in (None, "train", "eval"):
+    skipped: Counter[str] = Counter()
+    for given in (None, *SPLITS):
         some = [one for one in problems if one.split == given]
-        some, reasons = splits.choose_math(some, options.math_count, options.levels)
-        chosen += splits.split(some, options.eval_fraction) if given is None else some
-        for reason, count in reasons.items():
-            skipped[reason] = skipped.get(reason, 0) + count
-    return chosen, skipped
+        some, reasons = splits.choose_math(some, args.math_count, args.levels)
+        chosen += splits.split(some, args.eval_fraction) if given is None else some
+        skipped.update(reasons)
+    return chosen, dict(skipped)
 
 
-def _summarize_left_out(left_out: dict[str, Any]) -> str:
-    counts = {reason: len(what) if isinstance(what, list) else what for reason, what in left_out.items()}
-    return ", ".join(f"{reason}: {count}" for reason, count in counts.items() if count) or "nothing"
+def _leave_out_long(problems: Sequence[Problem], model: str, limit: int) -> tuple[list[Problem], list[str]]:
+    """Return the problems whose prompts have at most `limit` tokens, and a line for each other."""
+    rendered = render(model, [one.record["prompt"] for one in problems], {})
+    measured = list(zip(problems, (prompt.tokens for prompt in rendered), strict=True))
+    lines = [f"{one.location}: has a prompt of {length} tokens" for one, length in measured if length > limit]
+    return [one for one, length in measured if length <= limit], lines
+
+
+def _shorten(lines: Sequence[str]) -> list[str]:
+    """Return the first lines about rows, indented, and how many follow."""
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [f"  {line}" for line in [*lines[:SHOWN], *more]]
+
+
+def _refuse(what: str, lines: Sequence[str], remedy: str) -> UserError:
+    return UserError(f"{what}: {len(lines)}", "\n".join([f"{remedy}:", *_shorten(lines)]))
+
+
+def _write(out: Path, splits: Mapping[str, Sequence[Problem]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write NAME.jsonl for each split and the card, which is returned. Each comes whole, by renaming.
+
+    The old card goes first and the new one comes last, so that a card always describes the files beside it.
+    """
+    files: dict[str, Any] = {}
+    contents: dict[str, str] = {}
+    for split, problems in splits.items():
+        content = "".join(json.dumps(one.record, ensure_ascii=False) + "\n" for one in problems)
+        contents[f"{split}.jsonl"] = content
+        files[f"{split}.jsonl"] = {
+            "records": len(problems),
+            "sha256": hashlib.sha256(content.encode()).hexdigest(),
+            "datasource": dict(sorted(Counter(one.datasource for one in problems).items())),
+        }
+    card = {"files": files, **about}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CARD).unlink(missing_ok=True)
+    for name, content in contents.items():
+        replace(out / name, content)
+    replace(out / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    return card
 
 
 def _print(out: Path, written: dict[str, Any]) -> None:
     for reason, what in written["left_out"].items():
-        for line in what if isinstance(what, list) else [what]:
-            print(f"left out ({reason}): {line}")
-    for pair in written["near_duplicates"]:
-        print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}")
-    if written["variants"]:
-        print(f"groups of problems that differ only in numbers: {len(written['variants'])}, see card.json")
-    for split, length in written.get("prompt_tokens", {}).items():
-        if split in ("train", "eval"):
-            print(f"{split}: prompts have up to {length['max']} tokens, 99% of them up to {length['p99']}")
+        lines = what if isinstance(what, list) else []
+        print(f"left out ({reason}): {len(lines) or what}", *_shorten(lines), sep="\n")
     for name, file in written["files"].items():
         counts = ", ".join(f"{datasource} {count}" for datasource, count in file["datasource"].items())
         print(f"{out / name}: {file['records']} records ({counts})")
 
 
-def _count(text: str) -> int | None:
-    """Parse a positive number, or None for "all"; argparse words the ValueError itself."""
-    if text == "all":
-        return None
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser. It leaves out options that are not given: :class:`Options` has their defaults."""
     parser = command.parser("data.prepare", __doc__)
+    add = parser.add_argument
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
-    parser.add_argument("--source", **several, help="split into train and eval by the rules")
-    parser.add_argument("--train", **several, help="use all of it for training")
-    parser.add_argument("--eval", **several, help="use all of it for evaluation")
-    parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
-    parser.argument_default = argparse.SUPPRESS
-    parser.add_argument("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
-    parser.add_argument(
-        "--math-count",
-        type=_count,
-        metavar="N|all",
-        help="number of problems with a level to take from each of --source, --train, --eval "
-        f"(default {Options.math_count})",
-    )
-    parser.add_argument(
-        "--levels",
-        type=int,
-        nargs="+",
-        choices=range(1, 6),
-        metavar="LEVEL",
-        help="levels to take problems from, if they have one (default: 4 5)",
-    )
-    parser.add_argument("--problem-column", metavar="NAME", help="column of the problem in your files")
-    parser.add_argument("--answer-column", metavar="NAME", help="column of the answer in your files")
-    parser.add_argument(
-        "--labels",
-        choices=("graded", "any"),
-        help="any: keep problems and answers as they are, for a reward of your own, instead of checking that the "
-        "grader reads each answer and adding to each problem how to answer (default: graded)",
-    )
-    parser.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of refusing them")
-    parser.add_argument("--decontaminate", action="store_true", help="remove problems of eval from train")
-    parser.add_argument("--tokenizer", help="model folder or hub id: count the tokens of the prompts")
-    parser.add_argument(
-        "--prompt-max-len", type=int, help="limit in tokens, the run's PROMPT_MAX_LEN (with --tokenizer)"
-    )
-    parser.add_argument("--drop-long", action="store_true", help="skip longer prompts instead of refusing them")
-    parser.add_argument("--train-count", type=int, help=f"synthetic only (default {Options.train_count})")
-    parser.add_argument("--eval-count", type=int, help=f"synthetic only (default {Options.eval_count})")
-    parser.add_argument("--seed", type=int, help=f"synthetic only (default {Options.seed})")
+    add("--source", **several, help="split into train and eval by the rules")
+    add("--train", **several, help="use all of it for training")
+    add("--eval", **several, help="use all of it for evaluation")
+    add("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
+    for name in ("problem", "answer"):
+        explained = f"column of the {name} in your files; A.B for B in a nested column A (default: {name})"
+        add(f"--{name}-column", default=name, metavar="NAME", help=explained)
+    add("--answer-after", metavar="TEXT", help="what precedes the answer in its column, such as ####")
+    any_label = "any: keep problems and answers as they are, for a reward of your own, instead of checking that the "
+    any_label += "grader reads each answer and adding to each problem how to answer (default: graded)"
+    add("--labels", choices=("graded", "any"), default="graded", help=any_label)
+    add("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
+    math_count = "problems with a level to take from each of --source, --train, --eval (default: 45)"
+    add("--math-count", type=int, default=45, metavar="N", help=math_count)
+    levels: dict[str, Any] = {"type": int, "nargs": "+", "choices": range(1, 6), "default": splits.MATH_LEVELS}
+    add("--levels", **levels, metavar="LEVEL", help="levels to take problems from, if they have one (default: 4 5)")
+    add("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
+    add("--decontaminate", action="store_true", help="leave problems of eval out of train instead of refusing them")
+    add("--prompt-max-len", type=int, metavar="N", help="leave out prompts of more tokens, the run's PROMPT_MAX_LEN")
+    model = "openai/gpt-oss-120b"
+    add("--tokenizer", default=model, metavar="MODEL", help=f"folder or hub id, for these tokens (default: {model})")
+    add("--train-count", type=int, default=512, help="synthetic only (default: 512)")
+    add("--eval-count", type=int, default=128, help="synthetic only (default: 128)")
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if the source is refused."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    out = arguments.pop("out")
-    sources = [Source(name) for name in arguments.pop("source")]
-    sources += [Source(name, split) for split in ("train", "eval") for name in arguments.pop(split)]
-    if not sources:
-        parser.error("give --source, or --train and --eval")
-    options = Options(**arguments)
-    if (options.prompt_max_len or options.drop_long) and not options.tokenizer:
-        parser.error("--prompt-max-len and --drop-long need --tokenizer")
+    args = _parser().parse_args(argv)
     try:
-        written = prepare(sources, out, options)
+        written = prepare(args)
     except (UserError, OSError) as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 2
-    _print(out, written)
+    _print(args.out, written)
     return 0
 
 

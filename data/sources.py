@@ -3,18 +3,21 @@
 import csv
 import hashlib
 import io
-import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.json_files import build_object, numbered_rows
+from grpo.stack.json_files import build_object, numbered_rows, read_json
 from grpo.stack.problem import UserError
+from reward.extraction import extract_boxed
+
+_PAGE = re.compile(r"/(\d{4})_AIME_(II?)_Problems/Problem_(\d+)\Z")
 
 
 class Row(NamedTuple):
-    """One row as read: `location` names file and line, `value` is a ValueError if the row is not JSON."""
+    """One row: `location` names file and line, `value` has its columns, or is the ValueError of an unreadable row."""
 
     location: str
     value: Any
@@ -22,31 +25,26 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class HubSet:
-    """A data set of the hub: every configuration's `split`, at a pinned commit."""
+    """The training split of a data set of the hub, at a pinned commit; `convert` returns a row in our own columns."""
 
     repository: str
     revision: str
-    configurations: tuple[str, ...]
-    split: str = "train"
+    rows: int  # an interrupted download may have left fewer
+    convert: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _aime(row: dict[str, Any]) -> dict[str, Any]:
+    [(year, contest, number)] = _PAGE.findall(row["url"])
+    return row | {"year": year, "contest": len(contest), "number": number}
+
+
+def _math(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"answer": ", ".join(dict.fromkeys(extract_boxed(row["solution"])[0])), "subject": row["type"]}
 
 
 HUB = {
-    # 90 rows: id, problem, solution, answer, url (.../2022_AIME_I_Problems/Problem_1).
-    "aime": HubSet("AI-MO/aimo-validation-aime", "13f9e12f613e720c2a2b2f345dd04b998a29494d", ("default",)),
-    # 7,500 rows: problem, level ("Level 5"), type, solution with a boxed answer.
-    "math": HubSet(
-        "EleutherAI/hendrycks_math",
-        "21a5633873b6a120296cce3e2df9d5550074f4a3",
-        (
-            "algebra",
-            "counting_and_probability",
-            "geometry",
-            "intermediate_algebra",
-            "number_theory",
-            "prealgebra",
-            "precalculus",
-        ),
-    ),
+    "aime": HubSet("AI-MO/aimo-validation-aime", "13f9e12f613e720c2a2b2f345dd04b998a29494d", 90, _aime),
+    "math": HubSet("EleutherAI/hendrycks_math", "21a5633873b6a120296cce3e2df9d5550074f4a3", 7500, _math),
 }
 
 
@@ -56,78 +54,42 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
     Raises UserError if the source as a whole cannot be read.
     """
     if name in HUB:
-        return read_hub(HUB[name])
+        return _read_hub(HUB[name])
     path = Path(name)
-    if not path.is_file():
-        known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
-        raise UserError(
-            f"{name} is not a file", f"give a .jsonl, .json, .parquet, .csv or .tsv file, or one of {known}"
-        )
-    rows = list(_read_file(path))
+    read = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _table, ".tsv": _table}
+    if not path.is_file() or path.suffix not in read:
+        fault = "has an unknown file type" if path.is_file() else "is not a file"
+        known = ", ".join((*HUB, "synthetic"))
+        raise UserError(f"{name} {fault}", f"give a {', '.join(read)} file, or one of {known}")
+    rows = list(read[path.suffix](path))
     if not rows:
         raise UserError(f"{name} is empty", "give a file with a row for each problem")
     return rows, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
-    """Return the rows of a hub set; `datasets` uses its cache if they are there.
+def _read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
+    from httpx import HTTPError  # slow to import, and only needed for the hub
+    from huggingface_hub import snapshot_download
 
-    Raises UserError if they are neither cached nor downloadable.
-    """
-    import datasets  # slow to import, and only needed for the hub
-
-    unreachable = None if datasets.config.HF_HUB_OFFLINE else _unreachable(hub)
-    if unreachable:
-        # Otherwise it would ask six times for each file, with pauses; offline mode still reads its cache.
-        datasets.config.HF_HUB_OFFLINE = True
-    rows = []
-    for configuration in hub.configurations:
-        try:
-            loaded = datasets.load_dataset(hub.repository, configuration, split=hub.split, revision=hub.revision)
-        except Exception as error:  # network, disk and format errors of four libraries, which share no base class
-            raise UserError(
-                f"{hub.repository} ({configuration}) could not be loaded: "
-                f"{unreachable or f'{type(error).__name__}: {error}'}",
-                f"without network, run on a machine that has it: hf download {hub.repository} --repo-type dataset "
-                f"--revision {hub.revision} --local-dir DIR; then give DIR/*/{hub.split}-*.parquet, or a .jsonl file "
-                "of your own",
-            ) from error
-        origin = f"{hub.repository} ({configuration})"
-        rows += [Row(f"{origin}, row {number}", row) for number, row in enumerate(loaded, 1)]
-    content = "".join(json.dumps(row.value, sort_keys=True, default=str) + "\n" for row in rows)
-    entry = {
-        "hub": hub.repository,
-        "revision": hub.revision,
-        "configurations": list(hub.configurations),
-        "split": hub.split,
-        "rows": len(rows),
-        "sha256": hashlib.sha256(content.encode()).hexdigest(),
-    }
-    return rows, entry
-
-
-def _unreachable(hub: HubSet) -> str | None:
-    """Ask the hub once for a set. Return why it does not answer; None if it does or the set is a folder."""
-    from httpx import TransportError
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if Path(hub.repository).is_dir():
-        return None
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": hub.revision}
+    again = f"hf download {hub.repository} --repo-type dataset --revision {hub.revision}"
     try:
-        HfApi().dataset_info(hub.repository, revision=hub.revision, timeout=10)
-    except HfHubHTTPError:  # any answer counts
-        return None
-    except (OSError, TransportError) as error:  # OSError: huggingface-hub before 1.0, and its offline mode
-        return f"the hub cannot be reached ({type(error).__name__}), and it is not in the cache of data sets"
-    return None
-
-
-def _read_file(path: Path) -> Iterator[Row]:
-    read = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _table, ".tsv": _table}
-    if path.suffix not in read:
-        raise UserError(f"{path} has an unknown file type", f"use {', '.join(read)}")
-    return read[path.suffix](path)
+        folder = Path(snapshot_download(hub.repository, allow_patterns="*/train-*.parquet", **options))
+    except (OSError, HTTPError) as error:
+        raise UserError(
+            f"{hub.repository} could not be loaded ({type(error).__name__})",
+            f"without network, run on a machine that has it: {again}; then copy its cache (HF_HOME) here. Or give a "
+            "file of your own",
+        ) from error
+    rows: list[Row] = []
+    for path in sorted(folder.glob("*/train-*.parquet")):
+        for _, value in _parquet(path):
+            rows.append(Row(f"{hub.repository}, row {len(rows) + 1}", hub.convert(value)))
+    if len(rows) != hub.rows:
+        raise UserError(
+            f"{hub.repository} has {len(rows)} of {hub.rows} rows in {folder}", f"download it again: {again}"
+        )
+    return rows, {"hub": hub.repository, "revision": hub.revision, "rows": len(rows)}
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -139,10 +101,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 def _json(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_bytes(), object_pairs_hook=build_object)
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{path} is not JSON ({why})", "give a list of problems, or a .jsonl file") from error
+        rows = read_json(path)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error})", "give a list of problems, or a .jsonl file") from error
     if not isinstance(rows, list):
         raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
     for number, row in enumerate(rows, 1):
@@ -153,10 +114,13 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet  # slow to import, and rarely needed
 
     try:
-        _check_header(path, pyarrow.parquet.read_schema(path).names)
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise UserError(f"{path} is not a parquet file ({error})", "give another file") from error
+    for index, field in enumerate(table.schema):
+        if field.type in (pyarrow.float16(), pyarrow.float32()):  # 0.1 stays 0.1, not 0.10000000149011612
+            exact = table[index].cast(pyarrow.string()).cast(pyarrow.float64())
+            table = table.set_column(index, field.name, exact)
     for number, row in enumerate(table.to_pylist(), 1):
         yield Row(f"{path}, row {number}", row)
 
@@ -168,27 +132,18 @@ def _table(path: Path) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason})", "save it as CSV in UTF-8") from error
     csv.field_size_limit(2**31 - 1)
-    separator = max(",;\t", key=(text.splitlines() or [""])[0].count)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         header = next(reader, [])
-        _check_header(path, header)
+        if doubled := [name for name in header if header.count(name) > 1]:
+            raise UserError(f"{path} has the column {doubled[0]!r} twice", "rename one of them")
         line = reader.line_num + 1
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                yield Row(f"{path}, line {line}", _named_cells(header, cells))
+                fault = ValueError(f"has {len(cells)} cells, but the header has {len(header)}: {', '.join(header)}")
+                is_whole = len(cells) == len(header)
+                yield Row(f"{path}, line {line}", dict(zip(header, cells, strict=True)) if is_whole else fault)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num} is not CSV ({error})", "close its quotes") from error
-
-
-def _named_cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | ValueError:
-    if len(cells) != len(header):
-        return ValueError(f"has {len(cells)} cells, but the header has {len(header)} columns ({', '.join(header)})")
-    return {name: cell for name, cell in zip(header, cells, strict=True) if cell.strip()}
-
-
-def _check_header(path: Path, names: Sequence[str]) -> None:
-    doubled = [name for name in names if names.count(name) > 1]
-    if doubled:
-        raise UserError(f"{path} has the column {doubled[0]!r} twice", "rename one of them")

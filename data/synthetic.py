@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.instructions import add_instruction
+from grpo.stack.problem import UserError
 
-SPLITS = ("train", "eval")
-OPERATIONS = ("plus", "minus")
 MAX_COUNT = 2000
 _EVAL_SHARE = 0.2
 
@@ -39,42 +38,27 @@ class Calculation:
 
     @property
     def split(self) -> str:
-        first_byte = hashlib.sha256(self.question.encode()).digest()[0]
-        return "eval" if first_byte < 256 * _EVAL_SHARE else "train"
-
-
-def _draw(rng: random.Random) -> Calculation:
-    while True:
-        problem = Calculation(rng.choice(OPERATIONS), rng.randrange(10, 1000), rng.randrange(10, 100))
-        if 0 <= problem.answer <= 999:
-            return problem
+        return "eval" if hashlib.sha256(self.question.encode()).digest()[0] < 256 * _EVAL_SHARE else "train"
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Calculation]:
-    """Yield endless problems of one split, the same for the same seed.
-
-    Raises:
-        ValueError: if the split is unknown.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    """Yield endless problems of one split, the same for the same seed."""
     rng = random.Random(f"{split} {seed}")
     while True:
-        problem = _draw(rng)
-        if problem.split == split:
+        problem = Calculation(rng.choice(("plus", "minus")), rng.randrange(10, 1000), rng.randrange(10, 100))
+        if 0 <= problem.answer <= 999 and problem.split == split:
             yield problem
 
 
-def distinct_problems(split: str, count: int, seed: int = 0) -> list[Calculation]:
-    """Return the first `count` different problems of `problems(split, seed)`.
-
-    Raises:
-        ValueError: if `count` exceeds `MAX_COUNT`.
-    """
+def distinct_problems(split: str, count: int) -> list[Calculation]:
+    """Return the first `count` different problems of `problems(split)`. Raises UserError for more than `MAX_COUNT`."""
     if count > MAX_COUNT:
-        raise ValueError(f"a split has at least {MAX_COUNT} different problems, {count} were asked for")
+        raise UserError(
+            f"the synthetic task has {MAX_COUNT} problems of a split", "lower --train-count or --eval-count"
+        )
     chosen: dict[Calculation, None] = {}
-    source = problems(split, seed)
-    while len(chosen) < count:
-        chosen[next(source)] = None
+    for problem in problems(split):
+        if len(chosen) == count:
+            break
+        chosen[problem] = None
     return list(chosen)

@@ -23,15 +23,9 @@ Row = dict[str, Any]
 
 
 def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, int]:
-    """Write both files, and return the number of lines of each.
+    """Write both files with at most so many lines (None for all), and return the number of lines of each.
 
-    Args:
-        name: of the environment.
-        train: lines to train on at most; None for all.
-        held_out: lines to evaluate on at most.
-
-    Raises:
-        UserError: if it is no environment of the package, or has too few rows.
+    Raises UserError if it is no environment of the package, or has too few rows.
     """
     kind = load(name)
     if not hasattr(kind, "loaded_environment"):

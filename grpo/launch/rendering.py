@@ -33,7 +33,7 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
     """Return each prompt as the engines get it.
 
     Args:
-        model: a folder with tokenizer and template.
+        model: a folder with tokenizer and template, or a hub id.
         prompts: each the user's message, or a list of messages.
         variables: of the chat template, see :func:`grpo.rollout.chat_template.variables`.
 
@@ -79,11 +79,16 @@ def _limit_time(prompts: list[Any], seconds: float) -> Iterator[Any]:
 
 def main() -> int:
     """Print the prompts as a JSON list, or fail with a traceback."""
-    from data.checks import render
+    from transformers import AutoTokenizer
+
+    from grpo.rollout.prompts import renderer
+    from grpo.rollout.response_text import decode_tokens
 
     model, variables, seconds = sys.argv[1:]
-    rendered = render(model, _limit_time(json.load(sys.stdin), float(seconds)), json.loads(variables))
-    print(json.dumps([(len(tokens), text) for tokens, text in rendered]))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts = _limit_time(json.load(sys.stdin), float(seconds))
+    rendered = map(renderer(tokenizer, json.loads(variables)), prompts)
+    print(json.dumps([(len(tokens), decode_tokens(tokenizer, tokens)) for tokens in rendered]))
     return 0
 
 

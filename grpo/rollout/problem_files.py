@@ -4,7 +4,7 @@ OpenRLHF's own reader splits names at commas and `@`, and guesses the types of l
 """
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from grpo.stack.problem import UserError
 
 Row = dict[str, Any]
 _FIX = "fix the line; python -m data.prepare writes valid files"
-_RAISED = ("<super>", "<sub>")
 _SHOWN = 200  # characters of a line's field names
 
 
@@ -46,14 +45,12 @@ def read_problems(path: Path, input_key: str, label_key: str | None) -> list[Row
 
 
 def normalize(text: str) -> str:
-    """Return a text as it is compared with others: leaks and duplicates differ in case, white space, and Unicode forms.
+    """Return a text as it is compared with others: leaks and duplicates differ in case, white space, and Unicode form.
 
-    NFKC makes one form of composed and decomposed letters, and digits of full-width ones. Format characters, such as
-    zero-width spaces, are left out. A raised digit stays apart from a plain one: 3² is not 32.
+    Case is folded in the decomposed form, where no letter hides its base.
     """
-    text = "".join(f"^{each}" if unicodedata.decomposition(each).startswith(_RAISED) else each for each in text)
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join("".join(each for each in text if unicodedata.category(each) != "Cf").split())
+    folded = unicodedata.normalize("NFD", text).casefold()
+    return " ".join(unicodedata.normalize("NFC", folded).split())
 
 
 def _check_row(value: Any, where: str, input_key: str, label_key: str | None) -> Row:
@@ -69,8 +66,8 @@ def _check_row(value: Any, where: str, input_key: str, label_key: str | None) ->
             raise UserError(what, _FIX)
     if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
-    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-        raise UserError(f"{where}: {input_key!r} ends with the assistant, so nothing is left to answer", _FIX)
+    if not isinstance(prompt, str) and (fault := _chat_fault(prompt)):
+        raise UserError(f"{where}: {input_key!r} {fault}", "correct the messages, or remove the line")
     return value
 
 
@@ -80,3 +77,19 @@ def is_chat(prompt: Any) -> bool:
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in prompt
     )
+
+
+def _chat_fault(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why gpt-oss's format has no place for a conversation; None if it has one."""
+    called: list[Any] = []  # ids of tool calls
+    for number, message in enumerate(messages, 1):
+        roles = ("developer", "user", "assistant", "tool") if number > 1 else ("system", "developer", "user")
+        if message["role"] not in roles:
+            return f"has the role {message['role']!r} in message {number}, not one of {', '.join(roles)}"
+        for call in message.get("tool_calls") or []:
+            if not isinstance(call, dict) or not call.get("id") or not isinstance(call.get("function"), dict):
+                return f"has a tool call without id or function in message {number}"
+            called.append(call["id"])
+        if message["role"] == "tool" and message.get("tool_call_id") not in called:
+            return f"has no tool_call_id of an earlier call in message {number}"
+    return "ends with the assistant, so nothing is left to answer" if messages[-1]["role"] == "assistant" else None

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 PAPERS = [(year, contest) for year in (2022, 2023, 2024) for contest in (1, 2)]
 SUBJECTS = ("Algebra", "Geometry", "Precalculus")
 

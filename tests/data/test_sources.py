@@ -1,160 +1,92 @@
-"""Reading rows: local files, and a folder in the form of a hub repository that `datasets` really loads."""
+"""Reading rows: local files, and data sets of the hub as its own library keeps them in its cache."""
 
 import json
-import socket
-from dataclasses import replace
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.prepare import Source, prepare
-from data.sources import HUB, HubSet, read_hub, read_source
+from data.sources import HUB, HubSet, read_source
 from grpo.stack.problem import UserError
-from tests.data.conftest import make_aime_rows, make_math_rows, read_split, write_rows
+from tests.data.conftest import ROOT, make_aime_rows, make_math_rows, read_split, write_rows
 
-ROMAN = {1: "I", 2: "II"}
-
-
-@pytest.fixture
-def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` keeps what it loads under tmp_path."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+PAGE = "https://artofproblemsolving.com/wiki/index.php/{year}_AIME_{contest}_Problems/Problem_{number}"
 
 
-def write_repository(folder: Path, rows_of: dict[str, list[dict]], folders: dict[str, str]) -> Path:
-    """Parquet files and the README with configurations, as the hub has them."""
-    lines = ["---", "configs:"]
-    for configuration, rows in rows_of.items():
-        subfolder = folder / folders[configuration]
-        subfolder.mkdir(parents=True)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), subfolder / "train-00000-of-00001.parquet")
-        lines += [f"- config_name: {configuration}", "  data_files:", "  - split: train"]
-        lines += [f"    path: {folders[configuration]}/train-*"]
-    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
-    return folder
+def cache(home: Path, hub: HubSet, parts: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """Fill the cache of the hub's library with a data set; return the variables of a process without network."""
+    snapshot = home / "hub" / f"datasets--{hub.repository.replace('/', '--')}" / "snapshots" / hub.revision
+    for part, rows in parts.items():
+        (snapshot / part).mkdir(parents=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), snapshot / part / "train-00000-of-00001.parquet")
+    return {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
 
 
-def test_aime_in_the_columns_of_the_hub(tmp_path, datasets_cache, monkeypatch) -> None:
-    rows = [
-        {
-            "id": at,
-            "problem": row["problem"],
-            "solution": "It follows.",
-            "answer": row["answer"],
-            "url": "https://artofproblemsolving.com/wiki/index.php/"
-            f"{row['year']}_AIME_{ROMAN[row['contest']]}_Problems/Problem_{row['number']}",
-        }
-        for at, row in enumerate(make_aime_rows())
-    ]
-    folder = write_repository(tmp_path / "aime", {"default": rows}, {"default": "data"})
-    monkeypatch.setitem(HUB, "aime", replace(HUB["aime"], repository=str(folder)))
-    card = prepare([Source("aime")], tmp_path / "hub")
-    prepare([Source(str(write_rows(tmp_path / "aime.jsonl", make_aime_rows())))], tmp_path / "local")
+def run(out: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "data.prepare", "--out", str(out), *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_aime_of_the_hub_is_what_a_local_file_gives(tmp_path: Path) -> None:
+    rows = make_aime_rows()
+    urls = [PAGE.format_map(row | {"contest": "I" * row["contest"]}) for row in rows]
+    parts = [{"id": 1, "problem": row["problem"], "solution": "So.", "answer": row["answer"]} for row in rows]
+    offline = cache(
+        tmp_path / "home", HUB["aime"], {"data": [p | {"url": u} for p, u in zip(parts, urls, strict=True)]}
+    )
+    file = write_rows(tmp_path / "aime.jsonl", rows)
+    for folder, source in (("hub", "aime"), ("local", str(file))):
+        done = run(tmp_path / folder, offline, "--source", source)
+        assert done.returncode == 0, done.stderr
     for split, count in (("train", 72), ("eval", 18)):
-        assert read_split(tmp_path / "hub", split) == read_split(tmp_path / "local", split)
-        assert card["files"][f"{split}.jsonl"]["year"] == {str(year): count // 3 for year in (2022, 2023, 2024)}
-    assert card["sources"][0]["revision"] == HUB["aime"].revision
-    parquet = folder / "data" / "train-00000-of-00001.parquet"
-    prepare([Source(str(parquet))], tmp_path / "downloaded")
-    assert read_split(tmp_path / "downloaded", "train") == read_split(tmp_path / "hub", "train")
+        records = read_split(tmp_path / "hub", split)
+        assert len(records) == count and records == read_split(tmp_path / "local", split)
 
 
-def test_math_in_the_columns_of_the_hub(tmp_path, datasets_cache, monkeypatch) -> None:
-    by_subject: dict[str, list[dict]] = {configuration: [] for configuration in HUB["math"].configurations}
-    for i, row in enumerate(make_math_rows(140)):
-        configuration = HUB["math"].configurations[i % 7]
+def test_math_of_the_hub(tmp_path: Path) -> None:
+    kept: dict[str, list[dict[str, Any]]] = {"algebra": [], "geometry": []}
+    for number, row in enumerate(make_math_rows(7500)):
         solution = f"First \\boxed{{0}}, then $\\boxed{{{row['answer']}}}$."
-        level = f"Level {1 + i // 7 % 5}"
-        by_subject[configuration].append(
-            {"problem": row["problem"], "level": level, "type": configuration.title(), "solution": solution}
-        )
-    folder = write_repository(tmp_path / "math", by_subject, {name: name for name in by_subject})
-    monkeypatch.setitem(HUB, "math", replace(HUB["math"], repository=str(folder)))
-    card = prepare([Source("math")], tmp_path / "out")
+        hub_row = {"problem": row["problem"], "level": f"Level {number // 2 % 5 + 1}", "solution": solution}
+        part = list(kept)[number % 2]
+        kept[part].append(hub_row | {"type": part.title()})
+    offline = cache(tmp_path / "home", HUB["math"], kept)
+    done = run(tmp_path / "out", offline, "--source", "math")
+    assert done.returncode == 0, done.stderr
     records = read_split(tmp_path / "out", "train") + read_split(tmp_path / "out", "eval")
-    assert len(records) == 45 and card["left_out"] == {"another level than 4 and 5": 84, "beyond the 45 of MATH": 11}
-    golds = {row["problem"]: row["answer"] for row in make_math_rows(140)}
+    assert len(records) == 45 and "(another level than 4 and 5): 4500" in done.stdout
+    golds = {row["problem"]: row["answer"] for row in make_math_rows(7500)}
     for record in records:
         assert json.loads(record["label"])["answer"] == golds[record["prompt"].split("\n\n")[0]]
 
 
-def test_rows_made_in_memory_come_with_their_places(monkeypatch) -> None:
-    import datasets
-
-    rows = [{"problem": "Halve a.", "answer": 3}, {"problem": None, "answer": 4}]
-    asked = []
-
-    def load(repository: str, configuration: str, **options: str) -> datasets.Dataset:
-        asked.append((repository, configuration, options))
-        return datasets.Dataset.from_list(rows)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *arguments, **options: None)
-    loaded, origin = read_hub(HubSet("org/set", "c0ffee", ("one", "two")))
-    assert asked == [("org/set", name, {"split": "train", "revision": "c0ffee"}) for name in ("one", "two")]
-    assert [row.value for row in loaded] == rows * 2
-    assert [row.location for row in loaded] == [f"org/set ({name}), row {n}" for name in ("one", "two") for n in (1, 2)]
-    assert (origin["rows"], origin["hub"], origin["revision"]) == (4, "org/set", "c0ffee")
+@pytest.mark.parametrize("rows", [0, 89])
+def test_a_set_of_the_hub_that_is_not_here_or_not_whole_is_refused(tmp_path: Path, rows: int) -> None:
+    row = {"problem": "P", "answer": "1", "url": PAGE.format(year=2024, contest="I", number=1)}
+    offline = cache(tmp_path, HUB["aime"], {"data": [row] * rows} if rows else {})
+    done = run(tmp_path / "out", offline, "--source", "aime")
+    assert done.returncode == 2 and "hf download AI-MO/aimo-validation-aime" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_without_network_the_error_suggests_local_files(tmp_path, datasets_cache, monkeypatch) -> None:
-    import datasets
-
-    def refuse_network(*arguments: object, **options: object) -> None:
-        raise AssertionError("the offline mode asked the network")
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse_network)
-    for name in ("aime", "math"):
-        with pytest.raises(UserError, match=r"could not be loaded(.|\n)*hf download .*--revision(.|\n)*\.jsonl"):
-            read_source(name)
-
-
-def test_an_unreachable_hub_is_asked_once_and_quietly(tmp_path, datasets_cache, monkeypatch, capfd) -> None:
-    import datasets
-
-    asked = []
-
-    def refuse_name(host: str, *arguments: object, **options: object) -> None:
-        asked.append(host)
-        raise socket.gaierror(-3, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse_name)
-    with pytest.raises(UserError, match=r"the hub cannot be reached \(Connect(ion)?Error\)(.|\n)*hf download"):
-        read_source("aime")
-    # From 1.0 on, huggingface-hub also asks for a list of its own.
-    assert len(asked) <= 2 and "Retrying" not in capfd.readouterr().err
-
-
-def test_the_hub_sets_are_pinned_to_commits() -> None:
-    for hub in HUB.values():
-        assert len(hub.revision) == 40 and int(hub.revision, 16)
-
-
-def test_json_and_parquet_give_what_jsonl_gives(tmp_path: Path) -> None:
-    rows = make_aime_rows()
+def test_files_of_all_kinds_give_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"problem": 'Add 1, and "2"\nto 3.', "answer": "6"}, {"problem": "Halve 8.", "answer": "4"}]
     (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("\ufeff" + json.dumps(rows[0]) + "\n\n" + json.dumps(rows[1]))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    write_rows(tmp_path / "a.jsonl", rows)
-    for ending in ("json", "jsonl", "parquet"):
-        prepare([Source(str(tmp_path / f"a.{ending}"))], tmp_path / ending)
-    for split in ("train", "eval"):
-        contents = {(tmp_path / ending / f"{split}.jsonl").read_bytes() for ending in ("json", "jsonl", "parquet")}
-        assert len(contents) == 1
-
-
-def test_rows_have_line_or_row_numbers(tmp_path: Path) -> None:
-    lines = write_rows(tmp_path / "a.jsonl", [{"problem": "a"}])
-    lines.write_text(lines.read_text() + "\n\n{\n")
-    assert [row.location for row in read_source(str(lines))[0]] == [f"{lines}, line 1", f"{lines}, line 4"]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"problem": "a"}] * 2), tmp_path / "a.parquet")
-    locations = [row.location for row in read_source(str(tmp_path / "a.parquet"))[0]]
-    assert locations == [f"{tmp_path / 'a.parquet'}, row {number}" for number in (1, 2)]
+    (tmp_path / "a.csv").write_text('problem,answer\n"Add 1, and ""2""\nto 3.",6\n\nHalve 8.,4\n')
+    (tmp_path / "b.csv").write_bytes('\ufeffproblem;answer\r\n"Add 1, and ""2""\nto 3.";6\r\nHalve 8.;4\r\n'.encode())
+    (tmp_path / "a.tsv").write_text('problem\tanswer\n"Add 1, and ""2""\nto 3."\t6\nHalve 8.\t4\n')
+    places = {"a.json": "row 2", "a.jsonl": "line 3", "a.parquet": "row 2", "a.csv": "line 5", "b.csv": "line 4"}
+    for path in tmp_path.iterdir():
+        read, about = read_source(str(path))
+        assert [row.value for row in read] == rows and about["rows"] == 2
+        assert read[1].location == f"{path}, {places.get(path.name, 'line 4')}"
 
 
 @pytest.mark.parametrize(
@@ -162,13 +94,27 @@ def test_rows_have_line_or_row_numbers(tmp_path: Path) -> None:
     [
         ("none.jsonl", None, "not a file"),
         ("a.txt", b"x", "unknown file type"),
+        ("a.jsonl", b"\n\n", "is empty"),
         ("a.json", b"{", "is not JSON"),
+        ("a.json", b"[" * 200_000 + b"]" * 200_000, "nested too deeply"),
         ("a.json", b"{}", "is not a list of problems"),
         ("a.parquet", b"no parquet", "not a parquet file"),
+        ("a.csv", b"problem,answer,answer\nP,1,2\n", "has the column 'answer' twice"),
+        ("a.csv", b'problem,answer\n"P,1\n', "is not CSV"),
+        ("a.csv", "problem,answer\nÄ,1\n".encode("latin-1"), "is not UTF-8"),
     ],
 )
-def test_a_source_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_source(str(tmp_path / name))
+
+
+def test_a_row_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"problem": "P", "answer": "1", "answer": "2"}\n{\n{"problem": "P"}\n')
+    doubled, broken, good = [row.value for row in read_source(str(tmp_path / "a.jsonl"))[0]]
+    assert "twice" in str(doubled) and "is not JSON" in str(broken) and good == {"problem": "P"}
+    (tmp_path / "b.csv").write_text("problem,answer\nP,1,2\nQ,1\n")
+    fault, good = [row.value for row in read_source(str(tmp_path / "b.csv"))[0]]
+    assert "3 cells" in str(fault) and good == {"problem": "Q", "answer": "1"}

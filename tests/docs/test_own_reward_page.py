@@ -1,6 +1,5 @@
 """The example of docs/own-reward.md works as the page says."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,5 +13,5 @@ def test_the_example_rewards_right_answers_and_no_others(tmp_path):
     (tmp_path / "mine.py").write_text(example)
     prompt = "<|start|>user<|message|>\\boxed{7}?<|end|><|start|>assistant"
     for response, reward in (("\\boxed{42}<|return|>", 1.0), ("\\boxed{43}<|return|>", 0.0), ("42", 0.0)):
-        sample = {"query": prompt + response, "prompt": prompt, "label": json.dumps({"answer": "42", "split": "train"})}
+        sample = {"query": prompt + response, "prompt": prompt, "label": "42"}
         assert try_file(tmp_path / "mine.py", sample)["reward"] == reward

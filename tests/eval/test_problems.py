@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.prepare import Options, Source, prepare
+from data import prepare
 from eval.problems import derive_seed, read_problems
 from grpo.stack.problem import UserError
 
@@ -15,7 +15,7 @@ def write(file, *rows):
 
 
 def test_prepared_files_are_read_in_their_order(tmp_path):
-    prepare([Source("synthetic")], tmp_path, Options(train_count=5, eval_count=7))
+    prepare.main(["--source", "synthetic", "--train-count", "5", "--eval-count", "7", "--out", str(tmp_path)])
     problems = read_problems(tmp_path / "eval.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     assert [problem.id for problem in problems] == [row["id"] for row in rows]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from data.prepare import Options, Source, prepare
+from data import prepare
 from eval import compare
 from scripts.export_model import export_model
 from tests import forked
@@ -33,7 +33,7 @@ THINKING = 20  # more than some thoughts have, and less than others
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    prepare([Source("synthetic")], folder, Options(train_count=1, eval_count=PROBLEMS))
+    prepare.main(["--source", "synthetic", "--train-count", "1", "--eval-count", str(PROBLEMS), "--out", str(folder)])
     return folder / "eval.jsonl"
 
 

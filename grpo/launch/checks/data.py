@@ -70,9 +70,11 @@ def _suggest_hold_out(config: Config) -> str:
     """Return how to hold out problems of TRAIN_DATA. `data.prepare` reads what our grader reads."""
     if not is_graded_by_us(config):
         return "move some lines of TRAIN_DATA to a new file, and set EVAL_DATA to it"
-    source = shlex.quote(config.args.prompt_data or "FILE")
+    args = config.args
+    options = ["--source", args.prompt_data or "FILE", "--problem-column", args.input_key]
+    options += ["--answer-column", args.label_key or "label"]
     return (
-        f"hold some out: python -m data.prepare --source {source} --out FOLDER; "
+        f"hold some out: python -m data.prepare {shlex.join(options)} --out FOLDER; "
         "then set TRAIN_DATA=FOLDER/train.jsonl EVAL_DATA=FOLDER/eval.jsonl"
     )
 
@@ -133,8 +135,8 @@ def check_lengths(file: str, records: Sequence[Record], rendered: Sequence[Rende
         yield Problem(
             f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {limit} tokens, for "
             f"example line {too_long[0]}: their beginning would be cut off",
-            f"set PROMPT_MAX_LEN to {max(each.tokens for each in rendered)}, or remove them with python -m "
-            "data.prepare --drop-long",
+            f"set PROMPT_MAX_LEN to {max(each.tokens for each in rendered)}, or leave them out with python -m "
+            "data.prepare --prompt-max-len",
         )
 
 

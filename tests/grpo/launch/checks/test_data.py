@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from data import checks as data_checks
 from data import prepare
-from grpo.launch import rendering
+from grpo.launch import data_files, rendering
 from grpo.launch.rendering import Rendered
+from grpo.rollout.prompts import renderer
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.launch.conftest import write_data
 
 RENDER = rendering.render
+USER = {"role": "user", "content": "1 + 1?"}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+def chat(*messages: dict[str, object]) -> str:
+    return json.dumps({"prompt": messages, "label": "2"})
 
 
 @pytest.mark.parametrize(
@@ -26,14 +32,23 @@ RENDER = rendering.render
         ('{"prompt": "", "label": "2"}', "line 2: 'prompt' is missing or empty"),
         ('{"prompt": "1 + 1?", "label": null}', "line 2: 'label' is missing or empty"),
         ('{"prompt": [{"content": "1 + 1?"}], "label": "2"}', "line 2: 'prompt' is neither text nor messages"),
+        (chat({"role": "user", "content": [{"type": "text", "text": "1"}]}), "'prompt' is neither text nor messages"),
         (
-            '{"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}',
-            "line 2: 'prompt' ends with the assistant",
+            chat({"role": "assistant", "content": "Hello!"}, USER),
+            "line 2: 'prompt' has the role 'assistant' in message 1",
         ),
+        (chat({"role": "narrator", "content": "Once."}, USER), "line 2: 'prompt' has the role 'narrator' in message 1"),
+        (chat(USER, {"role": "system", "content": "Be brief."}), "line 2: 'prompt' has the role 'system' in message 2"),
         (
-            '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}], "label": "2"}',
-            "line 2: 'prompt' is neither text nor messages",
+            chat(USER, CALL | {"tool_calls": [{"function": {"name": "f"}}]}, USER),
+            "a tool call without id or function in",
         ),
+        (chat(USER, CALL | {"tool_calls": ["f"]}, USER), "line 2: 'prompt' has a tool call without id or function in"),
+        (
+            chat(USER, CALL, {"role": "tool", "content": "3"}),
+            "'prompt' has no tool_call_id of an earlier call in message 3",
+        ),
+        (chat(USER, CALL), "line 2: 'prompt' ends with the assistant"),
         ("{not json", "line 2 is not JSON"),
         ('{"prompt": "P", "label": "1", "label": "2"}', "line 2 is not JSON: an object has the key 'label' twice"),
         ("\ufeff{}", "line 2 is not JSON: Unexpected UTF-8 BOM"),
@@ -47,6 +62,13 @@ def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message
     data = tmp_path / "bad.jsonl"
     data.write_text('{"prompt": "0 + 1?", "label": "1"}\n' + line + "\n")
     assert message in setting.find_problems(prompt_data=data)[0]
+
+
+def test_a_conversation_with_tools_has_no_fault(tmp_path: Path) -> None:
+    result = {"role": "tool", "tool_call_id": "a", "content": "3"}
+    lines = [chat({"role": role, "content": "Count."}, USER, CALL, result, USER) for role in ("system", "developer")]
+    (tmp_path / "good.jsonl").write_text("\n".join([*lines, chat(USER), chat(USER, CALL, result)]))
+    assert len(data_files.read_records(tmp_path / "good.jsonl", "prompt", "label")) == 4
 
 
 def test_all_lines_with_a_fault_are_named_at_once(setting, tmp_path: Path) -> None:
@@ -72,7 +94,8 @@ def write_labels(path: Path, *labels: object) -> Path:
         ("prompt_data", make_label("train", ""), "no answer"),
         ("prompt_data", '{"answer": 1%s}' % ("0" * 5000), "the grader cannot read the answer"),
         ("prompt_data", make_label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
-        ("prompt_data", "N/A", "has 'N/A' where the answer should be"),
+        ("prompt_data", "N/A", "the grader cannot read the answer 'N/A'"),
+        ("prompt_data", "2024-03-12", "the grader cannot read the answer '2024-03-12'"),
         ("prompt_data", "two", "the grader cannot read the answer 'two'"),
         ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
         ("prompt_data", make_label("eval"), "belongs to the eval split"),
@@ -96,9 +119,7 @@ def test_labels_are_read_like_the_reward_function_reads_them(setting, tmp_path: 
     remedy = problem.split("->")[1]
     assert "python -m data.prepare" in remedy
     if "cannot read" in message:
-        assert "write numbers in digits, and put words in \\text{...}" in remedy
-    elif "should be" in message:
-        assert "write the answer, or remove the line" in remedy
+        assert "\\text{...}" in remedy and "--skip-bad" in remedy
     elif variable == "eval_dataset":
         assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
     else:
@@ -185,13 +206,15 @@ def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypa
 
 
 def test_prompts_are_rendered_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
     monkeypatch.undo()
     write_tokenizer(tmp_path)
     prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
     longer, plain, chat = rendering.render(str(tmp_path), prompts, {"reasoning_effort": "high"})
     assert "Reasoning: high" in longer.text and longer.tokens > plain.tokens and plain == chat
-    there = data_checks.render(str(tmp_path), prompts, {"reasoning_effort": "high"})
-    assert [longer, plain, chat] == [(len(tokens), text) for tokens, text in there]
+    encode = renderer(AutoTokenizer.from_pretrained(tmp_path), {"reasoning_effort": "high"})
+    assert [each.tokens for each in (longer, plain, chat)] == [len(encode(prompt)) for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +224,6 @@ def test_prompts_are_rendered_as_in_training(tmp_path: Path, monkeypatch: pytest
         " 102  + 1?",
         [{"role": "user", "content": "102 + 1?"}],
         [{"content": "102 + 1?\n", "role": "user", "name": "a field that no template reads"}],
-        "\uff11\uff10\uff12 + 1?",  # full-width digits
-        "10\u200b2 + 1?\ufeff",  # a zero-width space, a byte-order mark
     ],
 )
 @pytest.mark.parametrize("is_here", [True, False])
