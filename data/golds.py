@@ -30,14 +30,9 @@ _WORDS = {"yes", "no", "one", "two", "six", "ten", "inf", "dne", "see", "all", "
 
 
 def read_answer(value: Any, column: str, after: str | None = None, is_graded: bool = True) -> str:
-    """Return the answer of a row as text.
+    """Return the answer of a row as text; `after` is what precedes it in the column. Raises ValueError with the fault.
 
-    Args:
-        value: of the answer's column: a scalar, a list of one, or a label that `data.prepare` has written.
-        after: what precedes the answer in the column's text.
-
-    Raises:
-        ValueError: with the fault.
+    The value is a scalar, a list of one, or a label that `data.prepare` has written.
     """
     value = _open_label(value)
     if is_graded and isinstance(value, list) and len(value) == 1:

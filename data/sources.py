@@ -101,11 +101,11 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 def _json(path: Path) -> Iterator[Row]:
     try:
-        rows = read_json(path)
+        if not isinstance(rows := read_json(path), list):
+            raise ValueError("it is no list")
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error})", "give a list of problems, or a .jsonl file") from error
-    if not isinstance(rows, list):
-        raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
+        what = f"{path} is not a list of problems in JSON ({error})"
+        raise UserError(what, "give a list, or a .jsonl file of problems") from error
     for number, row in enumerate(rows, 1):
         yield Row(f"{path}, row {number}", row)
 

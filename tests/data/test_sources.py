@@ -95,7 +95,7 @@ def test_files_of_all_kinds_give_the_same_rows(tmp_path: Path) -> None:
         ("none.jsonl", None, "not a file"),
         ("a.txt", b"x", "unknown file type"),
         ("a.jsonl", b"\n\n", "is empty"),
-        ("a.json", b"{", "is not JSON"),
+        ("a.json", b"{", "in JSON"),
         ("a.json", b"[" * 200_000 + b"]" * 200_000, "nested too deeply"),
         ("a.json", b"{}", "is not a list of problems"),
         ("a.parquet", b"no parquet", "not a parquet file"),
