@@ -14,7 +14,14 @@ from grpo.settings.table import SETTINGS
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 
-_SHOWN = ("LORA_RANK", "LORA_ALPHA", "TARGET_MODULES", "LEARNING_RATE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT")
+_SHOWN: tuple[str, ...] = (
+    "LORA_RANK",
+    "LORA_ALPHA",
+    "TARGET_MODULES",
+    "LEARNING_RATE",
+    "ROLLOUT_BATCH_SIZE",
+    "N_SAMPLES_PER_PROMPT",
+)
 _SHOWN += (
     "TRAIN_BATCH_SIZE",
     "TEMPERATURE",
