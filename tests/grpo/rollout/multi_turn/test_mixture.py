@@ -129,9 +129,10 @@ def test_each_rollout_runs_in_its_environment_and_the_means_are_over_those_of_an
     assert "environment_score.single" in samples[2].missing and "environment_score.single" not in samples[0].missing
 
 
-def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two_environments):
+@pytest.mark.parametrize("before", ["<|channel|>commentary", "<|channel|>final<|message|>So<|channel|>analysis"])
+def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two_environments, before):
     tokenizer, actor = TOKENIZER, load_actor()
-    said = "<|channel|>commentary<|message|>\\boxed{42}<|return|>"
+    said = f"{before}<|message|>\\boxed{{42}}<|return|>"
     actor.generate = ScriptedEngine(template_for(tokenizer).codec, [said]).generate
     (response,) = asyncio.run(actor.generate_responses("Is it 42?", "42", make_params(), 2000, tokenizer, 1))
     assert response["reward"] == 0.0 and response["extra_logs"]["answered"] == 0.0
