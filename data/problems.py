@@ -23,22 +23,16 @@ from data.instructions import INSTRUCTIONS, add_instruction, strip_instruction
 from data.sources import Row
 from grpo.rollout.problem_files import normalize
 from reward.answers import canonical, grade
-from reward.expression import is_absurd, is_plain
+from reward.comparison import is_readable
 from reward.extraction import extract_boxed
 from reward.labels import parse_label
-from reward.literals import rational
 from reward.notation import MAX_ANSWER_CHARS, spell
-from reward.splitting import Unreadable
-from reward.structure import Node, read
 
 PROBLEMS_PER_PAPER = 15
 _CONTESTS = {"1": 1, "2": 2, "I": 1, "II": 2}
 _PAGE = re.compile(r"(?P<year>\d{4})_AIME_(?P<contest>II?)_Problems/Problem_(?P<number>\d+)\Z")
 _PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
 _PLACE = ("year", "contest", "number")
-# Answers that the grader compares as written: infinity, a ratio or time of day.
-_AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
-_TEXT = re.compile(r"\\text ?\{([^{}]+)\}\Z")
 # Placeholders for a missing answer. The grader would read these, and words of up to three letters, as products.
 _MISSING = re.compile(r"n ?/ ?a\.?|n\. ?a\.?|(?:np\.)?nan\.?|nil|null|tb[ad]|<na>")
 _WRAPPED = re.compile(r"\$(.+)\$|\\(?:text|mathrm) ?\{([^{}]+)\}")
@@ -263,19 +257,7 @@ def is_gold(answer: str) -> bool:
     """Say whether the grader understands an answer, and so accepts other spellings of it."""
     if is_missing(answer) or answer.lower() in _WORDS:
         return False
-    if not grade(f"\\boxed{{{answer}}}", answer).correct:
-        return False
-    try:
-        return bool(_TEXT.match(answer)) or _is_read(read(spell(answer)))
-    except Unreadable:
-        return False
-
-
-def _is_read(node: Node) -> bool:
-    if node.kind != "expression":
-        return all(map(_is_read, node.parts))
-    is_known = rational(node.text) is not None or _AS_WRITTEN.match(node.text)
-    return bool(is_known) or (is_plain(node.text) and not is_absurd(node.text))
+    return grade(f"\\boxed{{{answer}}}", answer).correct and is_readable(spell(answer))
 
 
 def _derive_datasource(source: str) -> str:
