@@ -129,11 +129,15 @@ def _same(a: str, b: str, decide: Decide, depth: int) -> bool:
     (kind_a, parts_a), (kind_b, parts_b) = _structure(a), _structure(b)
     if max(len(parts_a), len(parts_b)) > MAX_PARTS:
         return False
-    if "list" in (kind_a, kind_b) and kind_a != kind_b:  # x+1, 1+x is one value, and 1, 1 are two
-        parts, other = (parts_a, b) if kind_a == "list" else (parts_b, a)
-        return len(set(parts)) == len(parts) > 0 and all(_same(part, other, decide, depth - 1) for part in parts)
     if "relation" in (kind_a, kind_b):
         return _same_relation(split(a, SIGN), split(b, SIGN), decide, depth - 1)
+    if "list" in (kind_a, kind_b) and kind_a != kind_b:
+        (parts, kind, other) = (parts_a, kind_b, b) if kind_a == "list" else (parts_b, kind_a, a)
+        if kind == "()" and all("=" in part for part in parts):  # x = 1, y = 2 is (1, 2)
+            values = ",".join(part.partition("=")[2] for part in parts)
+            return _same(f"({values})", other, decide, depth - 1)
+        # x+1, 1+x is one value, and 1, 1 are two
+        return len(set(parts)) == len(parts) and all(_same(part, other, decide, depth - 1) for part in parts)
     if kind_a == kind_b == "":
         return _same_value(parts_a[0], parts_b[0], decide)
     if kind_a != kind_b:

@@ -28,7 +28,9 @@ _RULES = tuple(
     for pattern, full in (
         (r"(?<![0-9.^_}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),
         (r"(\d+)\.(\d*)", lambda match: f"\\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}"),
-        (r"°", r"\\cdot\\frac{\\pi}{180}"), (r"\\hbar", r"\\eta "), (r"\\cdot(?=\\(?:sin|cos|tan|log|ln))", " "),
+        (r"°", r"\\cdot\\frac{\\pi}{180}"), (r"\\hbar", r"\\eta "),
+        (r"\\sqrt\[(\d?[13579])\]\{-(\d+)\}", r"(-\\sqrt[\1]{\2})"),
+        (r"\\cdot(?=\\(?:sin|cos|tan|log|ln))", " "),
         (r"\\[A-Za-z]+|[EI]", lambda match: {"E": "\\Upsilon ", "I": "\\Xi "}.get(match[0], match[0])),
         (rf"({_FUNCTION})|((?<![A-Za-z\\])[A-Za-z]|(?<![a-z])[0-9)}}])(?=\(|\\frac)",
          lambda match: match[1] or f"{match[2]}\\cdot "),

@@ -20,6 +20,13 @@ _CHARACTERS = str.maketrans(
 _SMALL = re.compile(r"(?P<raised>[⁰¹²³⁴-⁹⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|[¼-¾⅐-⅞]")
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _TOKEN = r"(?:[0-9A-Za-z]|\\pi(?![a-z]))"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    value = int("".join(match.groups())) - int(match[1] + match[2])
+    return f"\\frac{{{value}}}{{{'9' * len(match[3])}{'0' * len(match[2])}}}"
+
+
 # In this order. "\\cr " ends a row, and "°" is a degree sign. Arguments get their braces: `\frac12`, `x^10`, `\sqrt2`.
 _RULES = tuple(
     (re.compile(pattern), full)
@@ -42,7 +49,8 @@ _RULES = tuple(
         (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"), (rf"\\sqrt ?(\[\d+\])? ?(\d+|{_TOKEN})", r"\\sqrt\1{\2}"),
         (r"\^ ?\(([^()]*)\)", r"^{\1}"), (r"([\^_]) (?=\{)", r"\1"),
         (rf"([\^_]) ?(-? ?\d+|-?{_TOKEN}|\\[A-Za-z]+(?:{_GROUP})*)", r"\1{\2}"),
-        (r"(?<![\d.])\.(?=\d)", "0."), (r"(?<=\S) ?\\approx.*", ""),
+        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),
+        (r"(\d+)\.(\d*)\\overline ?\{(\d+)\}", _repeating), (r"(?<![\d.])\.(?=\d)", "0."), (r"(?<=\S) ?\\approx.*", ""),
         (rf"\A *(?={_GROUP} *\Z)\{{(.*)\}} *\Z", r"\1"), (r"(?<=\d)_\{(?:10|\\text\{ten\})\}\Z", ""),
     )
 )  # fmt: skip
@@ -60,7 +68,8 @@ _NO_UNIT = re.compile(
 )
 _UNIT = re.compile(
     r" ?(?:(?P<sign>%|°(?: ?(?:\\text\{)?[CF]\}?)?)|\\text ?\{(?P<text>[A-Za-z. /]*)\}|(?<=\d)(?P<close>[ck]m)"
-    r"|(?<=\d )(?P<bare>[a-z]{2,}(?: [a-z]+){0,3}))(?:\^\{(?P<power>[23])\})?\Z"
+    r"|(?<=\d )(?P<bare>(?:[a-z]{4,}|[cmk]m|kg|ft|in|mi|mph|min|sec|pct|hrs?|days?|ways?)(?: [a-z]+){0,3}))"
+    r"(?:\^\{(?P<power>[23])\})?\Z"
 )
 
 
