@@ -166,11 +166,9 @@ _Relation = tuple[list[str], list[str]]  # its sides, and the signs between them
 def _same_relation(a: _Relation, b: _Relation, decide: Decide, depth: int) -> bool:
     (sides_a, signs_a), (sides_b, signs_b) = a, b = _ascending(*a), _ascending(*b)
     (name_a, values_a), (name_b, values_b) = _solved(*a), _solved(*b)
-    is_solved = bool(name_a and name_b) or not (signs_a and signs_b)
-    if (name_a == name_b or not (name_a and name_b)) and is_solved:
-        is_same = all(_same(x, y, decide, depth) for x in values_a for y in values_b)
-        if is_same:
-            return True
+    is_solved = name_a == name_b != "" or not (signs_a and signs_b)
+    if is_solved and all(_same(x, y, decide, depth) for x in values_a for y in values_b):
+        return True
     if signs_a == signs_b == ["="]:
         first, second = (f"{squeeze(left)}-({squeeze(right)})" for left, right in (sides_a, sides_b))
         return is_plain(first) and is_plain(second) and decide(first, second, True)

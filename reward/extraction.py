@@ -55,11 +55,12 @@ def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
     answers: list[str] = []
     begin = 0
     for start, first, last, end in reversed(boxes):
-        content = re.sub(r"\\f?box(?:ed)? ?(?=\{)", "", text[first:last])[: MAX_ANSWER_CHARS + 1]
-        if answers and (start < begin < end or end > begin or begin - end > 80 or not _JOINING.match(text[end:begin])):
-            if start < begin < end:
-                continue
+        if answers and end > begin:
+            continue  # inside it
+        if answers and (begin - end > 80 or not _JOINING.match(text[end:begin])):
             break
+        content = text[first : min(last, first + 9 * MAX_ANSWER_CHARS)]  # of boxes inside one another, too
+        content = re.sub(r"\\f?box(?:ed)? ?(?=\{)", "", content)[: MAX_ANSWER_CHARS + 1]
         if not spell(content):
             continue
         if not answers and (unit := _BESIDE.match(text, end)):

@@ -89,6 +89,9 @@ def test_other_values_are_wrong(box: str) -> None:
     assert not is_equal(box, "33")
 
 
+FREE = (" (or ", ", perhaps ", " / ")  # between boxes: the last one is the answer
+
+
 @pytest.mark.parametrize("separator", ["; or ", "; ", ", ", " or ", " and ", "$ or $", " (or ", ", perhaps ", " / "])
 @pytest.mark.parametrize("values", [("150", "151"), ("151", "150")])
 def test_a_hedge_is_not_paid(separator: str, values: tuple[str, str]) -> None:
@@ -96,7 +99,8 @@ def test_a_hedge_is_not_paid(separator: str, values: tuple[str, str]) -> None:
     boxes = separator.join(f"\\boxed{{{value}}}" for value in values)
     for text in (f"The answer is {said}", f"The answer is ${said}$.", f"\\boxed{{{said}}}", f"**Answer:** {said}"):
         assert not grade(text, "150").correct, text
-    assert not grade(f"${boxes}$", "150").correct or separator in (" (or ", ", perhaps ", " / ")
+    assert not grade(boxes.replace("\\boxed{151}", "\\boxed{\\boxed{151}}"), "150").correct or separator in FREE
+    assert not grade(f"${boxes}$", "150").correct or separator in FREE
 
 
 @pytest.mark.parametrize(
