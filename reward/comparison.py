@@ -107,7 +107,7 @@ def _structure(text: str) -> tuple[str, Sequence[str]]:
         return "list", parts
     if len(parts := split(text, SIGN)[0]) > 1:
         return "relation", parts
-    if matrix := re.match(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}\Z", text):
+    if matrix := re.match(r"[(\[]?\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}[)\]]?\Z", text):
         return "rows", [row.replace("&", ",") for row in split(matrix[1], re.compile(r"\\cr\Z"))[0] if row]
     if brackets := re.match(r"(\\\{|[(\[])(.*?)(\\\}|[)\]])\Z", text):
         opening, inner, closing = brackets.groups()

@@ -36,6 +36,7 @@ _RULES = tuple(
         (r"\\(?:!|(?:left|right|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|large|bf|rm)(?![A-Za-z]))", ""),
         (r"(?<=[\w)])\*\*(?=[\w(])", "^"), (r"(?<!\\)\$[\s,]*(?<!\\)\$", ", "), (r"(?<!\\)\$|\\[()\[\]]|\*\*|`", " "),
         (r"\\(?:mbox|text(?:rm|bf|it|normal)|mathrm|operatorname) ?(?=\{)", r"\\text"), (r"\\[dtc]frac", r"\\frac"),
+        (r"\{array\}(?: ?\{[^{}]*\})?", "{matrix}"), (r"\\text ?\{ ?([ei]|\\pi) ?\}", r" \1 "),
         (r"\\(?:begin|end) ?\{(?:aligned|align\*?|gathered)\}", ""), (r"\\(?:emptyset|varnothing)", r"\{\}"),
         (r"\\[,;: ]", " "), (r" *\\q?quad(?![A-Za-z])(?! *\\text) *", ", "), (r"\\quad| +", " "),
         (r"\\([lg]e|ne)q(?![A-Za-z])", r"\\\1"), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "),

@@ -67,7 +67,7 @@ def test_a_worker_killed_from_outside_is_replaced(worker) -> None:
 def test_a_stopped_worker_is_no_verdict(worker, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = get_pid(worker)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.05)
     with pytest.raises(equivalence.Unavailable):
         equivalence.equal("x(x+2)", "x^2+2x")
     assert not is_running(pid)

@@ -37,6 +37,8 @@ EQUAL = [
     ("\\begin{pmatrix}1\\\\\\frac12\\end{pmatrix}", "\\begin{bmatrix} 1 \\\\ 0.5\\end{bmatrix}"),
     ("(x,y)=(1,2)", "(1,2)"),
     ("(3,1)\\cup(5,6]", "(5,6] \\cup (3,1)"), ("\\sin 30^\\circ", "\\frac12"), ("e^{i\\pi}", "-1"), ("2I", "I\\cdot 2"),
+    ("\\left[\\begin{array}{cc}1&2\\end{array}\\right]", "\\begin{pmatrix}1&2\\end{pmatrix}"),
+    ("3+2\\mathrm{i}", "2i+3"),
     ("0.1\\overline{6}", "\\frac16"), ("x=1, y=2", "(1,2)"), ("x=\\pm 3", "3, -3"), ("\\sqrt[3]{-8}", "-2"),
 ]  # fmt: skip
 UNEQUAL = [
