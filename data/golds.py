@@ -10,17 +10,11 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from reward.expression import is_absurd, is_plain
+from reward.comparison import is_readable
 from reward.extraction import extract_boxed
-from reward.literals import rational
 from reward.notation import MAX_ANSWER_CHARS, spell
-from reward.splitting import Unreadable
-from reward.structure import Node, read
 
 _EXACT = 2**53  # up to here a float is the integer that was written
-# Answers that the grader compares as written: infinity, a ratio or time of day.
-_AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
-_TEXT = re.compile(r"\\text ?\{([^{}]+)\}\Z")
 # Dates and telephone numbers, which the grader could read as a difference or a quotient.
 _GROUPS = re.compile(r"\d+(?:[-\u2010-\u2013]\d+)+|\d+(?:/\d+){2,}")
 # Placeholders for a missing answer. The grader would read these, and words of up to three letters, as products.
@@ -107,14 +101,5 @@ def is_gold(answer: str) -> bool:
     """Say whether the grader understands an answer, and so accepts other spellings of it. It compares nothing."""
     if len(answer) > MAX_ANSWER_CHARS or answer.lower() in _WORDS or _GROUPS.fullmatch(answer) or _is_missing(answer):
         return False
-    try:
-        return bool(_TEXT.match(answer)) or _is_read(read(spell(answer)))
-    except Unreadable:
-        return False
+    return is_readable(spell(answer))
 
-
-def _is_read(node: Node) -> bool:
-    if node.kind != "expression":
-        return all(map(_is_read, node.parts))
-    is_known = rational(node.text) is not None or _AS_WRITTEN.match(node.text)
-    return bool(is_known) or (is_plain(node.text) and not is_absurd(node.text))

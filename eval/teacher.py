@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    print("\n".join(result_table(result)))
+    command.print_result("\n".join(result_table(result)))
     return 0
 
 

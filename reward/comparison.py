@@ -1,166 +1,233 @@
-r"""Are two answers equal? The structure is compared here; `decide` compares the values of two expressions.
+r"""Are two answers equal? Their structure is compared here; `decide` compares the values of two expressions.
 
-Answers are of one of these kinds:
-- unordered collections: sets, lists without brackets, plus-minus;
-- tuples and intervals, which have an order and keep their brackets;
-- unions, relations, matrices, numbers in a base, words, and expressions.
-
-Each pair of parts is compared within its kind. math-verify confuses kinds, and drops subscripts, text and the case of
-letters, so it never sees more than one plain expression.
-
-Decisions about equality, since conventions differ:
-- A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
-- `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
-- Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
-- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order in which they are listed;
-  those of `x_1 = 1, x_2 = 2` have no order.
-- `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`. A list of one value in several spellings
-  equals the value: `x+1, 1+x` but not `1, 1`.
-- `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
-- `\mathbb{R} \setminus \{0\}` equals `(-\infty, 0) \cup (0, \infty)` and `x \ne 0`.
-- In `(1,234, 5)` only one comma has a blank, so it is a pair; `(1,234,5)` is a triple.
-- A number in a base equals the same digits in that base only; a decimal is exact: 0.333 is not 1/3.
+Lists and sets have no order, tuples and intervals keep their order and brackets. A value without a unit equals the same
+value with any unit. `x = 5` equals 5 but not `y = 5`, and `1 \le x < 2` equals `[1, 2)`. A number in a base equals the
+same digits in that base only. A decimal is exact.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
-from reward.notation import spell, squeeze
-from reward.splitting import Unreadable
-from reward.structure import Node, find_name, read, solve_relation
+from reward.notation import rational, spell, split_unit, squeeze
 
-# decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
-# the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
-EQUAL, MULTIPLE, POSITIVE_MULTIPLE = "equal", "multiple", "positive multiple"
-Decide = Callable[[str, str, str], bool]
+# decide(first, second, is_multiple): are two expressions equal, or is the first a multiple of the second?
+Decide = Callable[[str, str, bool], bool]
+MAX_PARTS, MAX_DEPTH = 24, 12
 
-# Of two kinds that can be equal, the one that decides how they are compared.
-_FIRST = {"relation": 0, "collection": 1, "words": 2}
-_NAME_OF_CAPITALS = re.compile(r"[A-Z]{2,}\Z")
+_TOKEN = re.compile(r"\\text ?\{[^{}]*\}|\\(?:begin|end)\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|[A-Za-z]+|.", re.DOTALL)
+_OPEN = re.compile(r"[{(\[]|\\(?:\{|begin\{.*)\Z")
+_CLOSE = re.compile(r"[})\]]|\\(?:\}|end\{.*)\Z")
+_COMMA = re.compile(r"[,;]\Z|(?:and|or)\Z|\\(?:lor\Z|text ?\{[ ,]*(?:and|or)[ ,]*\}|cr)\Z")
+SIGN = re.compile(r"[=<>]|\\(?:le|ge|ne|in)\Z")
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+_BASED = re.compile(rf"(-?[0-9A-F.]+)_\{{\(?(?:\\text\{{)?(?:base ?)?\}}?(\d\d?|{'|'.join(_BASES)})\)?\}}*\Z", re.I)
+_LABEL = re.compile(r"\d+(?:-\d+)+\Z")  # a date or a telephone number is no difference
+_WORDS = re.compile(r"\\text ?\{([^{}]*)\}\Z|\(?([A-Za-z])\)\Z|([A-Za-z][a-z ]{3,})\Z")
+_AS_WRITTEN = re.compile(r"\\text ?\{.*\}\Z|-?\\infty\Z|\\mathbb ?\{?R\}?\Z|\\\{ ?\\\}\Z|\d+(?::\d+)+\Z")
+_NAME = re.compile(
+    r"(?:\\?[A-Za-z]+(?:_\{(?:[^{}]|\{[^{}]*\})*\})?'*(?:(?<![k-nx-z])\([^()]*\))?|\\text\{.*\}|\([a-z](?:,[a-z])+\)"
+    r"|\|.*[A-Za-z].*\|)\Z"
+)
+# What the parser of LaTeX reads rightly. Four letters are a word, "3 3" and "1.2.3" are no numbers.
+_PLAIN = re.compile(
+    r"(?:[0-9A-Za-z+\-/^_(){}|!. °]|\\sqrt\[\d+\]|\\(?:frac|sqrt|binom|infty|pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log"
+    r"|ln|cdot|overline|[lr]floor|[lr]ceil|alpha|beta|delta|epsilon|theta|lambda|mu|phi|varphi|rho|sigma|tau|omega|hbar)"
+    r"(?![A-Za-z]))+\Z"
+)
+_NOT_PLAIN = re.compile(
+    r"(?<![A-Za-z\\])[A-Za-z]{4,}|[0-9]_|[0-9] [0-9]|\.[0-9]*\.|!!|[+\-/^_(.]\Z|\A[/^_)!]|\^\{[^{}]*\}\^"
+)
+# Beyond all answers: exponents and factorials of five digits, towers of powers, (x+1)^{400}.
+_HUGE = re.compile(
+    r"\^\{[^{}]*\d{5}|\d{5,}\)*!|!\)*!|\\binom\{\D*\d{5}|\^\{[^{}]*(?:[4-9]|\d\d)\^|\^\{[^{}]*\^\{(?:[4-9]|\d\d|[^{}]*\^)"
+    r"|\^\{[^{}]*\d!|\)\^\{\d{3}"
+)
 
 
 def equal(first: str, second: str, decide: Decide) -> bool:
-    """Whether two answers as written are equal. Only errors of `decide` are raised."""
-    first, second = spell(first), spell(second)
-    if squeeze(first) == squeeze(second):
+    """Whether two answers as written are equal, in either order."""
+    a, b = sorted((spell(first), spell(second)))
+    return _same(a, b, decide, MAX_DEPTH)
+
+
+def last_side(text: str) -> str:
+    """What an answer says that a quantity is: the text after `m+n =`; other spelled texts unchanged."""
+    sides, signs = split(text, SIGN)
+    if set(signs) != {"="} or len(split(text, _COMMA)[0]) > 1:
+        return text
+    return " = ".join([*(side for side in sides[:-1] if not _is_quantity(squeeze(side))), sides[-1]])
+
+
+def _is_quantity(side: str) -> bool:
+    """Whether it is a name, or has several unknowns: not a constant, and no equation of one unknown such as 2x."""
+    text = re.sub(r"\\(?:frac|cdot|sqrt|binom|gcd|log|ln|sin|cos|tan)(?![A-Za-z])|\\[{}]", " ", side)
+    if re.search(r"\\(?:Rightarrow|implies|to|approx)|(?:[-+]|\A)\d+(?:[-+]|\Z)", text):
+        return False
+    letters = re.findall("[a-z]", text)
+    return bool(re.search(r"[A-Z\\#]", text)) or len(set(letters)) > 1 or bool(letters and _NAME.match(side))
+
+
+def is_readable(text: str, depth: int = MAX_DEPTH) -> bool:
+    """Whether other spellings of a spelled answer can be equal to it."""
+    kind, parts = _structure(text)
+    if kind:
+        return depth > 0 and all(is_readable(part, depth - 1) for part in parts)
+    value = squeeze(split_unit(text)[0])
+    return bool(rational(value) is not None or _AS_WRITTEN.match(text) or _BASED.match(value) or is_plain(value))
+
+
+def is_plain(text: str) -> bool:
+    """Whether an expression can be parsed, and evaluated in a short time."""
+    if not _PLAIN.match(text) or _NOT_PLAIN.search(text) or _HUGE.search(text):
+        return False
+    depths = [0]
+    for token in text:
+        depths.append(depths[-1] + (token in "({") - (token in ")}"))
+    return depths[-1] == min(depths) == 0 and max(depths) <= MAX_DEPTH
+
+
+def split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]:
+    """The pieces of a spelled text between separating tokens outside of all brackets, and those tokens."""
+    pieces, tokens, depth, start = [], [], 0, 0
+    for token in _TOKEN.finditer(text):
+        if _OPEN.match(token[0]) or _CLOSE.match(token[0]):
+            depth += 1 if _OPEN.match(token[0]) else -1
+        elif depth == 0 and separator.match(token[0]):
+            pieces.append(text[start : token.start()].strip())
+            tokens.append(token[0])
+            start = token.end()
+    return [*pieces, text[start:].strip()], tokens
+
+
+def _structure(text: str) -> tuple[str, Sequence[str]]:
+    """("list", parts) of a list, a set or a union; "relation", "rows" or brackets and parts; ("", [value])."""
+    if len(parts := [part for part in split(text, _COMMA)[0] if part]) > 1:
+        return "list", parts
+    if len(parts := split(text, re.compile(r"\\cup\Z"))[0]) > 1:
+        return "list", parts
+    if len(parts := split(text, SIGN)[0]) > 1:
+        return "relation", parts
+    if matrix := re.match(r"[(\[]?\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}[)\]]?\Z", text):
+        return "rows", [row.replace("&", ",") for row in split(matrix[1], re.compile(r"\\cr\Z"))[0] if row]
+    if brackets := re.match(r"(\\\{|[(\[])(.*?)(\\\}|[)\]])\Z", text):
+        opening, inner, closing = brackets.groups()
+        parts = split(inner, re.compile("[,;]"))[0]
+        if opening == "\\{":
+            return "list" if len(parts) > 1 else "", parts
+        if len(parts) > 1 and inner.count("(") == inner.count(")"):
+            return opening + closing, parts
+    if "\\pm" in text:
+        return "list", [text.replace("\\pm", sign) for sign in "+-"]
+    return "", [text]
+
+
+def _same(a: str, b: str, decide: Decide, depth: int) -> bool:
+    if squeeze(a) == squeeze(b):
         return True
-    try:
-        return _same(read(first), read(second), decide)
-    except Unreadable:
+    if not depth:
         return False
-
-
-def _same(a: Node, b: Node, decide: Decide) -> bool:
-    if a == b:
-        return True
-    a, b = sorted((_group_solutions(a), _group_solutions(b)), key=lambda node: _FIRST.get(node.kind, len(_FIRST)))
-    named_a, named_b = _named_values(a), _named_values(b)
-    if named_a and named_b:
-        return named_a.keys() == named_b.keys() and all(_same(named_a[name], named_b[name], decide) for name in named_a)
-    if named_a or named_b:
-        return _are_values(named_a, b, decide) if named_a else _are_values(named_b, a, decide)
-    if a.kind == b.kind == "relation":
-        return _same_relation(a, b, decide)
-    if a.kind == "relation":
-        named = solve_relation(a)
-        return named is not None and _same(named[1], b, decide)
-    if (a.kind, b.kind) == ("collection", "union"):
-        named_parts = [solve_relation(part) if part.kind == "relation" else None for part in a.parts]
-        if None in named_parts or len({named[0] for named in named_parts if named}) != 1:
-            return False
-        return _match_parts([named[1] for named in named_parts if named], b.parts, decide)
-    if a.kind == "collection" and b.kind != "collection":
-        is_one = len(set(a.parts)) == len(a.parts) > 0 and not a.mark  # two alike are meant: 1, 1
-        return is_one and all(_same(part, b, decide) for part in a.parts)
-    if (a.kind, b.kind) == ("words", "expression"):
-        return a.text == (b.text if len(b.text) == 1 else b.text.lower())
-    if a.kind != b.kind:
+    (kind_a, parts_a), (kind_b, parts_b) = _structure(a), _structure(b)
+    if max(len(parts_a), len(parts_b)) > MAX_PARTS:
         return False
-    if a.kind == "expression":
-        if a.mark and b.mark and a.mark != b.mark:
-            return False
-        if a.text == b.text:
-            return True
-        if _NAME_OF_CAPITALS.match(a.text) or _NAME_OF_CAPITALS.match(b.text):
-            return False
-        return _ask(a.text, b.text, EQUAL, decide)
-    if a.kind in ("collection", "union", "cases"):
-        return a.mark == b.mark and _match_parts(a.parts, b.parts, decide)
-    if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
+    if "relation" in (kind_a, kind_b):
+        return _same_relation(split(a, SIGN), split(b, SIGN), decide, depth - 1)
+    if "list" in (kind_a, kind_b) and kind_a != kind_b:
+        (parts, kind, other) = (parts_a, kind_b, b) if kind_a == "list" else (parts_b, kind_a, a)
+        if kind == "()" and all("=" in part for part in parts):  # x = 1, y = 2 is (1, 2)
+            values = ",".join(part.partition("=")[2] for part in parts)
+            return _same(f"({values})", other, decide, depth - 1)
+        # x+1, 1+x is one value, and 1, 1 are two
+        return len(set(parts)) == len(parts) and all(_same(part, other, decide, depth - 1) for part in parts)
+    if kind_a == kind_b == "":
+        return _same_value(parts_a[0], parts_b[0], decide)
+    if kind_a != kind_b:
         return False
-    return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
+    if kind_a == "list":
+        return _match(parts_a, parts_b, decide, depth - 1)
+    return len(parts_a) == len(parts_b) and all(
+        _same(x, y, decide, depth - 1) for x, y in zip(parts_a, parts_b, strict=True)
+    )
 
 
-def _group_solutions(node: Node) -> Node:
-    """`x = 1, y = 2, x = 2, y = 1` as a collection of two solutions, which are collections; other nodes unchanged."""
-    pairs = [solve_relation(part) if part.kind == "relation" else None for part in node.parts]
-    names = [pair[0] for pair in pairs if pair]
-    size = len(set(names))
-    if node.kind != "collection" or not 1 < size < len(names) or names[:size] * (len(pairs) // size) != names:
-        return node
-    starts = range(0, len(names), size)
-    return node._replace(parts=tuple(node._replace(parts=node.parts[at : at + size]) for at in starts))
-
-
-def _named_values(node: Node) -> dict[str, Node]:
-    """The values of `x = 1, y = 2` or `(x, y) = (1, 2)` by their names; {} for `x = 1, x = 2` and anything else."""
-    if node.kind == "relation" and node.mark == "=" and all(part.kind == "bracket" for part in node.parts):
-        names, values = (part.parts for part in node.parts)
-        pairs = list(zip(map(find_name, names), values, strict=False)) if len(names) == len(values) else []
-    else:
-        parts = node.parts if node.kind == "collection" else ()
-        pairs = [
-            (part.kind == "relation" and part.mark == "=" and solve_relation(part)) or (None, part) for part in parts
-        ]
-    named = {name: value for name, value in pairs if name}
-    return named if len(named) == len(pairs) > 1 else {}
-
-
-def _are_values(named: dict[str, Node], other: Node, decide: Decide) -> bool:
-    """Whether a list or a tuple has the named values, in their order unless they are all of one letter: x_1, x_2."""
-    is_list = other.kind == "collection" and not other.mark
-    if is_list and len({name.partition("_")[0] for name in named}) == 1:
-        return _match_parts(tuple(named.values()), other.parts, decide)
-    if not (is_list and not other.text) and not (other.kind == "bracket" and other.mark == "()"):
-        return False
-    return len(named) == len(other.parts) and all(map(lambda x, y: _same(x, y, decide), named.values(), other.parts))
-
-
-def _match_parts(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> bool:
-    """Whether the parts pair off, in any order. Parts that are spelled alike are paired first."""
-    if len(first) != len(second):
-        return False
-    left, right = list(first), list(second)
+def _match(first: Sequence[str], second: Sequence[str], decide: Decide, depth: int) -> bool:
+    """Whether the parts pair off, in any order."""
+    rest = list(second)
     for part in first:
-        if part in right:
-            left.remove(part)
-            right.remove(part)
-    for part in left:
-        partner = next((other for other in right if _same(part, other, decide)), None)
+        partner = next((other for other in rest if _same(part, other, decide, depth)), None)
         if partner is None:
             return False
-        right.remove(partner)
-    return True
+        rest.remove(partner)
+    return not rest
 
 
-def _same_relation(a: Node, b: Node, decide: Decide) -> bool:
-    named_a, named_b = solve_relation(a), solve_relation(b)
-    if named_a and named_b and named_a[0] == named_b[0]:
-        return _same(named_a[1], named_b[1], decide)
-    if a.mark != b.mark or len(a.parts) != len(b.parts):
-        return False
-    if all(x == y for x, y in zip(a.parts, b.parts, strict=True)):
+_Relation = tuple[list[str], list[str]]  # its sides, and the signs between them
+
+
+def _same_relation(a: _Relation, b: _Relation, decide: Decide, depth: int) -> bool:
+    (sides_a, signs_a), (sides_b, signs_b) = a, b = _ascending(*a), _ascending(*b)
+    (name_a, values_a), (name_b, values_b) = _solved(*a), _solved(*b)
+    is_solved = name_a == name_b != "" or not (signs_a and signs_b)
+    if is_solved and all(_same(x, y, decide, depth) for x in values_a for y in values_b):
         return True
-    if len(a.parts) == 2 and a.mark != "\\in":
-        if any(side.kind != "expression" for side in a.parts + b.parts):
-            return False
-        question = POSITIVE_MULTIPLE if a.mark in ("<", "\\le") else MULTIPLE
-        first, second = (f"{node.parts[0].text}-({node.parts[1].text})" for node in (a, b))
-        return _ask(first, second, question, decide)
-    return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
+    if signs_a == signs_b == ["="]:
+        first, second = (f"{squeeze(left)}-({squeeze(right)})" for left, right in (sides_a, sides_b))
+        return is_plain(first) and is_plain(second) and decide(first, second, True)
+    return signs_a == signs_b != [] and all(_same(x, y, decide, depth) for x, y in zip(sides_a, sides_b, strict=True))
 
 
-def _ask(first: str, second: str, question: str, decide: Decide) -> bool:
-    """In one order, so that the answer is the same for both orders."""
-    first, second = sorted((first, second))
-    return decide(first, second, question)
+def _ascending(sides: list[str], signs: list[str]) -> _Relation:
+    """Without an empty left side, and with the smaller side first."""
+    if signs and not sides[0]:
+        sides, signs = sides[1:], signs[1:]
+    if signs and signs[0] in (">", "\\ge"):
+        return sides[::-1], [{">": "<", "\\ge": "\\le"}.get(sign, sign) for sign in signs[::-1]]
+    return sides, signs
+
+
+def _solved(sides: list[str], signs: list[str]) -> tuple[str, list[str]]:
+    """The name in a relation, and the values or the interval that it says the name has; ("", its sides) without one."""
+    names = [squeeze(side) if _NAME.match(squeeze(side)) else "" for side in sides]
+    if signs and set(signs) <= {"=", "\\in"}:
+        return (names[0], sides[1:]) if names[0] else (names[-1], sides[:-1] if names[-1] else sides)
+    if len(signs) in (1, 2) and set(signs) <= {"<", "\\le"}:
+        opening, closing = "(["[signs[0] == "\\le"], ")]"[signs[-1] == "\\le"]
+        if len(signs) == 2 and names[1]:
+            return names[1], [f"{opening}{sides[0]},{sides[2]}{closing}"]
+        if len(signs) == 1 and names[0]:
+            return names[0], [f"(-\\infty,{sides[1]}{closing}"]
+        if len(signs) == 1 and names[1]:
+            return names[1], [f"{opening}{sides[0]},\\infty)"]
+    return "", sides
+
+
+def _same_value(a: str, b: str, decide: Decide) -> bool:
+    (a, unit_a), (b, unit_b) = split_unit(a), split_unit(b)
+    if unit_a and unit_b and not _is_abbreviation(*sorted((unit_a, unit_b), key=len)):
+        return False
+    a, b = squeeze(a).removeprefix("+"), squeeze(b).removeprefix("+")
+    if _LABEL.match(a) or _LABEL.match(b):
+        return a == b
+    if _WORDS.match(a) or _WORDS.match(b):
+        first, second = (re.sub(r"\\text|[{}(). ]", "", text) for text in (a, b))
+        return first == second or (len(first) > 1 and first.lower() == second.lower())
+    if _BASED.match(a) or _BASED.match(b):
+        return _based(a) == _based(b)
+    numbers = rational(a), rational(b)
+    if a == b or None not in numbers:
+        return numbers[0] == numbers[1]
+    if re.fullmatch("[A-Z]{2,}", a) or re.fullmatch("[A-Z]{2,}", b):  # ABC is a name, and CAB another one
+        return False
+    return is_plain(a) and is_plain(b) and decide(min(a, b), max(a, b), False)
+
+
+def _based(number: str) -> tuple[str, str]:
+    digits, base = match.groups() if (match := _BASED.match(number)) else (number, "")
+    return digits.upper().lstrip("0"), str(_BASES.index(base) + 2) if base in _BASES else base
+
+
+def _is_abbreviation(short: str, unit: str) -> bool:
+    """Whether the letters of a unit are in another one: cm, centimeters."""
+    letters = iter(unit)
+    return (
+        short[0] == unit[0] and short[-1].isdigit() == unit[-1].isdigit() and all(letter in letters for letter in short)
+    )

@@ -5,10 +5,8 @@ String work. The formulas are compared as they are spelled, so that `34+12` is n
 
 import re
 
-from reward.literals import rational
-from reward.notation import spell, squeeze
-from reward.splitting import Unreadable, split_relation
-from reward.units import split_unit
+from reward.comparison import SIGN, split
+from reward.notation import rational, spell, split_unit, squeeze
 
 # Formulas, sentences and lines of a problem, each of them short enough to be spelled.
 _PIECES = re.compile(r"\$+|(?<!\\)\\[()\[\]]|\n|(?<=[.?!]) ")
@@ -30,9 +28,6 @@ def is_copied(answer: str, gold: str, prompt: str) -> bool:
 def _value(text: str) -> str:
     """The last side of an equation, or a whole text, spelled and without its unit and brackets."""
     text = spell(text)
-    try:
-        sides, signs = split_relation(text)
-    except Unreadable:
-        return squeeze(text)
+    sides, signs = split(text, SIGN)
     side = squeeze(split_unit(sides[-1] if set(signs) <= {"="} else text)[0].strip())
     return side[1:-1] if re.match(r"\([^()]*\)\Z", side) and "," not in side else side

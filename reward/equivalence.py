@@ -1,13 +1,11 @@
-"""Are two answers equal? String work and exact numbers decide here, math-verify in a worker.
+"""Are two answers equal? Structure and numbers decide in this process; a worker process evaluates expressions.
 
-math-verify can hang or eat memory, and its own time-outs are signals, which fail in threads. So it runs in worker
-processes (`equivalence_worker`): one from the start (`warm_up`), and others when first needed. The threads of this
-process share them. A pair that exceeds a worker's limits ends the worker, and another replaces it. A worker starts
-from a fresh interpreter and not by a fork, since engines have threads. It gets only the paths of this process's
-environment. It ends with this process, however that ends, because its input does.
+math-verify can hang or eat memory, and its time-outs are signals, which fail in threads. The worker
+(`equivalence_worker`) is killed instead. It starts from a fresh interpreter, since engines have threads, and gets only
+the paths of this process's environment. It ends with this process, because its input does.
 """
 
-import importlib.util
+import functools
 import json
 import logging
 import os
@@ -16,259 +14,107 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
-from concurrent.futures import Future
 from pathlib import Path
 
 from reward import comparison
-from reward.expression import decide_cheaply
-from reward.literals import integer
-from reward.notation import spell
 
 logger = logging.getLogger(__name__)
 
-# Processor time of one pair, after which the kernel ends the worker: a busy machine changes no verdict. The wall clock
-# counts only for a worker that does not run at all.
-LIMIT_SECONDS = 5.0
-# An answer that equals an integer is a number, and numbers take milliseconds.
-INTEGER_LIMIT_SECONDS = 2.0
-WALL_LIMIT_SECONDS = 20.0
-# A caller waits at most this long in all: for another caller's verdict on the same pair, for a worker that others keep
-# busy, for one that starts (importing sympy takes seconds on a busy machine), and for the reply.
-WAIT_SECONDS = 60.0
-WORKERS = 4
-MAX_VERDICTS = 10_000
-
-MATH_VERIFY = "math-verify==0.9.0"  # as pyproject.toml pins it; it brings the others
-_PACKAGES = ("math_verify", "latex2sympy2_extended", "sympy")
+LIMIT_SECONDS = 10.0  # processor time of a pair, after which it counts as unequal: a busy machine changes no verdict
+WAIT_SECONDS = 120.0  # after which a silent worker is broken
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = [sys.executable, "-m", "reward.equivalence_worker"]
-_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
+_PATHS = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
 
 
 class Unavailable(RuntimeError):
-    """No worker is available, so it is unknown whether the two answers are equal."""
-
-
-class MissingPackages(Unavailable, ImportError):
-    """This Python lacks packages that the worker imports."""
-
-
-class _Hung(Exception):
-    """The worker took longer than its limit."""
-
-
-class _Died(Exception):
-    """The worker ended: somebody killed it, or it ran out of memory."""
-
-
-class _Undecided(Exception):
-    """String work and exact numbers do not decide the pair."""
-
-
-def equal(first: str, second: str) -> bool:
-    """Whether two answers are equal; thread-safe. A pair that hangs or breaks a worker is unequal, and counted.
-
-    Raises Unavailable if no worker starts, or no verdict comes within WAIT_SECONDS. It is a MissingPackages, which is
-    also an ImportError, if this Python lacks math-verify.
-    """
-    try:
-        return comparison.equal(first, second, _decide_or_raise)
-    except _Undecided:
-        is_integer = integer(spell(first)) or integer(spell(second))
-        first, second = sorted((first, second))
-        return pool.equal(first, second, min(LIMIT_SECONDS, INTEGER_LIMIT_SECONDS) if is_integer else LIMIT_SECONDS)
-
-
-def warm_up() -> None:
-    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start.
-
-    Call it before the work that precedes grading. A call while a worker is idle starts nothing.
-    """
-    pool.is_settled.clear()
-    threading.Thread(target=pool.warm_up, name="equivalence-warmup", daemon=True).start()
-
-
-def _decide_or_raise(first: str, second: str, question: str) -> bool:
-    verdict = decide_cheaply(first, second, question)
-    if verdict is None:
-        raise _Undecided
-    return verdict
+    """The worker does not start or is silent, so it is unknown whether the two answers are equal."""
 
 
 class Worker:
-    """One process; asked by one thread at a time. Raises Unavailable if it does not start."""
-
-    def __init__(self, deadline: float) -> None:
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self.process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=_ROOT,
-            env=environment | {"PYTHONPATH": str(_ROOT)},
-            bufsize=0,
-        )
-        try:
-            self._reply(deadline)
-        except (_Hung, _Died) as error:
-            self.end()
-            if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-                raise MissingPackages(
-                    f"answers that are not integers need {', '.join(missing)}, which this Python lacks: pip install "
-                    f"{MATH_VERIFY}"
-                ) from error
-            raise Unavailable(
-                f"the worker for math-verify did not start (exit code {self.process.returncode}); "
-                f"to see why: cd {_ROOT} && python -m reward.equivalence_worker </dev/null"
-            ) from error
-
-    def ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
-        """The verdict. Raises _Hung or _Died, after which the worker is of no more use."""
-        request = json.dumps([first, second, limit]).encode() + b"\n"
-        try:
-            self.process.stdin.write(request)  # type: ignore[union-attr]  # smaller than a pipe's buffer
-        except BrokenPipeError as error:
-            raise _Died from error
-        return bool(self._reply(min(deadline, time.monotonic() + WALL_LIMIT_SECONDS)))
-
-    def _reply(self, deadline: float) -> object:
-        output = self.process.stdout.fileno()  # type: ignore[union-attr]
-        poll = select.poll()  # select() takes no descriptors above 1023
-        poll.register(output, select.POLLIN)
-        line = b""
-        while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _Hung
-            piece = os.read(output, 4096)
-            if not piece:
-                raise _Hung if self._exit_code() == -signal.SIGPROF else _Died
-            line += piece
-        return json.loads(line)
-
-    def _exit_code(self) -> int | None:
-        try:
-            return self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        """Kills it; returns soon even if the kernel is slow."""
-        self.process.kill()
-        self._exit_code()
-        self.forget()
-
-    def forget(self) -> None:
-        """Closes this process's ends of the pipes; the worker ends when nobody else holds them."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            pipe.close()  # type: ignore[union-attr]
-
-
-class Pool:
-    """Up to WORKERS workers. A thread starts one or waits if all are busy. A pair is asked once."""
+    """One process, which starts when it is first needed, and again after it ended. One thread at a time asks it."""
 
     def __init__(self) -> None:
-        self.start()
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ask = functools.lru_cache(10_000)(self._ask)
 
-    def start(self) -> None:
-        self.slots = threading.BoundedSemaphore(WORKERS)
-        self.idle: list[Worker] = []
-        self.alive: set[Worker] = set()
-        self._lock = threading.Lock()
-        self.is_settled = threading.Event()  # cleared while `warm_up` starts a worker
-        self.is_settled.set()
-        self.verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
-        # How often: workers `started`, pairs that `hung`, pairs that `died` with two workers.
-        self.counts: Counter[str] = Counter()
+    def decide(self, first: str, second: str, is_multiple: bool) -> bool:
+        """The verdict on two expressions; see `comparison.Decide`."""
+        with self.lock:
+            return self.ask(first, second, is_multiple)
 
-    def equal(self, first: str, second: str, limit: float) -> bool:
-        """The verdict, from a worker or from another thread that asked for the same pair. A failure is not kept."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        pair, mine = (first, second), Future[bool]()
-        with self._lock:
-            verdict = self.verdicts.setdefault(pair, mine)
-            if len(self.verdicts) > MAX_VERDICTS:
-                del self.verdicts[next(iter(self.verdicts))]
-        if verdict is mine:
-            try:
-                mine.set_result(self._ask_in_turn(first, second, limit, deadline))
-            except BaseException as error:
-                with self._lock:
-                    self.verdicts.pop(pair, None)
-                mine.set_exception(error)
-        try:
-            return verdict.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError as error:
-            raise Unavailable(f"another thread has had no verdict on the same pair for {WAIT_SECONDS:.0f} s") from error
-
-    def _ask_in_turn(self, first: str, second: str, limit: float, deadline: float) -> bool:
-        if not self.slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise Unavailable(f"all {WORKERS} workers for math-verify were busy for {WAIT_SECONDS:.0f} s")
-        try:
-            return self._ask(first, second, limit, deadline)
-        finally:
-            self.slots.release()
-
-    def warm_up(self) -> None:
-        """Starts a worker unless one is idle. Raises nothing: the first pair that needs a worker raises the error."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        try:
-            if self.slots.acquire(blocking=False):
-                try:
-                    self.idle.append(self._take(deadline))
-                except Unavailable as error:
-                    logger.warning("no worker for math-verify is warm: %s", error)
-                finally:
-                    self.slots.release()
-        finally:
-            self.is_settled.set()
-
-    def _ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
-        # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.
-        self.is_settled.wait(max(0.0, deadline - time.monotonic()))
-        for _ in range(2):
-            worker = self._take(deadline)
-            try:
-                verdict = worker.ask(first, second, limit, deadline)
-            except _Hung as error:
-                self._drop(worker)
-                if time.monotonic() >= deadline:
-                    raise Unavailable(f"a worker for math-verify was not heard within {WAIT_SECONDS:.0f} s") from error
-                return self._give_up("hung")
-            except _Died:
-                self._drop(worker)
-            else:
-                self.idle.append(worker)
-                return verdict
-        return self._give_up("died")
-
-    def _take(self, deadline: float) -> Worker:
-        try:
-            return self.idle.pop()
-        except IndexError:
-            worker = Worker(deadline)
-            self.alive.add(worker)
-            self.counts["started"] += 1
-            return worker
-
-    def _drop(self, worker: Worker) -> None:
-        self.alive.discard(worker)
-        worker.end()
-
-    def _give_up(self, how: str) -> bool:
-        self.counts[how] += 1
-        if self.counts[how] == 1:
-            logger.warning("a pair of answers %s in math-verify and counts as unequal; further ones are counted", how)
-        return False
-
-    def after_fork(self) -> None:
-        """In a forked child: the workers belong to the parent, and so do their replies."""
-        for worker in self.alive:
-            worker.forget()
-        self.start()
+    def _ask(self, *question: str | bool) -> bool:
+        request = json.dumps([*question, LIMIT_SECONDS]).encode() + b"\n"
+        code = None
+        for _ in range(3):  # it may have been killed from outside
+            is_new, self.process = not self.process, self.process or _start()
+            if (not is_new or _reply(self.process, b"")) and (line := _reply(self.process, request)):
+                return bool(json.loads(line))
+            code, self.process = self.process.wait(), None
+            if code == -signal.SIGPROF:
+                logger.warning("a pair of answers took more than %.0f s and counts as unequal", LIMIT_SECONDS)
+                return False
+        raise Unavailable(
+            f"the worker of math-verify ended three times (exit code {code}); to see why: cd {_ROOT} && "
+            "python -m reward.equivalence_worker </dev/null"
+        )
 
 
-pool = Pool()
-os.register_at_fork(after_in_child=pool.after_fork)
+def _start() -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _PATHS if name in os.environ} | {"PYTHONPATH": str(_ROOT)}
+    return subprocess.Popen(
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=_ROOT,
+        env=environment,
+        bufsize=0,
+    )
+
+
+def _reply(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """A worker's next line; empty if it ended, or was silent and was killed."""
+    assert process.stdin and process.stdout
+    line, poll = b"", select.poll()  # select() takes no descriptors above 1023
+    poll.register(process.stdout, select.POLLIN)
+    try:
+        process.stdin.write(request)
+        line = process.stdout.readline() if poll.poll(WAIT_SECONDS * 1000) else b""
+    except BrokenPipeError:
+        pass
+    if not line:
+        if not poll.poll(0):  # neither a reply nor an end
+            process.kill()
+        process.stdin.close()
+        process.stdout.close()
+    return line
+
+
+def equal(first: str, second: str) -> bool:
+    """Whether two answers are equal; thread-safe. Raises Unavailable if the worker does not reply."""
+    return comparison.equal(first, second, worker.decide)
+
+
+def warm_up() -> None:
+    """Starts the worker in another thread, so that the first pair does not wait for it."""
+    threading.Thread(target=_warm_up, name="equivalence-warmup", daemon=True).start()
+
+
+def _warm_up() -> None:
+    try:
+        worker.decide("x", "x+1", False)
+    except Unavailable as error:
+        logger.warning("%s", error)
+
+
+def _renew() -> None:
+    """Also in a forked child: the worker belongs to the parent, and so do its replies."""
+    global worker
+    worker = Worker()
+
+
+worker: Worker
+_renew()
+os.register_at_fork(after_in_child=_renew)

@@ -1,55 +1,35 @@
-r"""Finds the answer in a message: in its last box that is not empty, or else after the last phrase (`phrases`).
+r"""Finds the answer in a message: in its last box that is not empty, or else after the last "the answer is".
 
-A box commits the model to its content, so that no text outside of it is read but a minus sign or a unit directly beside
-it. Boxes with nothing but commas, "and" or "or" between them are one list. A box inside a box means nothing.
-String work in linear time.
+Boxes with nothing but commas, "and" or "or" between them are one list. String work in linear time.
 """
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
-from reward.notation import spell
-from reward.phrases import extract_after_phrase
-from reward.units import split_unit
+from reward.notation import MAX_ANSWER_CHARS, spell
 
 NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
 
-# A box may have digits or a fraction without braces.
-_BARE = r"[+-]?[0-9]+(?:[.,][0-9]+)*|\\[dt]?frac(?: ?(?:[0-9]|\{[^{}]{0,99}\})){2}"
-# Escaped braces and line breaks are skipped as pairs, but "\\boxed" (a doubled backslash) still opens a box.
-_BRACE = re.compile(
-    rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_BARE})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
+_BRACE = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s{0,9}(?:\{|\Z|(?P<bare>-?\d[\d.]*\d|\d))|\\[{}\\](?!f?box)|[{}]")
+# What may stand between the boxes of one list: signs, "and" or "or", a name, the unit of the first.
+_JOINING = re.compile(
+    r"(?:[\s$.,;()&*]|\n- |\d\. |\([a-z]\)|\\lor|\\[,;: ()\[\]\\]|\\q?quad|\band\b|\bor\b|\\%"
+    r"|\\(?:text|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\\?[A-Za-z]+(?:_\{?\w\}?)?\s*=|\\text\{ ?[a-z]{1,12}\}|\^\\circ)*\Z"
 )
-
-# What may stand between the boxes of one list: signs, "and" or "or", labels of items, and a name:
-# `x = \boxed{1}$ or $x = \boxed{2}`.
-_JOINING = r"(?:and|or)(?![A-Za-z])"
-_SEPARATOR = re.compile(
-    rf"(?:[\s$.,;()\[\]{{}}~&*]|\\[,;:! ()\[\]\\$]|\\(?:q?quad|lor|vee)(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
-    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}"
-    r"|(?<![A-Za-z])(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?[\s&]*="
-    r"|(?<=\n)[-\u2022]\s|(?<![\w.])(?:[0-9]{1,2}|[a-z])[.)])*\Z"
+_BESIDE = re.compile(
+    r"(?:[ ~]|\\[,;: ])*(\\?%|\^ ?\{? ?\\circ ?\}?(?:\\text\{[CF]\})?"
+    r"|\\(?:text|mbox|mathrm) ?\{[^{}]{1,40}\}(?:\^\{?[23]\}?)?)"
 )
-_UNIT = re.compile(
-    r"(?:[ ~]|\\[,;:! ])*(?P<unit>\\?%|(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ|°)(?:[ ~]*\\(?:text|mathrm) ?\{ ?[CF] ?\})?"
-    r"|\\(?:text|mbox|textrm|mathrm) ?\{[^{}]{1,40}\}(?:\^\{?[23]\}?)?)"
+_PHRASE = re.compile(
+    r"(?:\banswer(?: to [a-z ]{1,40})?\**(?: is| equals| =)?(?: therefore| thus| also)?|^####)(?![a-z])[\s:*,=]{0,9}",
+    re.IGNORECASE | re.MULTILINE,
 )
-_CURRENCY = re.compile(r"\\\$ ?\Z")
-# The sign of a box: no difference, and no item of a list.
-_MINUS = re.compile(r"(?:(?:=|\\[(\[]) ?- ?|(?:\$|\n|\A)-)\Z")
-MAX_BOXES = 64
-MAX_SEPARATOR_CHARS = 80
-
-
-class _Box(NamedTuple):
-    """A box in a text: where it begins, what it holds (`start` to `stop`), and where it ends."""
-
-    begin: int
-    start: int
-    stop: int
-    end: int
+_SAID = re.compile(r"(?s:\\\[.*?\\\]|\$\$.*?\$\$)|.*")
+_END = re.compile(
+    r"[.?](?:\s|\Z|\*)|(?<=[$*)])!| \((?!or|and)(?=[a-z]{2})|[;,] [^\d\\$]*\Z"
+    r"|,? (?:since|because|as|which|where|for|by|when|if)\b|[;,.] not\b|<[|/]"
+)
+_SENTENCE = re.compile(r"[A-Za-z][^=]* (?:is|are|equals?)\b(?! not)")
 
 
 def extract_answers(text: str) -> tuple[tuple[str, ...], str | None]:
@@ -57,89 +37,57 @@ def extract_answers(text: str) -> tuple[tuple[str, ...], str | None]:
     answers, reason = extract_boxed(text)
     if reason != NO_ANSWER:
         return answers, reason
-    announced = extract_after_phrase(text)
-    return ((announced,), None) if announced else ((), NO_ANSWER)
+    for phrase in reversed(list(_PHRASE.finditer(text))):
+        said = _SAID.findall(text[phrase.end() : phrase.end() + MAX_ANSWER_CHARS])[0]
+        end = next((m for m in _END.finditer(said, 1) if said.count("$", 0, m.start()) % 2 == 0), None)
+        said = said[: end.start() if end else None]
+        said = said[match.end() :] if (match := _SENTENCE.match(said)) else said
+        if re.search(r"\d|\\|\$|\A\W*\w+\W*\Z", said) and not re.match(r"\W*(?:correct|right|consistent)\b", said):
+            return (said.strip(" *`"),), None
+    return (), NO_ANSWER
 
 
 def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
-    """The content of the last box that is not empty, after those of the boxes listed with it; or none and the reason.
-
-    A box that is opened after the last one and never closed means that the text was cut in its answer.
-    """
+    """The content of the last box that is not empty, after those listed with it; or none and the reason."""
     boxes, is_cut = _boxes(text)
     if is_cut:
         return (), CUT_IN_BOX
-    while boxes and not spell(_content(text, boxes[-1])):
-        empty = boxes.pop()
-        while boxes and boxes[-1].begin > empty.begin:  # inside it
-            boxes.pop()
-    return (_collect_listed(text, boxes), None) if boxes else ((), NO_ANSWER)
+    answers: list[str] = []
+    begin = 0
+    for start, first, last, end in reversed(boxes):
+        if answers and end > begin:
+            continue  # inside it
+        if answers and (begin - end > 80 or not _JOINING.match(text[end:begin])):
+            break
+        content = text[first : min(last, first + 9 * MAX_ANSWER_CHARS)]  # of boxes inside one another, too
+        content = re.sub(r"\\f?box(?:ed)? ?(?=\{)", "", content)[: MAX_ANSWER_CHARS + 1]
+        if not spell(content):
+            continue
+        if not answers and (unit := _BESIDE.match(text, end)):
+            content += unit[1] if not re.search(r"\\text|%|circ", content) else ""
+        minus = re.search(r"(?:(?:=|\\[(\[]) ?- ?|(?:\$|\n|\A)-)\Z", text[max(0, start - 6) : start])
+        answers.insert(0, content if not minus else f"-({content})" if re.search("[-+]", content) else f"-{content}")
+        begin = start
+    return (tuple(answers), None) if answers else ((), NO_ANSWER)
 
 
-def _boxes(text: str) -> tuple[list[_Box], bool]:
-    """The boxes that are closed, by their ends, and whether another one is open after them."""
-    if "\\boxed" not in text and "\\fbox" not in text:
+def _boxes(text: str) -> tuple[list[tuple[int, int, int, int]], bool]:
+    """(start, start and end of the content, end) of the closed boxes, and whether one is open after them."""
+    if "box" not in text:
         return [], False
-    open_braces: list[tuple[int, int | None]] = []  # where the content starts, and where the box does, if it is one
-    boxes: list[_Box] = []
+    open_braces: list[tuple[int, int]] = []
+    boxes: list[tuple[int, int, int, int]] = []
     for match in _BRACE.finditer(text):
         if match["bare"]:
-            boxes.append(_Box(match.start(), *match.span("bare"), match.end()))
-        elif match["box"]:
-            open_braces.append((match.end(), match.start()))
+            boxes.append((match.start(), *match.span("bare"), match.end()))
+        elif match[0] == "}":
+            if open_braces:
+                start, first = open_braces.pop()
+                if start >= 0:
+                    boxes.append((start, first, match.start(), match.end()))
+        elif match[0][-1] not in "{}\\" or "box" in match[0]:
+            open_braces.append((match.start(), match.end()))
         elif match[0] == "{":
-            open_braces.append((match.end(), None))
-        elif match[0] == "}" and open_braces:
-            start, box = open_braces.pop()
-            if box is not None:
-                boxes.append(_Box(box, start, match.start(), match.end()))
-    last_end = boxes[-1].stop if boxes else -1
-    return boxes, any(box is not None and start > last_end for start, box in open_braces)
-
-
-def _collect_listed(text: str, boxes: Sequence[_Box]) -> tuple[str, ...]:
-    """The answers of the last box, and of those before it that are listed with it."""
-    answers: list[str] = []
-    begin = len(text)
-    for box in reversed(boxes):
-        if box.end > begin:
-            continue  # inside one of these
-        start, (answer, end) = box.begin, _answer(text, box)
-        if _MINUS.search(text, max(0, start - 6), start):
-            start = text.rindex("-", 0, start)
-            answer = f"-({answer})" if re.search("[-+]", answer) else f"-{answer}"
-        is_listed = begin - end <= MAX_SEPARATOR_CHARS and _SEPARATOR.match(text[end:begin])
-        if answers and (len(answers) == MAX_BOXES or not is_listed):
-            break
-        answers.append(answer)
-        begin = start
-    return tuple(answers[::-1])
-
-
-def _answer(text: str, box: _Box) -> tuple[str, int]:
-    """What a box says, with the unit beside it if it has none itself, and where that ends."""
-    content, unit = _content(text, box), _UNIT.match(text, box.end)
-    if unit and not split_unit(spell(f"1{unit['unit']}"))[1]:
-        unit = None
-    end = unit.end() if unit else box.end
-    if (not unit and not _CURRENCY.search(text, max(0, box.begin - 3), box.begin)) or split_unit(spell(content))[1]:
-        return content, end
-    return f"{content}{unit['unit']}" if unit else f"\\${content}", end
-
-
-def _content(text: str, box: _Box) -> str:
-    """What a box holds, without the boxes inside it."""
-    content = text[box.start : box.stop]
-    if "box" not in content:
-        return content
-    pieces, are_boxes, at = [], [], 0  # whether each open group is a box
-    for match in _BRACE.finditer(content):
-        begin, end = match.span()
-        if match["bare"]:
-            end = match.start("bare")
-        elif match[0].endswith("{") and match[0] != "\\{":
-            are_boxes.append(bool(match["box"]))
-        if match["box"] or (match[0] == "}" and are_boxes and are_boxes.pop()):
-            pieces.append(content[at:begin])
-            at = end
-    return " ".join([*pieces, content[at:]]).strip()
+            open_braces.append((-1, match.end()))
+    last = boxes[-1][2] if boxes else -1
+    return boxes, any(start >= 0 and first > last for start, first in open_braces)

@@ -1,198 +1,131 @@
-r"""One spelling for short LaTeX answers that differ only in how they are written.
+r"""One spelling for answers that differ only in how they are written, and what numbers and units say.
 
-String work in linear time; nothing is evaluated. Fonts, colors, sizes, invisible characters and the width of digits
-mean nothing and are dropped. A percent sign, a degree sign, a currency sign and words such as `\text{ cm}` are units
-(`units`). If a gold answer of MATH ends in `\%`, the question asks for a percentage, so `50\%` is 50 and not 0.5.
+Answers are in LaTeX, as competition problems, the MATH data set and models write them.
 """
 
 import functools
 import re
 import unicodedata
+from fractions import Fraction
 
-from reward.arguments import brace
-
-# Longer answers are essays; nothing here reads further.
-MAX_ANSWER_CHARS = 1000
+MAX_ANSWER_CHARS = 1000  # longer answers are essays
 
 _CHARACTERS = str.maketrans(
     {
-        "\u2212": "-", "\u2013": "-", "\u00d7": "\\times ", "·": "\\cdot ", "÷": "/",
-        "∞": "\\infty ", "π": "\\pi ", "θ": "\\theta ", "\u211d": "\\mathbb{R}", "\u2124": "\\mathbb{Z}",
-        "√": "\\sqrt ", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "\u222a": "\\cup ", "∈": "\\in ",
-        "∅": "\\emptyset ", "\u2032": "'", "\u2019": "'", "…": "\\dots ", "∠": "\\angle ", "■": "", "□": "",
-        "\u2216": "\\setminus ",
+        "\u200b": "", "\ufeff": "", "\u202f": "\\,", "\u2009": "\\,", "\u2044": "/", "\u2212": "-", "\u2010": "-",
+        "\u2013": "-", "\u00d7": "\\cdot ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "±": "\\pm ",
+        "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "\u222a": "\\cup ", "∈": "\\in ",
     }
 )  # fmt: skip
-_SMALL_DIGITS = re.compile(r"(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|(?P<fraction>[¼-¾⅐-⅞])")
-_COMMANDS = {
-    **dict.fromkeys(("left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "middle"), ""),
-    **dict.fromkeys(("displaystyle", "textstyle", "limits", "nolimits"), ""),
-    **dict.fromkeys(("mathbf", "boldsymbol", "bm", "pmb", "mathsf", "mathtt", "mathnormal", "underline"), ""),
-    **dict.fromkeys(("bf", "rm", "it", "bfseries", "itshape", "tiny", "small", "normalsize", "large", "Large"), ""),
-    **dict.fromkeys(("LARGE", "huge", "Huge", "blacksquare", "square", "Box", "qed", "checkmark"), ""),
-    **dict.fromkeys(("thinspace", "enspace"), " "),
-    "qquad": "\\quad",
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
-    **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
-    **dict.fromkeys(("leq", "leqslant"), "\\le"),
-    **dict.fromkeys(("geq", "geqslant"), "\\ge"),
-    **dict.fromkeys(("times", "ast"), "\\cdot"),
-    **dict.fromkeys(("ldots", "cdots", "dotsc", "dotsb"), "\\dots"),
-    **dict.fromkeys(("textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "emph"), "\\text"),
-    **dict.fromkeys(("mathrm", "mathit", "mbox"), "\\text"),
-    **dict.fromkeys(("backslash", "smallsetminus"), "\\setminus"),
-    "neq": "\\ne", "lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
-    "varnothing": "\\emptyset", "degree": "°", "textdegree": "°", "R": "\\mathbb{R}",
-}  # fmt: skip
-# A command after a doubled backslash, as in JSON: a row of a matrix begins with a blank or a third backslash.
-_DOUBLED = re.compile(
-    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|mathrm|leq?|geq?|infty|cdot|times|cup|circ|pm)(?![A-Za-z]))"
-)
-_COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
-# Commands that go with their argument: colors and spaces, also that of a row.
-_ORNAMENT = re.compile(
-    r"(?<=\\\\)\[-?[0-9.]+ ?(?:pt|em|ex|mm)\]"
-    r"|\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}"
-)
-# TeX's own fractions and binomials, in a group or alone; their parts hold one level of groups.
-_HALF = r"((?:[^{}]|\{[^{}]*\})*?)"
-_OVER = re.compile(rf"(?:\{{|\A){_HALF}\\(over|choose)(?![A-Za-z]){_HALF}(?:\}}|\Z)")
-# A group means nothing unless it is the argument of a command.
-_GROUP = re.compile(r"\\[A-Za-z]+ ?\{|\\.|[_^}\]] ?\{|\{([^{}]*)\}")
-_FUNCTION = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log"
-# A function's name in an upright font. Without an argument, \text{sec} is a unit.
-_UPRIGHT_NAME = re.compile(rf"\\operatorname ?\{{ ?\\?({_FUNCTION}) ?\}}|\\text ?\{{ ?({_FUNCTION}) ?\}}(?= ?[(^_])")
-# Names that plain text writes without a backslash.
-_BARE_NAME = re.compile(
-    rf"(?<![A-Za-z\\])(?<!\\text\{{)(?<!\\text\{{ )(?:(sqrt|pi|theta|{_FUNCTION})|infinity|inf|oo)(?![A-Za-z])"
-)
-# Python's sign of a power, which is Markdown's for bold text elsewhere.
-_POWER = re.compile(r"(?<=[0-9A-Za-z)}])\*\*(?=[0-9A-Za-z(\\{+-])")
-_SHORT_FORMS = tuple(
+_SMALL = re.compile(r"(?P<raised>[⁰¹²³⁴-⁹⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|[¼-¾⅐-⅞]")
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_TOKEN = r"(?:[0-9A-Za-z]|\\pi(?![a-z]))"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    value = int("".join(match.groups())) - int(match[1] + match[2])
+    return f"\\frac{{{value}}}{{{'9' * len(match[3])}{'0' * len(match[2])}}}"
+
+
+# In this order. "\\cr " ends a row, and "°" is a degree sign. Arguments get their braces: `\frac12`, `x^10`, `\sqrt2`.
+_RULES = tuple(
     (re.compile(pattern), full)
     for pattern, full in (
-        # a number or a constant in an upright font
-        (r"\\(?:text|operatorname) ?\{ ?(-?[0-9][0-9,.]*(?<![,.])|[ei]|\\pi) ?\}", r" \1 "),
-        (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
-        (r"\\text ?\{([^{}]*)\} ?/ ?\\text ?\{([^{}]*)\}", r"\\text{\1/\2}"),
-        (r"\\text ?\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
-        (r"(\^\{[^{}]*\})(_\{[^{}]*\})", r"\2\1"),
-        (r"\\lg(?![A-Za-z])(?=_)", r"\\log"),
-        (r"\\lg(?![A-Za-z]) ?", r"\\log_{10}"),
-        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))", "°"),
-        (r"\*", r"\\cdot "),
-        (r"(\\mathbb ?\{[A-Z]\}) ?- ?(?=\\\{)", r"\1\\setminus "),
+        (r"\s+|~", " "), (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|infty|le)(?![A-Za-z]))", r"\\"),
+        (r"\\\\", r"\\cr "), (r"(?<=\d)(?:\{,\}|,\\! ?|\\[, ])(?=\d{3})", ","),
+        (r"\\(?:!|(?:left|right|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|large|bf|rm)(?![A-Za-z]))", ""),
+        (r"(?<=[\w)])\*\*(?=[\w(])", "^"), (r"(?<!\\)\$[\s,]*(?<!\\)\$", ", "), (r"(?<!\\)\$|\\[()\[\]]|\*\*|`", " "),
+        (r"\\(?:mbox|text(?:rm|bf|it|normal)|mathrm|operatorname) ?(?=\{)", r"\\text"), (r"\\[dtc]frac", r"\\frac"),
+        (r"\{array\}(?: ?\{[^{}]*\})?", "{matrix}"), (r"\\text ?\{ ?([ei]|\\pi) ?\}", r" \1 "),
+        (r"\\(?:begin|end) ?\{(?:aligned|align\*?|gathered)\}", ""), (r"\\(?:emptyset|varnothing)", r"\{\}"),
+        (r"\\[,;: ]", " "), (r" *\\q?quad(?![A-Za-z])(?! *\\text) *", ", "), (r"\\quad| +", " "),
+        (r"\\([lg]e|ne)q(?![A-Za-z])", r"\\\1"), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "),
+        (r"\\times(?![A-Za-z])|\*", r"\\cdot "), (r"\\%", "%"),
+        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree", "°"),
+        (r"\A\\text ?\{ ?\([A-Z]\) ?\} *(?=[^ ])|\\text ?\{ ?\}", ""), (r"\\text ?\{ ?([A-Z](?:, ?[A-Z])+) ?\}", r"\1"),
+        (r"(?<![\d}])(?<![\d}] )\\text ?\{ ?\(?([A-Za-z]|-?\d[\d.,]*)\)? ?\}", r" \1 "),
+        (r"\A *(?:\\text ?\{ ?)?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?:? ?\}? *(?=[^ }])", ""),
+        (r"(?<![A-Za-z\\])(sqrt|pi|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 "),
+        (rf"\\(frac|binom) ?({_TOKEN})", r"\\\1{\2}"), (rf"\\(frac|binom) ?({_GROUP}) ?({_TOKEN})", r"\\\1\2{\3}"),
+        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"), (rf"\\sqrt ?(\[\d+\])? ?(\d+|{_TOKEN})", r"\\sqrt\1{\2}"),
+        (r"\^ ?\(([^()]*)\)", r"^{\1}"), (r"([\^_]) (?=\{)", r"\1"),
+        (rf"([\^_]) ?(-? ?\d+|-?{_TOKEN}|\\[A-Za-z]+(?:{_GROUP})*)", r"\1{\2}"),
+        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),
+        (r"(\d+)\.(\d*)\\overline ?\{(\d+)\}", _repeating), (r"(?<![\d.])\.(?=\d)", "0."), (r"(?<=\S) ?\\approx.*", ""),
+        (rf"\A *(?={_GROUP} *\Z)\{{(.*)\}} *\Z", r"\1"), (r"(?<=\d)_\{(?:10|\\text\{ten\})\}\Z", ""),
     )
+)  # fmt: skip
+_THOUSANDS = re.compile(r"\A-?[1-9]\d{0,2}(?: \d{3})+\Z|(?<![\d,.])(?!0)\d{1,3}(?:,\d{3})+(?![\d,]\d|,\d)")
+_BLANK = re.compile(r"(\\text ?\{[^{}]*\}|\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
+_RATIONAL = re.compile(
+    r"([+-]?) ?(?:(?P<decimal>\d+\.?\d*)"
+    r"|(?:(?P<whole>\d+) ?)?(?:\\frac\{(?P<p>-?\d+)\}\{(?P<q>\d+)\}|(?<!\d)(?P<n>\d+) ?/ ?(?P<d>\d+)))\Z"
 )
-_THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\! ?)[0-9]{3})+(?![0-9])")
-# Two formulas beside each other are two values, whatever separates them: `$1$,$204$` is not 1204.
-_DELIMITER = r"(?:(?<!\\)\$|(?<!\\)\\[()]|\*\*|`)"
-_GAP = r"(?:\s|~|\\[,;:! ])*"
-_BESIDE = re.compile(
-    rf"(?<=[0-9])(?:{_DELIMITER}+{_GAP},{_GAP}{_DELIMITER}*|{_GAP},{_GAP}{_DELIMITER}+|{_DELIMITER}+{_GAP}{_DELIMITER}+)"
-    r"(?=[0-9])"
+# Words after a value that change it; up to four other words are its unit.
+_NO_UNIT = re.compile(
+    r"\b(?:or|and|not|no|more|less|fewer|than|over|under|least|most|about|approximately|if|mod|base|plus|minus|times|of"
+    r"|choose|double|twice|point|factorials?|dozens?|scores?|gross|squared|cubed|negative|inverse|reciprocals?|half|halves"
+    r"|thirds|quarters|tens|hundreds?|thousands?|[a-z]*illions?|(?!path|month|length)[a-z]+ths?|is|are|to|for|when)\b"
 )
-# A comma with a blank beside it separates the elements of a list: no blank is lost there.
-_LIST_COMMA = re.compile(r"(?<=[0-9])(?: , ?| ?, )(?=[0-9])")
-# A wide blank separates statements, but not words from the expression beside them.
-_WIDE_BLANK = re.compile(r"(?:\A|(?<=[,;])|(\\text ?\{[^{}]*\})) ?(?:\\quad ?)+|(?:\\quad ?)+(?=\\text ?\{|[ ,;.]*\Z)")
-_SEPARATOR = re.compile(r"[^0-9]")
-# A space stays between digits ("3 3" is not 33), after a comma there ("3, 300" is not 3300), after a command that a
-# letter follows, and in \text{...}.
-_LOOSE_SPACE = re.compile(r"(\\text\{[^{}]*\}|\\[A-Za-z]+ (?=[A-Za-z])|[0-9],? (?=[0-9]))| ")
-_WRAPPER = re.compile(
-    r"\\(?:text|boxed|fbox) ?\{([^{}]*)\}\Z|\{(\\text ?\{[^{}]*\})\}\Z|\\[(\[](.*)\\[)\]]\Z|\*\*(.*)\*\*\Z", re.DOTALL
+_UNIT = re.compile(
+    r" ?(?:(?P<sign>%|°(?: ?(?:\\text\{)?[CF]\}?)?)|\\text ?\{(?P<text>[A-Za-z. /]*)\}|(?<=\d)(?P<close>[ck]m)"
+    r"|(?<=\d )(?P<bare>(?:[a-z]{4,}|[cmk]m|kg|ft|in|mi|mph|min|sec|pct|hrs?|days?|ways?)(?: [a-z]+){0,3}))"
+    r"(?:\^\{(?P<power>[23])\})?\Z"
 )
-_WORDS = re.compile(r"\\text ?\{ ?([(]?[A-Za-z][A-Za-z()., '-]*)\}\Z")
-_EMPTY = re.compile(r"\\text ?\{ *\}")
-# What needs no \\text, in the singular or the plural: "no real solutions".
-_NONE = re.compile(r"(?:there (?:is|are) )?(no [a-z ]{3,}?)s?\Z", re.IGNORECASE)
-_LABEL = re.compile(
-    r"(\\text ?\{ ?)?(?:the )?(?:final |correct )?answer(?![A-Za-z])(?: is)? ?:? ?(?(1)\} ?)(?=[^ ])", re.IGNORECASE
-)
-# The letter of a choice before its content.
-_CHOICE = re.compile(r"\\text ?\{ ?\([A-E]\)[ .:]*\}[ .:]*(?=[^ ])")
 
 
-@functools.lru_cache(maxsize=64)  # one grade may ask for a text more than once
-def spell(answer: str) -> str:
-    """One spelling, with single spaces: without `$`, sizing commands and explicit thousands separators."""
-    text = answer[: MAX_ANSWER_CHARS + 1]
+@functools.lru_cache(1024)
+def spell(text: str) -> str:
+    """One spelling, with single spaces: without `$`, fonts, sizing commands, and thousands separators."""
+    text = text[: MAX_ANSWER_CHARS + 1]
     if not text.isascii():
-        text = _convert_to_ascii(text)
-    text = separate_formulas(text).replace("~", " ").replace("\\%", "%")
-    text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
-    text = _THOUSANDS.sub(lambda match: _SEPARATOR.sub("", match[0]), text).replace("{,}", ",").replace("\\!", "")
-    if "\\" in text:
-        text = _ORNAMENT.sub("", _DOUBLED.sub(r"\\", text))
-        text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]) if match[1] else " ", text)
-        text = _UPRIGHT_NAME.sub(lambda match: f"\\{match[1] or match[2]} ", text)
-        if "\\over" in text or "\\choose" in text:
-            text = _OVER.sub(_fraction, text)
-    text = _BARE_NAME.sub(lambda match: f"\\{match[1] or 'infty'} ", text)
-    if "**" in text:
-        text = _POWER.sub("^", text)
-    text = brace(" ".join(_EMPTY.sub(" ", text).split()))
-    if "," in text:
-        text = _LIST_COMMA.sub(", ", text)
-    if "\\quad" in text:
-        text = _WIDE_BLANK.sub(lambda match: f"{match[1] or ''} ", text)
-    braced, text = text, _unwrap(text)
-    if text != braced and "\\text" in braced:  # formulas inside \text{...} come to light here
-        text = brace(text)
-    for pattern, full in _SHORT_FORMS:
+        text = _SMALL.sub(_full_size, text.translate(_CHARACTERS))
+        text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
+    for pattern, full in _RULES:
         text = pattern.sub(full, text)
-    return _unwrap(text)
-
-
-def separate_formulas(text: str) -> str:
-    """The text with a list's comma between the numbers of two formulas that stand beside each other."""
-    return _BESIDE.sub(", ", text)
-
-
-def _convert_to_ascii(text: str) -> str:
-    """Characters that ASCII has a spelling for; compatible forms (full width, bold) plain, invisible ones gone."""
-    text = _SMALL_DIGITS.sub(_full_size, text.translate(_CHARACTERS))
-    text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
-    return "".join(character for character in text if unicodedata.category(character) != "Cf")
+    text = (text if "\\begin" in text else text.replace("&", "")).strip(" .,;:")
+    if not re.search(r"[(\[]|\\\{", text):
+        text = _THOUSANDS.sub(lambda match: re.sub("[, ]", "", match[0]), text)
+    return text
 
 
 def _full_size(match: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", match[0])
-    if match["fraction"]:
-        return "\\frac{{{}}}{{{}}}".format(*digits.split("\u2044"))
-    return f"{'^' if match['raised'] else '_'}{{{digits}}}"
-
-
-def _fraction(match: re.Match[str]) -> str:
-    return f"\\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}"
-
-
-def _unwrap(text: str) -> str:
-    """Without enclosing delimiters, groups that mean nothing, and the punctuation of a sentence."""
-    for _ in range(3):
-        if "{" in text:
-            text = _GROUP.sub(lambda match: match[0] if match[1] is None else match[1], text)
-        text = text.strip(" ").rstrip(" .,;:\\")
-        wrapped = _WRAPPER.match(text)
-        if not wrapped or _WORDS.match(text):
-            break
-        text = next((inner for inner in wrapped.groups() if inner is not None), "")
-    text = text.strip()
-    if "nswer" in text and (label := _LABEL.match(text)):
-        return text[label.end() :]
-    return _CHOICE.sub("", text, count=1) if text.startswith("\\text") else text
+    return f"^{{{match[0]}}}" if match["raised"] else f"_{{{match[0]}}}" if match["lowered"] else f" {match[0]}"
 
 
 def squeeze(text: str) -> str:
-    """A spelled text without the spaces that mean nothing."""
-    return _LOOSE_SPACE.sub(lambda match: match[1] or "", text)
+    """A spelled text without the spaces that mean nothing: "3 3" is not 33."""
+    return _BLANK.sub(lambda match: match[1] or "", text)
 
 
-def words(text: str) -> str | None:
-    r"""The words of a spelled `\text{...}`, or "no" with words, as they are compared; None for anything else."""
-    match = _WORDS.match(text)
-    plain = " ".join(match[1].strip("()., ").split()) if match else text
-    if none := _NONE.match(plain):
-        return none[1].lower()
-    return None if not match else plain if len(plain) == 1 else plain.lower()
+def rational(text: str) -> Fraction | None:
+    r"""The number that a spelled literal says: `-033`, `3/4`, `1\frac{1}{2}`, `0.25`."""
+    match = _RATIONAL.match(text)
+    if not match:
+        return None
+    p, q, whole = match["p"] or match["n"] or "0", int(match["q"] or match["d"] or 1), match["whole"]
+    if not q or (whole and not 0 < int(p) < q):
+        return None
+    value = Fraction((match["decimal"] or whole or "0").rstrip(".")) + Fraction(int(p), q)
+    return -value if match[1] == "-" else value
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""(value, unit) of a spelled text; the unit is "" if there is none, and for `\text{ units}`."""
+    if currency := re.match(r"(-?) ?\\\$ ?(?=.)", text):
+        return currency[1] + text[currency.end() :], "dollars"
+    match = _UNIT.search(text)
+    if not match or not match.start() or (match["sign"] and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text)):
+        return text, ""
+    words = (match["text"] or match["bare"] or match["close"] or "").strip(" .").lower()
+    if _NO_UNIT.search(words):
+        return text, ""
+    power = match["power"] or ("2" if words.startswith("sq") else "3" if words.startswith("cu") else "")
+    words = re.sub(r"^(?:sq(?:uare)?|cu(?:bic)?)\b|\.? ", "", words.replace("/", "per"))
+    value = text[: match.start()].rstrip()
+    if re.fullmatch("[a-z]{3,}", value):
+        return text, ""
+    if words in ("unit", "units"):
+        return split_unit(value)
+    sign = re.sub(r"[^%°CF]", "", match["sign"] or "").replace("°", "degrees").replace("%", "percent")
+    return value, (words or sign) + power

@@ -96,5 +96,4 @@ def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main)

@@ -41,6 +41,13 @@ def run(main: Callable[[], int], draws: bool = False) -> NoReturn:
     sys.exit(main())
 
 
+def print_result(text: str) -> None:
+    """Print what a command found, after its last connection. A reader that stops early ends it without a traceback."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
+    signal.signal(signal.SIGPIPE, before)
+
+
 def printable(text: str) -> str:
     """Return a text with "?" for what a terminal would obey: escapes, other controls, and turned writing directions.
 

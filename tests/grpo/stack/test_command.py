@@ -1,7 +1,10 @@
 """What commands print: nothing that a terminal obeys."""
 
 import io
+import os
 import runpy
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from grpo.stack import command
 
+CHECKOUT = Path(command.__file__).resolve().parents[2]
 NASTY = "a\x1b[2J\x9b1m\x07\r\u202e\ud800 b\n\tc 名"
 
 
@@ -34,3 +38,18 @@ def test_a_path_of_somebody_else_does_not_reach_the_terminal(
         runpy.run_module(module, run_name="__main__")
     assert ended.value.code == 2
     assert "?[2Jrun" in out.getvalue() and "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "scripts.logprobs", "--help"],
+        ["-c", "from grpo.stack import command; command.print_plainly(); command.print_result('x' * 10**6)"],
+    ],
+)
+def test_a_reader_that_stops_early_ends_a_command_without_a_traceback(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, cwd=CHECKOUT, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
