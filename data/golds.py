@@ -102,4 +102,3 @@ def is_gold(answer: str) -> bool:
     if len(answer) > MAX_ANSWER_CHARS or answer.lower() in _WORDS or _GROUPS.fullmatch(answer) or _is_missing(answer):
         return False
     return is_readable(spell(answer))
-
