@@ -160,7 +160,7 @@ class Record:
             (part[key] for part, key in parts if isinstance(part, Mapping) and part.get(key) is not None), None
         )
         try:
-            return number if math.isfinite(number := float(value)) else None  # type: ignore[arg-type]
+            return number if abs(number := float(value)) < MOST else None  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             return value
 

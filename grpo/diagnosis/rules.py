@@ -66,7 +66,7 @@ def _stalls(run: Record, step: int, most: float) -> bool:
 
 def find_falls(run: Record) -> list[Change]:
     """Return the falls of correctness that last until now, in training and held out; noise may explain them."""
-    prompts = min(run.number("ROLLOUT_BATCH_SIZE", 8.0) or 8.0, 16.0)  # batches differ by more than their prompts
+    prompts = min(max(run.number("ROLLOUT_BATCH_SIZE", 8.0), 2.0), 16.0)  # batches differ by more than their prompts
     level = float(np.median(run.held_out.values)) if len(run.held_out) else 0.5
     samples = max(level * (1 - level), run.eval_error) / run.eval_error**2
     falls = [largest_fall(run.training, prompts, (8, 30), 2), largest_fall(run.held_out, samples, (2, 4, 8), 1)]
@@ -85,10 +85,17 @@ def correctness_fall(run: Record) -> Iterator[Seen]:
 
 
 def lr_shock(run: Record) -> Iterator[Seen]:
-    """Correctness falls as the learning rate reaches its peak, even if it recovers."""
-    for fall in find_falls(run.until(run.peak + RECENT)) if run.peak > 2 and len(run.column("actor_lr")) else ():
+    """Correctness falls, even if it recovers, or the policy jumps as the learning rate reaches its peak."""
+    if run.peak < 3 or not len(run.column("actor_lr")):
+        return
+    for fall in find_falls(run.until(run.peak + RECENT)):
         if run.peak / 2 < fall.step <= run.peak + 6:
             yield "lr_shock", WARNING if fall.z <= -SURE else WATCH, fall, f"{fall}; learning rate at its peak"
+    for name, high in (("ppo_kl", 0.05), ("ppo_clip_ratio", 0.2)):
+        early = run.column(name).between(0, run.peak + 5)
+        at = spell(np.abs(early.values) > high, 3)
+        if at is not None and at > 1:  # not from the start
+            yield "lr_shock", WARNING, early.compare(early.steps[at]), f"{name} beyond {high} at the peak of the rate"
 
 
 def flat_learning(run: Record) -> Iterator[Seen]:
