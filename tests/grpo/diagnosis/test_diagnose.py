@@ -8,8 +8,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import Finding, Monitor, alarms, diagnose
 from grpo.diagnosis.record import Record
-from grpo.diagnosis.thresholds import LIMITS, REMEDIES, WARNING, WATCH, advise
-from grpo.metrics.metric_schema import BY_NAME
+from grpo.diagnosis.thresholds import LIMITS, REMEDIES, WATCH, advise
 from grpo.settings.table import SETTINGS
 from tests.docs.known import is_variable
 from tests.docs.pages import get_page
@@ -108,9 +107,3 @@ def test_the_page_has_the_table() -> None:
     for name, _, changes in findings:
         settings = [change.split(" ")[0] for change in REMEDIES[name].split("; ")]
         assert re.findall(r"--[a-z_]+|[A-Z][A-Z_]{2,}", changes) == settings, name
-
-
-def test_tiers_are_those_of_the_metrics() -> None:
-    found = [one for ailment in AILMENTS for one in diagnose(*make(1, ailment))]
-    assert {one.tier for one in found} <= {1, 2, 3, 4, 5} and {one.severity for one in found} >= {WARNING}
-    assert all(one.metric in BY_NAME for one in LIMITS if not re.search(r"[@/-]", one.metric))
