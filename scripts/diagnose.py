@@ -1,20 +1,19 @@
-"""Diagnose a run from its metrics: findings with evidence, likely cause and remedy.
+"""Diagnose a run from its metrics: findings, the numbers that show them, and what to change.
 
     python -m scripts.diagnose RUN_DIR [--json]
 
-The output also lists what is in order, and which rules could not be judged and why. The run may be in progress, ended,
-crashed or resumed. Rules about learning skip the warmup of the learning rate. No rule expects the policy loss to fall,
-because in GRPO it does not. docs/diagnosis.md describes the rules.
+The run may be in progress, ended, crashed or resumed. docs/diagnosis.md describes the findings.
 
 Exit code: 0 with or without findings; 2 if RUN_DIR is not a run or cannot be read.
 """
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import read
+from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
+from grpo.run.run_state import RUNNING, Run
 from grpo.stack import command
 from grpo.stack.problem import UserError
 
@@ -26,11 +25,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
-        diagnosis = diagnose(read(options.run_dir))
+        run = Run(options.run_dir)
+        if run.config_fault:
+            raise UserError(run.config_fault, "repair it, or move it away to diagnose without it")
+        if not run.metrics and run.state == RUNNING:
+            raise UserError(f"{run.files.metrics} has no complete step yet", "wait for the first one")
+        if not run.metrics:
+            raise UserError("the run ended before its first step", f"read the end of {run.files.logs / 'driver.log'}")
     except (UserError, OSError) as error:
         print(f"diagnose: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else "\n".join(diagnosis.lines()))
+    findings, steps = diagnose(run.metrics, run.evals, run.config), len(run.metrics)
+    found = alarms(findings)
+    if options.json:
+        watched = [asdict(one) for one in findings if one not in found]
+        print(json.dumps({"steps": steps, "findings": list(map(asdict, found)), "watched": watched}, indent=2))
+        return 0
+    print(f"{steps} step{'s' * (steps != 1)}", *([] if found else [describe_no_alarm(findings, steps)]), sep="\n")
+    for one in findings:
+        print("", command.printable(one.headline()), sep="\n")
+        print(*(f"    try {command.printable(change)}" for change in one.remedy), sep="\n")
     return 0
 
 

@@ -23,9 +23,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.finding import CRITICAL
-from grpo.diagnosis.history import read_history
+from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
+from grpo.diagnosis.thresholds import CRITICAL
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS
 from grpo.run.measure import get_name, get_value
 from grpo.run.progress import Progress, describe_continuation
@@ -100,11 +99,12 @@ def _notes(run: Run) -> list[Text]:
 
 
 def _findings(run: Run) -> list[RenderableType]:
-    found = diagnose(read_history(run))
-    if not found.findings:
-        return [Text(found.describe_no_findings())]
+    findings = diagnose(run.metrics, run.evals, run.config)
+    found = alarms(findings)
+    if not found:
+        return [Text(describe_no_alarm(findings, len(run.metrics)))]
     styles = ("bold yellow", "bold red")
-    return [Text(command.printable(each.headline()), styles[each.severity == CRITICAL]) for each in found.findings]
+    return [Text(command.printable(each.headline()), styles[each.severity == CRITICAL]) for each in found]
 
 
 def _cell(name: str, points: Points) -> Text:

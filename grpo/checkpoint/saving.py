@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
 from grpo.checkpoint.rotation import choose_kept_steps, find_steps_before_falls
-from grpo.diagnosis.falls import read_onsets
+from grpo.diagnosis.diagnose import read_onsets
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError

@@ -1,1 +1,1 @@
-"""Diagnoses a run from its metrics: rules on robust statistics, silent without enough data and on healthy runs."""
+"""Diagnoses a run from its metrics. docs/diagnosis.md is the page of its table."""

@@ -1,132 +1,109 @@
-"""Diagnoses a run, finished or in progress."""
+"""Diagnoses a run, finished or in progress: lines of its files in, findings out."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, WATCH, Diagnosis, Finding, NotJudged
-from grpo.diagnosis.history import RunHistory, build_history
-from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
+from grpo.diagnosis.record import RECENT, Record
+from grpo.diagnosis.rules import RULES, SURE, find_falls
+from grpo.diagnosis.thresholds import CRITICAL, OUT_OF_RANGE, WARNING, WATCH, advise
+from grpo.metrics.metric_schema import BY_NAME
+from grpo.run.run_files import RunFiles, read_steps
 
-FEW = 2  # steps by which a cause that is read from medians may seem to begin late
-EXACT = {"mismatch"}  # causes whose first step is exact
-TOLERANCE = 10  # steps of error in an onset: the levels around it are means of about as many
-
-
-def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
-    """Apply rules to a run, by default all of them."""
-    result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
-    findings = []
-    for name, verdict in verdicts(run, rules):
-        if isinstance(verdict, NotJudged):
-            result.not_judged[name] = str(verdict)
-        elif isinstance(verdict, str):
-            result.fine[name] = verdict
-        else:
-            findings += verdict
-    result.watched = [finding for finding in findings if finding.severity == WATCH]
-    certain = [finding for finding in findings if finding.severity != WATCH]
-    end = int(run.steps[-1]) if len(run.steps) else 0
-    result.findings = sorted(
-        _attach_consequences(certain, end), key=lambda finding: (finding.severity != CRITICAL, finding.onset)
-    )
-    return result
+SEVERITIES = (CRITICAL, WARNING, WATCH)
 
 
-def verdicts(
-    run: RunHistory, rules: Mapping[str, Rule] = RULES
-) -> Iterator[tuple[str, list[Finding] | str | NotJudged]]:
-    """Yield the name of each rule, and its verdict or why it has none."""
-    for name, rule in rules.items():
-        try:
-            yield name, rule(run)
-        except NotJudged as reason:
-            yield name, reason
+@dataclass(frozen=True)
+class Finding:
+    """One ailment of a run.
+
+    Attributes:
+        name: as in docs/diagnosis.md, or "out_of_range:METRIC".
+        tier: of the metric that shows it, see :data:`grpo.metrics.metric_schema.TIERS`.
+        severity: "critical", "warning", or "watch": worth a look, no alarm.
+        step: the first that shows it.
+        value: of the metric.
+        text: the numbers.
+        remedy: what to change, in the order to try it, with the run's values.
+    """
+
+    name: str
+    tier: int
+    severity: str
+    step: int
+    value: float
+    text: str
+    remedy: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+    def headline(self) -> str:
+        """Return the finding in one line."""
+        return f"{self.title} from step {self.step} ({self.severity}): {self.text}"
 
 
-def _attach_consequences(findings: list[Finding], end: int) -> list[Finding]:
-    """Attach each finding to its earliest cause, unless that is itself a consequence.
+def diagnose(
+    rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
+) -> list[Finding]:
+    """Return the findings of a run, the worst first, then by step; one of each name. Takes milliseconds.
 
     Args:
-        end: last step of the run.
+        rows, evals: lines of metrics.jsonl and eval.jsonl. What is no finite number, or has no step, is left out.
+        config: the content of config.json; without it, remedies lack the present values.
     """
-    causes = [[cause for cause in findings if _explains(cause, one, end)] for one in findings]
-    roots = [one for one, of_it in zip(findings, causes, strict=True) if not of_it]
-    explained: list[list[Finding]] = [[] for _ in roots]
-    alone = []
-    for one, of_it in zip(findings, causes, strict=True):
-        known = [at for at, root in enumerate(roots) if root in of_it]
-        if known:
-            explained[min(known, key=lambda at: roots[at].onset)].append(one)
-        elif of_it:
-            alone.append(one)
-    return [_merge_consequences(root, of_it) for root, of_it in zip(roots, explained, strict=True)] + alone
+    run, found, explained = Record(rows, evals, config), dict[str, Finding](), set[str]()
+    for name, severity, shown, text in (one for rule in RULES if run.rows for one in rule(run)):
+        metric = shown.name.partition("@")[0].partition("/")[0].partition("-")[0]
+        tier = BY_NAME[metric].tier if metric in BY_NAME else 1
+        if name == OUT_OF_RANGE + metric and metric in explained:
+            continue
+        if severity != WATCH and name not in ("off_policy", "passes_differ"):
+            explained.add(metric)
+        if name not in found or SEVERITIES.index(severity) < SEVERITIES.index(found[name].severity):
+            remedy = advise(run, name, shown.step)
+            found[name] = Finding(name, tier, severity, shown.step, shown.after, text, remedy)
+    return sorted(found.values(), key=lambda one: (SEVERITIES.index(one.severity), one.step))
 
 
-def _merge_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
-    """Return a finding that names what it explains, as severe as the worst of those, with the remedies of all.
-
-    The way back to a good checkpoint comes first, then the remedies of the cause.
-    """
-    all_ = [cause, *consequences]
-    severity = CRITICAL if any(one.severity == CRITICAL for one in all_) else cause.severity
-    actions = {(action.setting, action.is_way_back): action for one in reversed(all_) for action in one.actions}
-    order = list(dict.fromkeys((action.setting, action.is_way_back) for one in all_ for action in one.actions))
-    ordered = sorted((actions[key] for key in order), key=lambda action: not action.is_way_back)
-    names = tuple(one.name for one in consequences)
-    return replace(cause, severity=severity, actions=tuple(ordered), consequences=names)
+def alarms(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are not only to watch."""
+    return [one for one in findings if one.severity != WATCH]
 
 
-def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
-    """Say whether one finding follows from the other: it began while the other lasted.
-
-    A fall of correctness, and a rise of truncation, must begin with their cause, or at the end of it. A condition that
-    the run has long tolerated is not their cause. Nor is what began after the fall: it may follow from the damage.
-    """
-    if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
-        return False
-    if not consequence.says_it_fell and consequence.name != "truncation":
-        return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
-    turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
-    late = 0 if cause.name in EXACT else FEW
-    return any(-late <= consequence.onset - step <= TOLERANCE for step in turns)
+def describe_no_alarm(findings: Iterable[Finding], steps: int) -> str:
+    """Return the verdict of a run without alarms. It is not an all-clear while the run is short."""
+    watched = ", ".join(one.title for one in findings)
+    return (
+        "No findings" + (f"; to watch: {watched}" if watched else "") + ("; trends need 20 steps" if steps < 20 else "")
+    )
 
 
 class Monitor:
-    """Watches a run in progress. Names each onset once, and again when it becomes critical.
-
-    Args:
-        config: the contents of config.json.
-    """
+    """Watches a run in progress: names each alarm once, and again when it becomes critical."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self._config = config or {}
-        self._known: list[Finding] = []
+        self._config, self._seen = config, dict[tuple[str, str], int]()
 
-    def new_onsets(self, rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
-        """Return what has begun since the last call. Takes milliseconds for a few hundred steps.
-
-        A finding of the same name is a new onset only after steps that did not show the last one. One that becomes
-        critical is returned again. A monitor that begins with a resumed run's rows takes everything they show as new:
-        call it once and drop the result.
-
-        Args:
-            rows: all lines of metrics.jsonl so far.
-            evals: all lines of eval.jsonl so far.
-        """
-        new = []
-        for finding in diagnose(build_history(rows, evals, self._config)).findings:
-            same = [known for known in self._known if known.name == finding.name and _overlap(known, finding)]
-            if not same or (finding.severity == CRITICAL and all(known.severity != CRITICAL for known in same)):
-                new.append(finding)
-            for known in same:
-                self._known.remove(known)
-                severity = CRITICAL if CRITICAL in (known.severity, finding.severity) else WARNING
-                first, last = min(finding.onset, known.onset), max(finding.last, known.last)
-                finding = replace(finding, severity=severity, onset=first, last=last)
-            self._known.append(finding)
-        return new
+    def new_onsets(self, rows: Sequence[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
+        """Return the alarms since the last call, given all lines; again what is back after more than 10 steps."""
+        found, now = alarms(diagnose(rows, evals, self._config)), len(rows)
+        last = {one: max(self._seen.get((one.name, key), -now) for key in (one.severity, CRITICAL)) for one in found}
+        self._seen |= {(one.name, one.severity): now for one in found}
+        return [one for one in found if now - last[one] > RECENT]
 
 
-def _overlap(known: Finding, finding: Finding) -> bool:
-    return finding.onset <= known.last + TOLERANCE and finding.last >= known.onset - TOLERANCE
+def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
+    """Return since which step correctness has fallen; rotation keeps the checkpoint before it.
+
+    A fall that a deeper one follows is found among the steps before that. Errors of files and rules pass through.
+
+    Args:
+        now: the line of the step being saved: metrics.jsonl gets it after the checkpoint.
+    """
+    run, found = Record([*read_steps(files.metrics), now], read_steps(files.evals), files.read_config()), list[int]()
+    while steps := [fall.step for fall in find_falls(run) if fall.z <= -SURE]:
+        found += steps
+        run = run.until(min(steps) - 1)
+    return found

@@ -116,7 +116,7 @@ SCHEMA = (
            "engine's log-probs", "rollout", (None, 0.0)),
     Metric("turns", "", 3, "turns per rollout", "rollout", when="ENVIRONMENT"),
     Metric("tool_calls", "", 3, "tool calls per rollout", "rollout", when="ENVIRONMENT"),
-    Metric("tool_errors", "", 3, "failed tool calls per rollout", "rollout", when="ENVIRONMENT"),
+    Metric("tool_errors", "", 3, "failed tool calls per rollout", "rollout", (None, 1.0), when="ENVIRONMENT"),
     Metric("rollout_tokens", "token", 3, "tokens sampled in all turns of a rollout", "rollout", when="ENVIRONMENT"),
     Metric("ended_by_turns", "share", 3, "rollouts that ended at the turn limit", "rollout", (None, 0.3),
            when="ENVIRONMENT"),

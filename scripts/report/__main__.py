@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import read_history
 from grpo.run.run_state import Run
 from grpo.stack import command, json_files
 from grpo.stack.problem import UserError
@@ -31,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     out = options.out or options.folders[0] / NAME
     try:
         runs = read_runs(options.folders)
-        diagnoses = {run.name: diagnose(read_history(run)) for run in runs}
+        diagnoses = {run.name: diagnose(run.metrics, run.evals, run.config) for run in runs}
         page = render(runs, diagnoses)
     except (UserError, OSError) as error:
         print(f"scripts.report: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 from markupsafe import Markup, escape
 
-from grpo.diagnosis.finding import Diagnosis
+from grpo.diagnosis.diagnose import Finding, alarms, describe_no_alarm
 from grpo.metrics.metric_schema import TIERS, flat
 from grpo.run import run_settings
 from grpo.run.run_state import Run
@@ -19,10 +19,10 @@ from scripts.report import charts, numbers, rollouts
 COLORS = {"critical": "#d62728", "warning": "#ff7f0e"}
 
 
-def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis]) -> str:
+def render(runs: Sequence[Run], diagnoses: Mapping[str, Sequence[Finding]]) -> str:
     """Return the page. What the environment's secrets contain is replaced by their names."""
-    found = [finding for run in runs for finding in diagnoses[run.name].findings]
-    marks = [(finding.onset, COLORS[finding.severity]) for finding in found if finding.onset is not None]
+    found = [finding for run in runs for finding in alarms(diagnoses[run.name])]
+    marks = [(finding.step, COLORS[finding.severity]) for finding in found]
     marks += [(row["step"], charts.GREY) for run in runs for row in run.resumes if isinstance(row.get("step"), int)]
     drawn = charts.draw_all(runs, marks)
     figures = {str(at): chart.figure for at, chart in enumerate(drawn) if chart.figure}
@@ -37,6 +37,8 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis]) -> str:
     page = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).render(
         runs=[(run, numbers.summarize(run, runs[0]), diagnoses[run.name], rollouts.choose(run, len(runs) > 3),
                numbers.share_phases(run)) for run in runs],
+        alarms=alarms,
+        describe_no_alarm=describe_no_alarm,
         colors=charts.Category10_10,
         tiers=tiers,
         divs={int(at): Markup(div) for at, div in divs.items()},

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.history import read_history
 from scripts.report.__main__ import main, read_runs
 from scripts.report.page import render
 from scripts.report.rollouts import list_extremes
@@ -47,7 +46,7 @@ class Page(HTMLParser):
 
 def show(folder: Path, *others: Path) -> str:
     runs = read_runs([folder, *others])
-    return render(runs, {run.name: diagnose(read_history(run)) for run in runs})
+    return render(runs, {run.name: diagnose(run.metrics, run.evals, run.config) for run in runs})
 
 
 def test_one_run(make_run, capsys):

@@ -1,0 +1,109 @@
+"""The diagnosis of drawn runs, its table, its advice, and lines that nobody should write."""
+
+import json
+import random
+import re
+
+import pytest
+
+from grpo.diagnosis.diagnose import Finding, Monitor, alarms, diagnose
+from grpo.diagnosis.record import Record
+from grpo.diagnosis.thresholds import LIMITS, REMEDIES, WATCH, advise
+from grpo.settings.table import SETTINGS
+from tests.docs.known import is_variable
+from tests.docs.pages import get_page
+from tests.grpo.diagnosis.made_runs import AILMENTS, make
+
+BAD = (10**400, -(10**400), float("nan"), float("inf"), None, "x", [], {}, True, 1e308, 5e-324, 2**60, -1, 0)
+
+
+def test_healthy_runs_give_no_alarm() -> None:
+    flagged = {seed: [one.name for one in alarms(diagnose(*make(seed)))] for seed in range(1000, 1100)}
+    assert sum(map(bool, flagged.values())) <= 1, {seed: names for seed, names in flagged.items() if names}
+
+
+@pytest.mark.parametrize("ailment", AILMENTS)
+def test_an_ailment_is_named(ailment: str) -> None:
+    found = [{one.name for one in alarms(diagnose(*make(seed, ailment)))} for seed in range(10)]
+    assert sum(AILMENTS[ailment][1] in names for names in found) >= 9, found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_line_makes_it_fail(seed: int) -> None:
+    chance = random.Random(seed)
+    rows, evals, config = make(seed, chance.choice([None, *AILMENTS]))
+    for row in (*rows, *evals, *config.values()):
+        for key in list(row) if isinstance(row, dict) else ():
+            if chance.random() < 0.2:
+                row[key] = chance.choice(BAD)
+    config = chance.choice([config, {key: chance.choice(BAD) for key in config}, None])
+    json.dumps([vars(one) for one in diagnose([*rows, None, 3], evals, config)])
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: str(bad)[:9])
+def test_no_setting_makes_it_fail(bad: object) -> None:
+    rows, evals, config = make(5, "diverged")
+    assert diagnose(
+        rows, evals, config | {"flags": {name: bad for name in [*config["flags"], "init_kl_coef", "max_norm"]}}
+    )
+
+
+def test_spikes_from_five_times_and_falls_at_the_peak_of_the_rate_are_watched() -> None:
+    rows, evals, config = make(3)
+    rows = [row | {"grad_norm": 0.2 if row["step"] != 15 else 1.3} for row in rows]
+    assert [one.severity for one in diagnose(rows, evals, config) if one.name == "spikes"] == [WATCH]
+    level = [0.5, 0.52, 0.47, 0.51, 0.49, 0.53, 0.5, 0.48, 0.3, 0.33, 0.3, 0.34, 0.33, 0.29]
+    dip = [
+        {"step": at, "correct": value, "actor_lr": 1e-6 * min(at, 9)}
+        for at, value in enumerate([*level, *level[:8]], 1)
+    ]
+    assert "lr_shock" in {one.name for one in diagnose(dip)}
+
+
+def test_an_onset_is_told_once_and_again_when_it_is_critical() -> None:
+    rows, evals, config = make(5, "diverged")
+    monitor, told = Monitor(config), list[Finding]()
+    for end in range(1, len(rows) + 1):
+        told += monitor.new_onsets(rows[:end], [row for row in evals if row["step"] <= end])
+    names = [(one.name, one.severity) for one in told]
+    assert "instability" in dict(names) and len(names) == len(set(names))
+
+
+def list_advice(finding: str, **flags: object) -> str:
+    return " ".join(advise(Record([], [], {"flags": flags, "judge_off": "off"}), finding, 9))
+
+
+def test_advice_changes_something() -> None:
+    assert "LEARNING_RATE=3.3e-06 (now 1e-05)" in list_advice("instability", actor_learning_rate=1e-5)
+    assert "KL_COEF" not in list_advice("instability", init_kl_coef=0.01) and "JUDGE" not in list_advice(
+        "reward_hacking"
+    )
+    for finding in ("length_collapse", "out_of_range:advantage_length_correlation", "out_of_range:unallocated_mass"):
+        assert "LOSS_AGGREGATION=sequence_mean (now token_mean)" in list_advice(finding, loss_aggregation="token_mean")
+        assert "constant" not in list_advice(finding) and "OVERLONG_PENALTY" not in list_advice(finding)
+    assert "OVERLONG_PENALTY=0.25" in list_advice(
+        "length_collapse", overlong_buffer_len=512, overlong_penalty_factor=0.5
+    )
+    full = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "train_batch_size": 64}
+    assert "TRAIN_BATCH_SIZE" not in list_advice("off_policy", **full)
+
+
+def test_every_change_names_a_setting_or_a_flag() -> None:
+    names = {change.split(" ")[0] for text in REMEDIES.values() for change in text.split("; ")}
+    assert {name for name in names if not (name.startswith("--") or name in SETTINGS or is_variable(name))} == set()
+
+
+def test_the_page_has_the_table() -> None:
+    """The limits row by row, and for each finding the settings in the order to try them."""
+    findings, limits = (
+        [[cell.replace("`", "") for cell in row] for row in table[1:]]
+        for table in get_page("docs/diagnosis.md").tables
+        if table[0][0] in ("metric", "finding")
+    )
+    ends = [["" if end is None else f"{end:g}" for end in one[2:4]] for one in LIMITS]
+    shown = [[one.metric, one.finding, *end, str(one.steps), one.when] for one, end in zip(LIMITS, ends, strict=True)]
+    assert limits == [row for row, one in zip(shown, LIMITS, strict=True) if one.severity != WATCH]
+    assert [row[0] for row in findings] == list(REMEDIES)[: len(findings)] and len(findings) > 20
+    for name, _, changes in findings:
+        settings = [change.split(" ")[0] for change in REMEDIES[name].split("; ")]
+        assert re.findall(r"--[a-z_]+|[A-Z][A-Z_]{2,}", changes) == settings, name
