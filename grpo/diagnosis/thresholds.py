@@ -42,7 +42,7 @@ LIMITS = (
     Limit("truncated", "truncation", None, 0.5, 3),
     Limit("truncated@rise", "truncation", None, 0.25, 8),
     Limit("correct_whole-correct", "truncation", None, 0.1, 6),
-    Limit("response_length@peak", "length_collapse", 0.6, None, 5, STALLS),
+    Limit("response_length@peak", "length_collapse", 0.5, None, 5, STALLS),
     Limit("entropy@first", "entropy_collapse", 0.25, None, 10, STALLS),
     Limit("entropy@first", "entropy_collapse", 0.5, None, 10, STALLS, WATCH),
     Limit("entropy@first", "entropy_rise", None, 2.0, 3, FALLS),
