@@ -154,6 +154,7 @@ def test_a_killed_call_does_not_hide_the_package(world, monkeypatch):
     """Between two renames there is none; the tool still finds its place."""
     world.package.rename(world.site / ".openrlhf-old")
     monkeypatch.setattr(sys, "path", [str(world.site)])
+    monkeypatch.delitem(sys.modules, "openrlhf", raising=False)  # another test's
     from patches import find_package
 
     assert find_package() == world.package
