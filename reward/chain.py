@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from reward.gemini import CallError, Client, Kind, Reply
-from reward.limits import Gate, NoSlot
+from reward.limits import SHUT, Gate, NoSlot
 from reward.settings import STAND_IN_KEY, ChainSettings, base_url
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
@@ -119,7 +119,7 @@ class _Question:
         self._reasons[model] = str(error)
         if error.kind is Kind.NO_KEY:
             for gate in self._chain.gates.values():
-                gate.shut(error)
+                gate.open(error, at_least=SHUT * self._settings.window)
             raise self._failure() from None
         if error.kind in (Kind.NEXT_MODEL, Kind.NO_MODEL, Kind.SPENT):
             self._tries[model] = 0

@@ -1,17 +1,13 @@
 """Who may call a model now: the limits and the circuit breaker of one model, in one event loop.
 
-A call takes a slot before it is sent and gives it back after. It gets no slot while
-
-- as many calls are under way as the model may have at once, or the last window holds as many as the quota has;
-- the server has asked for a pause (429);
-- the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
-  probe. Its success closes the breaker; its failure doubles the pause. A spent quota also opens the breaker: a 429 says
-  so, or all replies of a whole window are 429s.
+A call gets no slot while too many are under way or in the last window, the server has asked for a pause (429), or the
+breaker is open. After `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the probe.
+Its success closes the breaker; its failure doubles the pause. The breaker also opens if a quota is spent: a 429 says
+so, or all replies of a whole window are 429s. For a model that is missing, or without a valid key, it opens for longer.
 """
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from typing import NamedTuple
@@ -46,7 +42,7 @@ class Gate:
         self._sent: deque[float] = deque(maxlen=settings.requests_per_window)
         self._running = self._failures = self._openings = 0
         self._paused_until = self._open_until = 0.0  # the latter is 0 while the breaker is closed
-        self._is_probing = self._is_shut = False
+        self._is_probing = False
         self._refused_since: float | None = None  # the first of the 429s without an answer in between
 
     async def take(self, give_up: float) -> NoSlot | bool:
@@ -67,7 +63,7 @@ class Gate:
     def _look(self, now: float) -> NoSlot | None:
         free = self._sent[0] + self._settings.window * (1 + SLACK) if len(self._sent) == self._sent.maxlen else now
         if self._open_until > now:
-            return NoSlot("its breaker is open", math.inf if self._is_shut else self._open_until, True)
+            return NoSlot("its breaker is open", self._open_until, True)
         if self._is_probing:
             return NoSlot("its breaker waits for a probe", now + _POLL_SECONDS, True)
         if self._paused_until > now:
@@ -81,39 +77,29 @@ class Gate:
         self._running -= 1
         self._is_probing &= not is_probe
         now, window, kind = time.monotonic(), self._settings.window, error.kind if error else None
-        if error is None or kind in (Kind.BAD_REPLY, Kind.NEXT_MODEL):  # the model is there, whatever it says
-            self._close()
-            self._refused_since = None
-        elif kind in (Kind.NO_MODEL, Kind.NO_KEY):
-            self.shut(error)
-        elif kind is Kind.THROTTLED and not self._is_refusing(now):
-            self._close()
+        if kind is Kind.THROTTLED:
+            self._refused_since = self._refused_since or now
+            kind = Kind.SPENT if now - self._refused_since >= window and not self._running else kind
+        if error is None or kind in (Kind.BAD_REPLY, Kind.NEXT_MODEL, Kind.THROTTLED):  # the model is there
+            self._failures, self._openings, self._open_until = 0, 0, 0.0
+            self._refused_since = self._refused_since if kind is Kind.THROTTLED else None
+        if error is None:
+            return
+        if kind is Kind.THROTTLED:
             pause = PAUSE * window if error.retry_after is None else error.retry_after
             self._paused_until = max(self._paused_until, now + pause + SLACK * window)
-        elif kind is not Kind.NO_ANSWER or seconds >= FULL_SHARE * self._settings.call_timeout:
+        elif kind in (Kind.SPENT, Kind.NO_MODEL, Kind.NO_KEY):
+            self.open(error, is_probe, (error.retry_after or 0.0) if kind is Kind.SPENT else SHUT * window)
+        elif kind is Kind.FAILED or (kind is Kind.NO_ANSWER and seconds >= FULL_SHARE * self._settings.call_timeout):
             self._failures += 1
-            is_spent = kind in (Kind.SPENT, Kind.THROTTLED)
-            is_late = self._open_until > 0 and not is_probe  # it was on its way when the breaker opened
-            if not is_late and (is_probe or is_spent or self._failures >= FAILURES_TO_OPEN):
-                self._open(now, error, (error.retry_after or 0.0) if is_spent else 0.0)
+            if is_probe or self._failures >= FAILURES_TO_OPEN:
+                self.open(error, is_probe)
 
-    def _is_refusing(self, now: float) -> bool:
-        """Say whether this 429 ends a window in which every reply was a 429 and no call is under way."""
-        self._refused_since = self._refused_since or now
-        return now - self._refused_since >= self._settings.window and not self._running
-
-    def _close(self) -> None:
-        self._failures, self._openings, self._open_until, self._is_shut = 0, 0, 0.0, False
-
-    def _open(self, now: float, error: CallError, at_least: float) -> None:
+    def open(self, error: CallError, is_probe: bool = False, at_least: float = 0.0) -> None:
         """Open the breaker, each time for longer, until a probe is answered."""
+        if self._open_until and not is_probe:
+            return  # the call was on its way when the breaker opened
         window = self._settings.window
         seconds = max(at_least, min(LONGEST_OPEN * window, FIRST_OPEN * window * 2 ** min(10, self._openings)))
-        self._openings, self._open_until = self._openings + 1, now + seconds
+        self._openings, self._open_until = self._openings + 1, time.monotonic() + seconds
         logger.warning("%s fails and gets one call after %.3g s: %s", self.model, seconds, error)
-
-    def shut(self, error: CallError) -> None:
-        """Leave the model out for some minutes: it cannot be used."""
-        if not self._is_shut:
-            logger.error("%s cannot be used and is left out: %s", self.model, error)
-        self._open_until, self._is_shut = time.monotonic() + SHUT * self._settings.window, True

@@ -28,11 +28,12 @@ class Handler(BaseHTTPRequestHandler):
     def respond(self) -> None:
         """Answer one request."""
         sent, match = self.rfile.read(int(self.headers.get("Content-Length", 0))), _PATH.fullmatch(self.path)
-        status, value = 404, {"error": {"code": 404, "message": f"{self.path} is not found", "status": "NOT_FOUND"}}
-        if match and match[1] in self.models:
-            status, value = 200, reply(json.loads(sent)) if sent else {"name": f"models/{match[1]}"}
+        is_known = match is not None and match[1] in self.models
+        value: Any = {"error": {"code": 404, "message": f"{self.path} is not found", "status": "NOT_FOUND"}}
+        if is_known:
+            value = reply(json.loads(sent)) if sent else {"name": self.path}
         content = json.dumps(value).encode()
-        self.send_response(status)
+        self.send_response(200 if is_known else 404)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -110,7 +110,7 @@ def test_a_refused_key_is_sent_once_and_logged_once_for_each_model(serve, load, 
     for _ in range(3):
         assert loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])["extra_logs"]["judge_failed"] == 1.0
     assert len(server.requests) == 1
-    assert sum("is left out" in record.message for record in caplog.records) == 3
+    assert sum("fails and gets" in record.message for record in caplog.records) == 3
 
 
 def test_the_stand_in_never_gets_the_key(serve, run) -> None:
