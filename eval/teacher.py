@@ -134,7 +134,7 @@ async def _ask(chain: Chain, output: Output, at_once: int) -> dict[tuple[EvalPro
         except ChainError as error:
             unanswered[problem, number] = str(error)
             return None
-        length = reply.tokens.answer + reply.tokens.thoughts
+        length = sum(reply.tokens[1:])  # thoughts count
         return {"response": reply.text, "response_length": length, "truncated": float(reply.is_cut)}
 
     await output.draw(one, at_once)

@@ -53,14 +53,10 @@ class Chain:
     async def ask(
         self, prompt: str, system: str | None = None, schema: type[BaseModel] | None = None, passed: float = 0.0
     ) -> Answer:
-        """Ask one question and return the first good answer.
+        """Return the first good answer, of the form of the schema. Raise ChainError if the deadline comes before it.
 
         Args:
-            schema: makes the reply JSON of this form; its ranges are checked.
             passed: seconds of the deadline that are over.
-
-        Raises:
-            ChainError: if no model answers within the deadline.
         """
         return await _Question(self, (prompt, system, schema), passed).ask()
 

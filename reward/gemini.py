@@ -5,13 +5,13 @@ range without an error. Its time-outs apply to each read: a reply that comes byt
 """
 
 import asyncio
-import functools
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -21,7 +21,6 @@ MODELS_PAGE = "https://ai.google.dev/gemini-api/docs/models"
 FIND_TRIES, FIND_SECONDS, FIND_DELAY = 3, 10.0, 1.0
 _MESSAGE_CHARS = 300
 
-T = TypeVar("T")
 Schema = type[BaseModel] | None
 
 
@@ -38,16 +37,8 @@ class Kind(Enum):
     NO_KEY = "no valid key, or a redirect"
 
 
-# By the status of an answer; see `classify` for others. The client tells the server how long it waits: 408 and 504.
+# The client tells the server how long it waits: 408 and 504.
 _KINDS = {401: Kind.NO_KEY, 403: Kind.NO_MODEL, 404: Kind.NO_MODEL, 408: Kind.NO_ANSWER, 504: Kind.NO_ANSWER}
-
-
-class Tokens(NamedTuple):
-    """As the server counted them."""
-
-    prompt: int = 0
-    answer: int = 0
-    thoughts: int = 0
 
 
 class CallError(Exception):
@@ -59,12 +50,12 @@ class CallError(Exception):
 
 
 class Reply(NamedTuple):
-    """A model's reply; `parsed` is of the schema. `is_cut`: by the limit on tokens, never with a schema."""
+    """A model's reply. It is cut by the limit on tokens, never with a schema. Tokens: prompt, answer, thoughts."""
 
     text: str
     parsed: Any
     is_cut: bool
-    tokens: Tokens
+    tokens: tuple[int, ...]
 
 
 class Client:
@@ -100,24 +91,24 @@ class Client:
             store=False,  # else a paid project may keep requests: https://ai.google.dev/gemini-api/docs/logs-datasets
             http_options=self._types.HttpOptions(timeout=max(1, round(seconds * 1000))),
         )
-        call = self._models.generate_content(model=model, contents=prompt, config=config)
-        return await self._send(call, seconds, functools.partial(_read, schema=schema))
+        async with self._limit(seconds):
+            return _read(await self._models.generate_content(model=model, contents=prompt, config=config), schema)
 
     async def find(self, model: str) -> None:
         """Ask the server for a model, a few times if that may help. Raises CallError."""
         retry = self._types.HttpRetryOptions(attempts=FIND_TRIES, initial_delay=FIND_DELAY, max_delay=FIND_SECONDS)
         options = self._types.HttpOptions(timeout=round(FIND_SECONDS * 1000), retry_options=retry)
-        call = self._models.get(model=model, config=self._types.GetModelConfig(http_options=options))
-        await self._send(call, 2 * FIND_TRIES * FIND_SECONDS, lambda found: found)
+        async with self._limit(2 * FIND_TRIES * FIND_SECONDS):
+            await self._models.get(model=model, config=self._types.GetModelConfig(http_options=options))
 
-    async def _send(self, call: Awaitable[Any], seconds: float, read: Callable[[Any], T]) -> T:
+    @contextlib.asynccontextmanager
+    async def _limit(self, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(seconds):
-                return read(await call)
+                yield
         except CallError:
             raise
-        except Exception as error:
-            # Without its cause, whose text and whose request may hold the key.
+        except Exception as error:  # without its cause, whose text and whose request may hold the key
             raise classify(error, self._key) from None
 
 
@@ -155,7 +146,7 @@ def _read(response: Any, schema: Schema) -> Reply:
     """Return the reply in a response. Raises CallError for one that is blocked, empty, cut, or not of the schema."""
     usage = response.usage_metadata
     counts = (usage.prompt_token_count, usage.candidates_token_count, usage.thoughts_token_count) if usage else ()
-    tokens = Tokens(*(max(0, count or 0) for count in counts))  # a server may be wrong
+    tokens = tuple(max(0, count or 0) for count in counts)  # a server may be wrong
     blocked = response.prompt_feedback and response.prompt_feedback.block_reason
     reason = blocked or (response.candidates[0].finish_reason if response.candidates else "STOP")
     name = getattr(reason, "value", str(reason))

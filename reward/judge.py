@@ -1,9 +1,8 @@
 """The judge: another model scores the reasoning of a response.
 
 The judge gets the problem, the reference answer, and the response, but neither our verdict nor the weights. The
-response is data: its markers and invisible characters are removed, and its length is capped. Delimiters around it hold
-a random number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
-computed here.
+response is data: markers and invisible characters are removed, and the delimiters around it hold a random number, so
+that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is computed here.
 """
 
 import asyncio
@@ -11,13 +10,12 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import re
 import secrets
 import time
 import unicodedata
 from dataclasses import dataclass
-from math import nan
+from math import fsum, nan
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -74,7 +72,7 @@ class Scores(BaseModel):
     @property
     def quality(self) -> float:
         """Return the weighted mean of the scores, from 0 to 1."""
-        return math.fsum(weight * getattr(self, name) for name, weight, _ in CRITERIA) / BEST_SCORE
+        return fsum(weight * getattr(self, name) for name, weight, _ in CRITERIA) / BEST_SCORE
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,9 @@ class Judge:
         return self.reward(correct, verdict), verdict
 
     async def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
-        """Judge one response. A judge that fails raises nothing, and gives a verdict with `failed`.
+        """Judge one response, or its reasoning if it has no final answer. Failures raise nothing.
 
-        Args:
-            is_finished: whether the response has a final answer. Otherwise its reasoning is judged. An empty response
-                is not sent and has quality 0, and so has every other one if the settings judge only finished ones.
+        An empty response is not sent and has quality 0, and so has an unfinished one if JUDGE_UNFINISHED is 0.
         """
         started = time.monotonic()
         if not is_finished and (is_empty(response) or not self.settings.judges_unfinished):
@@ -152,12 +148,9 @@ class Judge:
         return Verdict(quality, answer.calls, 0, fallbacks, 0, time.monotonic() - started, answer.tokens)
 
     def reward(self, correct: float, verdict: Verdict) -> float:
-        """Return the reward of a rollout: the weighted sum, or the reward of the fallback policy if the judge failed.
+        """Return the weighted sum, or the reward of the fallback policy if the judge failed; `correct` is 1.0 or 0.0.
 
         `grpo.batch.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
-
-        Args:
-            correct: 1.0 or 0.0.
         """
         quality = verdict.quality
         if self.settings.fallback == "mean_quality":
@@ -185,9 +178,6 @@ class Judge:
         return hashlib.sha256(json.dumps([judge, problem, response, gold]).encode()).hexdigest()
 
 
-# --- The request ------------------------------------------------------------------------------------------------------
-
-# Harmony's markers, and the header of a message.
 _MARKER = re.compile(r"<\|[^<>|\n]{0,200}\|>")
 _HEADER = re.compile(
     r"(?:<\|start\|>\s*assistant)?<\|channel\|>\s*(analysis|commentary|final)\b[^<\n]{0,80}"
@@ -196,10 +186,6 @@ _HEADER = re.compile(
 # The content of a header, also of one that was cut.
 _IN_HEADER = re.compile(r"<\|(?:start|channel|constrain)\|>[^<\n]{0,80}")
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
-# What a renderer may ignore beside the categories C (Unicode's Default_Ignorable_Code_Point), and the blank of Braille.
-_IGNORABLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
 
 
 def request(problem: str, response: str, gold: str) -> str:
@@ -223,24 +209,22 @@ def extract_problem(prompt: str) -> str:
 def clean(text: str, limit: int, nonce: str) -> str:
     """Return text without markers and invisible characters, at most about `limit` characters of head and tail.
 
-    Channel headers become a line with the channel's name, so that the judge can tell thoughts from the final message.
-    Every line that is put in holds the `nonce`: the text cannot forge it.
+    A channel's header becomes a line with its name. Lines that are put in hold the `nonce`: the text cannot forge them.
     """
     if len(text) > limit:
         half, left_out = limit // 2, len(text) - limit
         text = f"{text[:half]}\n[... {left_out} characters left out {nonce} ...]\n{text[half - limit :]}"
     text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", text)
-    # After the headers: text split by invisible characters is ordinary text, and must not become a header. Before the
-    # markers: invisible characters can hide a marker.
-    return _MARKER.sub("\n", _visible(text)).strip()
+    # Text split by invisible characters must not become a header, but it may hide a marker.
+    return _MARKER.sub("\n", "".join(filter(_is_visible, text))).strip()
 
 
 def is_empty(response: str) -> bool:
     """Return whether a response holds nothing but headers, markers and invisible characters."""
-    return not _visible(_MARKER.sub("", _IN_HEADER.sub("", response))).strip()
+    text = _MARKER.sub("", _IN_HEADER.sub("", response))
+    return all(each.isspace() or not _is_visible(each) for each in text)
 
 
-def _visible(text: str) -> str:
-    # Control, format (directions, zero width, tags), surrogates, private use, unassigned.
-    shown = (character for character in text if character in "\n\t" or unicodedata.category(character)[0] != "C")
-    return _IGNORABLE.sub("", "".join(shown))
+def _is_visible(character: str) -> bool:
+    # Not control, format (directions, zero width, tags), surrogates, private use, unassigned.
+    return character in "\n\t" or unicodedata.category(character)[0] != "C"

@@ -37,9 +37,7 @@ class JudgeActor:
 def make_asker() -> Callable[..., tuple[float, Verdict]]:
     """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process asks, for all threads.
 
-    Raises:
-        SettingsError, ValueError, OSError: if there is no judge. The asker raises ray.exceptions.RayError if the actor
-            has died, or does not answer.
+    Raises SettingsError, ValueError or OSError if there is none; the asker raises RayError if the actor has died.
     """
     name = os.environ.get(VARIABLE)
     if not name:

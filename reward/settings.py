@@ -41,26 +41,17 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How a chain of models is asked one question. Durations in seconds.
-
-    Attributes:
-        tries: calls to each model for one question, at most.
-        deadline: for one question, over all models, with all waiting.
-        requests_per_window, concurrency: calls to each model, and those under way at once.
-        max_output_tokens: of a reply; thoughts count.
-        temperature: of a reply; None is the API's own.
-        window: a minute, except in tests.
-    """
+    """How a chain of models is asked one question. Durations in seconds."""
 
     models: tuple[str, ...]
-    tries: int
-    deadline: float
+    tries: int  # for each model
+    deadline: float  # over all models, with all waiting
     call_timeout: float
-    requests_per_window: int
-    concurrency: int
-    max_output_tokens: int = 16_384
-    temperature: float | None = None
-    window: float = 60.0
+    requests_per_window: int  # to each model
+    concurrency: int  # of calls to each model
+    max_output_tokens: int = 16_384  # thoughts count
+    temperature: float | None = None  # None is the API's own
+    window: float = 60.0  # other values are for tests
 
 
 @dataclass(frozen=True)
@@ -90,13 +81,10 @@ def find_off_setting() -> str | None:
 
 
 def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
-    """Return the settings, None if the judge is off. The launcher has checked their ranges.
-
-    The local stand-in has no quota: JUDGE_RPM is that of yours at Google.
+    """Return the settings, None if the judge is off. The local stand-in has no quota: JUDGE_RPM is yours at Google.
 
     Raises:
-        SettingsError: for a value that is missing or of another type, for weights that do not add up to 1, and for a
-            model that is named twice.
+        SettingsError: for a missing value, one of another type, or an invalid combination.
     """
     if find_off_setting():
         return None
@@ -132,21 +120,15 @@ def _number(values: Mapping[str, str], name: str) -> float:
 
 
 def base_url() -> str:
-    """Return the address of JUDGE_BASE_URL, where requests go, without a slash at its end.
-
-    Raises:
-        SettingsError: for an invalid address, which the message does not repeat: it may hold a password.
-    """
+    """Return JUDGE_BASE_URL without a slash at its end. Raises SettingsError, without the address and its secrets."""
     url = variables().get("JUDGE_BASE_URL", GOOGLE_URL)
     if _ADDRESS.fullmatch(url) is None:
         remedy = f"give https://HOST[:PORT][/PATH], such as {GOOGLE_URL}; http is for 127.0.0.1 only"
         raise SettingsError("JUDGE_BASE_URL is invalid", remedy)
     foreign = os.environ.get(_FOREIGN_VARIABLE, "").strip()
     if foreign and foreign.rstrip("/").lower() != url.rstrip("/").lower():
-        raise SettingsError(
-            f"{_FOREIGN_VARIABLE} names another address than JUDGE_BASE_URL ({url}), and has no effect",
-            f"set JUDGE_BASE_URL to the address you mean, and unset {_FOREIGN_VARIABLE}",
-        )
+        what = f"{_FOREIGN_VARIABLE} names another address than JUDGE_BASE_URL ({url}), and has no effect"
+        raise SettingsError(what, f"set JUDGE_BASE_URL to the address you mean, and unset {_FOREIGN_VARIABLE}")
     return url.rstrip("/")
 
 

@@ -52,7 +52,7 @@ class _Server(ThreadingHTTPServer):
 
 def reply(body: dict[str, Any]) -> dict[str, Any]:
     """Return a good reply: JSON for the schema of the request; without one, the boxed count of "="."""
-    prompt, schema = read_text(body), body.get("generationConfig", {}).get("responseSchema")
+    prompt, schema = body["contents"][0]["parts"][0]["text"], body.get("generationConfig", {}).get("responseSchema")
     text = f"This is the local stand-in for Gemini, which counts. \\boxed{{{prompt.count('=')}}}"
     if schema:
         match = _RESPONSE.search(prompt)
@@ -61,11 +61,6 @@ def reply(body: dict[str, Any]) -> dict[str, Any]:
     tokens = {"promptTokenCount": len(prompt) // 4 + 1, "candidatesTokenCount": len(text) // 4 + 1}
     content = {"role": "model", "parts": [{"text": text}]}
     return {"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": tokens}
-
-
-def read_text(body: dict[str, Any]) -> str:
-    """Return the text of the contents of a request."""
-    return "".join(part.get("text", "") for content in body["contents"] for part in content["parts"])
 
 
 def main() -> None:

@@ -57,25 +57,17 @@ def says(text: str, reason: str = "STOP", **more: Any) -> Answer:
 
 
 class Request(NamedTuple):
-    """Of a model; `text` is all of it, headers and body."""
-
     time: float
     model: str
     body: dict[str, Any]
-    text: str
+    text: str  # headers and body
 
 
 Plan = Callable[[int, str], Answer | None]
 
 
 class GeminiServer:
-    """Runs inside a `with` block.
-
-    Args:
-        plan: the answer to the request of a number (from 0) and a model; None is a good one.
-        models: that exist; None is any.
-        latency: seconds that an answer takes.
-    """
+    """Runs inside a `with` block. The plan maps the number of a request (from 0) and its model to the answer."""
 
     def __init__(
         self, plan: Plan = lambda number, model: None, models: Sequence[str] | None = None, latency: float = 0.0
@@ -105,10 +97,8 @@ class GeminiServer:
     def answer(self, model: str, body: dict[str, Any] | None, text: str) -> Answer:
         with self._lock:
             number = len(self.requests) if body else len(self.looked_up)
-            if body:
-                self.requests.append(Request(time.monotonic(), model, body, text))
-            else:
-                self.looked_up.append(model)
+            self.requests += [Request(time.monotonic(), model, body, text)] if body else []
+            self.looked_up += [] if body else [model]
         if self.models is not None and model not in self.models:
             return error(404, f"models/{model} is not found")
         planned = self.plan(number, model)

@@ -5,36 +5,23 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import pytest
 import ray
 
 from reward import judge_place, settings
 from reward.judge_place import JudgeActor
 
-from .conftest import SETTINGS
 from .gemini_server import KEY
 
 SAMPLE = ("What is 3 + 4?", "<|channel|>final<|message|>\\boxed{7}<|return|>", "7", True)
 
 
-@pytest.fixture
-def variables(serve, tmp_path, monkeypatch):
-    """Those of the actor's process; the server that it asks."""
-    server = serve(latency=0.2)
-    values = {f"GRPO_{name}": value for name, value in SETTINGS.items()}
-    values |= {"GRPO_RUN_DIR": str(tmp_path), "GRPO_JUDGE_BASE_URL": server.url}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GEMINI_API_KEY", "")
-    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
-    return server
-
-
-def test_all_engines_ask_one_judge(variables, tmp_path, monkeypatch) -> None:
+def test_all_engines_ask_one_judge(serve, load, tmp_path, monkeypatch) -> None:
     """Engines without a run directory and a key: the same question is paid for once. Only Ray's transport is ours."""
-    loop = asyncio.new_event_loop()
+    server, loop = serve(latency=0.2), asyncio.new_event_loop()
+    load(server)
     threading.Thread(target=loop.run_forever, daemon=True).start()
     actor = JudgeActor()
+    monkeypatch.setenv("GEMINI_API_KEY", "")
     asyncio.run_coroutine_threadsafe(actor.begin({"GEMINI_API_KEY": KEY}), loop).result()
     for name in ("GRPO_RUN_DIR", "GEMINI_API_KEY"):
         monkeypatch.delenv(name)
@@ -47,17 +34,16 @@ def test_all_engines_ask_one_judge(variables, tmp_path, monkeypatch) -> None:
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda ask: ask(1.0, *SAMPLE), engines * 4))
     loop.call_soon_threadsafe(loop.stop)
-    assert len(variables.requests) == 1 and KEY in variables.requests[0].text
+    assert len(server.requests) == 1 and KEY in server.requests[0].text
     assert sorted(verdict.cached for _, verdict in results) == [0.0] + [1.0] * 7
     assert len({reward for reward, _ in results}) == 1 and (tmp_path / "judge.jsonl").exists()
 
 
-def test_a_process_outside_of_a_run_has_its_own_which_all_threads_ask(variables, monkeypatch) -> None:
+def test_a_process_outside_of_a_run_has_its_own_which_all_threads_ask(serve, load, monkeypatch) -> None:
     """The stand-in's quota is its own: with the user's, the second rollout would wait for a minute."""
-    monkeypatch.delenv(judge_place.VARIABLE, raising=False)
-    monkeypatch.setenv("GRPO_JUDGE_RPM", "1")
-    monkeypatch.setenv(settings.STAND_IN_VARIABLE, variables.url)
+    load(server := serve(), JUDGE_RPM="1")
+    monkeypatch.setenv(settings.STAND_IN_VARIABLE, server.url)
     ask = judge_place.make_asker()
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: ask(1.0, f"{n}?", *SAMPLE[1:]), range(8)))
-    assert all(not verdict.failed for _, verdict in results) and variables.asked == ["first"] * 8
+    assert all(not verdict.failed for _, verdict in results) and server.asked == ["first"] * 8

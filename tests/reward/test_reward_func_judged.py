@@ -30,37 +30,29 @@ def test_the_reward_is_the_weighted_sum(serve, load) -> None:
 
 
 ANALYSIS = "<|channel|>analysis<|message|>"
-# Two "=" in each: half of the best score from the stand-in.
-WITHOUT_ANSWER = {
-    "cut in its analysis": ANALYSIS + "3+4=7, 7=7, so \\boxed{7",
-    "boxed in its analysis": ANALYSIS + "3+4=7, 7=7 \\boxed{7}<|end|>",
-    "an empty box": RIGHT.replace("3+4", "3+4=7, 7=7").replace("{7}", "{}"),
-    "cut in its box": ANALYSIS + "3+4=7<|end|><|start|>assistant<|channel|>final<|message|>As 3+4=7: \\boxed{",
-    "cut in its thoughts": "<think>3+4=7, 7=7 and \\boxed{7}",
-    "plain text": "3+4=7, 7=7",
-}
-EMPTY = (
-    "",
-    " \n\t",
-    "\u200b\u2060",
-    "<|channel|>",
-    "<|channel|>analysis",
-    ANALYSIS,
-    ANALYSIS + " \u200b\n",
-    ANALYSIS + "<|end|><|start|>assistant<|channel|>final<|message|><|return|>",
-    "<|start|>assistant" + ANALYSIS + "<|end|><|start|>assistant",
-    "<|channel|>final <|constrain|>json<|message|>\u2800",
+# Two "=" in each: half of the best score from the server.
+WITHOUT_ANSWER = (
+    ANALYSIS + "3+4=7, 7=7, so \\boxed{7",
+    RIGHT.replace("3+4", "3+4=7, 7=7").replace("{7}", "{}"),
+    "<think>3+4=7, 7=7 and \\boxed{7}",
+    "3+4=7, 7=7",
 )
+EMPTY = ("", " \n\t\u200b", "<|channel|>", ANALYSIS + " \u200b\n",
+         ANALYSIS + "<|end|><|start|>assistant<|channel|>final<|message|><|return|>",
+         "<|channel|>final <|constrain|>json<|message|>")  # fmt: skip
 
 
-@pytest.mark.parametrize("response", WITHOUT_ANSWER.values(), ids=WITHOUT_ANSWER.keys())
-def test_the_reasoning_of_a_response_without_an_answer_is_judged(serve, load, response: str) -> None:
+@pytest.mark.parametrize(("unfinished", "quality"), [("1", 0.5), ("0", 0.0)])
+def test_a_response_without_an_answer_earns_its_reasoning_and_an_empty_one_is_not_sent(
+    serve, load, unfinished: str, quality: float
+) -> None:
     server = serve()
-    result = load(server).reward_func([PROMPT + response], [PROMPT], ["7"])
-    assert result["rewards"] == pytest.approx(0.4 * 0.5) and result["scores"] == 0.0
-    assert (result["extra_logs"]["answered"], result["extra_logs"]["judge_quality"]) == (0.0, 0.5)
-    [request] = server.requests
-    assert "3+4=7" in request.text
+    loaded = load(server, JUDGE_UNFINISHED=unfinished)
+    for response, earned in (*((each, quality) for each in WITHOUT_ANSWER), *((each, 0.0) for each in EMPTY)):
+        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        assert result["rewards"] == pytest.approx(0.4 * earned) and result["scores"] == 0.0, response
+        assert (result["extra_logs"]["answered"], result["extra_logs"]["judge_quality"]) == (0.0, earned)
+    assert len(server.requests) == (len(WITHOUT_ANSWER) if quality else 0)
 
 
 def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quality_at_most(serve, load) -> None:
@@ -76,23 +68,13 @@ def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quali
         assert is_asked == (len(response) > len(ANALYSIS)), response
 
 
-@pytest.mark.parametrize(("unfinished", "responses"), [("1", EMPTY), ("0", (*EMPTY, *WITHOUT_ANSWER.values()))])
-def test_a_response_that_is_empty_or_not_to_be_judged_is_not_sent(serve, load, unfinished: str, responses) -> None:
-    server = serve()
-    loaded = load(server, JUDGE_UNFINISHED=unfinished)
-    for response in responses:
-        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0, response
-    assert server.requests == []
-
-
 @pytest.mark.parametrize(("policy", "expected"), [("correctness", 0.0), ("group", 0.0), ("mean_quality", 0.4 * 0.5)])
 def test_a_judge_that_fails_on_a_response_without_an_answer(serve, load, policy: str, expected: float) -> None:
     """The policy sets its reward, as for a wrong one. The mean covers samples without the gold answer."""
     loaded = load(serve(lambda number, model: error(400) if number else None), JUDGE_FALLBACK=policy)
     judged, failed = (
         loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        for response in (WITHOUT_ANSWER["plain text"], ANALYSIS + "another thought")
+        for response in (WITHOUT_ANSWER[-1], ANALYSIS + "another thought")
     )
     assert judged["rewards"] == pytest.approx(0.4 * 0.5)
     assert failed["extra_logs"]["judge_failed"] == 1.0 and failed["rewards"] == pytest.approx(expected)
