@@ -86,7 +86,7 @@ def test_a_plan_without_a_model_reads_the_files_that_are_here(tmp_path, options,
         ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they must add up to 1"),
         ({"QUALITY_WEIGHT": "1.5"}, "must add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
-        ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
+        ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL is invalid"),
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
     ],
 )
