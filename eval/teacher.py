@@ -3,10 +3,9 @@
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
 F is a file from `python -m data.prepare`. DIR becomes an evaluation folder like those of `python -m eval.evaluate`, for
-`eval.compare`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL and JUDGE_PROXY have the same
-meaning as in train_grpo.sh. It first asks whether the API offers the model. The same command
-continues an interrupted baseline and keeps existing answers. Gemini's seeds are not reproducible, so samples differ
-between calls.
+`eval.compare`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL has the same meaning as in
+train_grpo.sh. It first asks whether the API offers the model. The same command continues an interrupted baseline and
+keeps existing answers. Gemini's seeds are not reproducible, so samples differ between calls.
 
 Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
 """
@@ -16,7 +15,6 @@ import asyncio
 import importlib.metadata
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,8 @@ from grpo.checkpoint.digests import digest_file
 from grpo.stack import command
 from grpo.stack.checkout import git_revision
 from grpo.stack.problem import UserError
-from reward import endpoint, models, settings
+from reward import gemini, settings
 from reward.chain import Chain, ChainError, connect
-from reward.endpoint import Endpoint
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,9 +54,6 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--requests-per-minute", type=int, default=60, help="your quota of requests (default: 60)"
     )
-    command_line.add_argument(
-        "--tokens-per-minute", type=int, default=1_000_000, help="your quota of prompt tokens (default: 1000000)"
-    )
     command_line.add_argument("--concurrency", type=int, default=16, help="concurrent calls (default: 16)")
     command_line.add_argument(
         "--count-unanswered", action="store_true", help="finish by counting samples without an answer as wrong"
@@ -77,15 +71,15 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     try:
         key = settings.api_key()
         stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
-        where = Endpoint(stand_in) if stand_in else endpoint.from_environment()
+        where = stand_in or settings.base_url()
     except settings.SettingsError as error:
         raise UserError(error.what, error.remedy) from None
     if not (key or stand_in):
         raise UserError("no key for Gemini is set", "export GEMINI_API_KEY")
     if stand_in:
         print(f"eval.teacher: a local stand-in at {stand_in} answers instead of Gemini", file=sys.stderr)
-    elif where.unused or where.proxy or where.base_url != settings.GOOGLE_URL:
-        print("\n".join(f"eval.teacher: {line}" for line in endpoint.describe(where)), file=sys.stderr)
+    elif where != settings.GOOGLE_URL:
+        print(f"eval.teacher: requests go to {where}", file=sys.stderr)
     problems = read_problems(options.data)[: options.limit]
     identity = {
         "model": options.model if not stand_in else f"local stand-in for {options.model}",
@@ -94,17 +88,16 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         "temperature": options.temperature,
         "google-genai": importlib.metadata.version("google-genai"),
     }
-    if not stand_in and where.base_url != settings.GOOGLE_URL:
-        identity["base_url"] = where.base_url
+    if not stand_in and where != settings.GOOGLE_URL:
+        identity["base_url"] = where
     about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
             asking = settings.STAND_IN_KEY if stand_in else key or ""
-            for wrong in models.find_retired([options.model]) or models.find_missing([options.model], asking, where):
+            for wrong in asyncio.run(gemini.find_missing([options.model], asking, where)):
                 raise UserError(f"--model: {wrong.what}", wrong.remedy)
-            chain = connect(chain_settings, key, stand_in, where)
-            unanswered = asyncio.run(_ask(chain, output, options.concurrency))
+            unanswered = asyncio.run(_ask(connect(chain_settings, key, stand_in), output, options.concurrency))
             for (problem, number), why in unanswered.items():
                 print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
                 if options.count_unanswered:
@@ -115,7 +108,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
-    counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute")
+    counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute")
     command.check_counts(options, (*counts, "concurrency"))
     if options.temperature is not None and not 0 <= options.temperature <= 2:
         raise UserError(f"--temperature is {options.temperature:g}", "give a number from 0 to 2")
@@ -125,40 +118,34 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
         deadline=options.deadline,
         call_timeout=options.deadline,
         requests_per_window=options.requests_per_minute,
-        tokens_per_window=options.tokens_per_minute,
         concurrency=options.concurrency,
         max_output_tokens=options.max_tokens,
         temperature=options.temperature,
     )
 
 
-async def _ask(chain: Chain, output: Output, threads: int) -> dict[tuple[EvalProblem, int], str]:
+async def _ask(chain: Chain, output: Output, at_once: int) -> dict[tuple[EvalProblem, int], str]:
     """Request the missing samples; return those without an answer, and why."""
     unanswered = {}
-    pool = ThreadPoolExecutor(threads)
 
     async def one(problem: EvalProblem, number: int) -> dict[str, Any] | None:
         try:
-            reply = (await asyncio.get_running_loop().run_in_executor(pool, chain.ask, problem.prompt)).reply
+            reply = (await chain.ask(problem.prompt)).reply
         except ChainError as error:
             unanswered[problem, number] = str(error)
             return None
-        # The length includes thoughts.
-        return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
+        length = sum(reply.tokens[1:])  # thoughts count
+        return {"response": reply.text, "response_length": length, "truncated": float(reply.is_cut)}
 
-    try:
-        await output.draw(one, threads)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for replies
+    await output.draw(one, at_once)
     return unanswered
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
-    for name in endpoint.VARIABLES:  # as train_grpo.sh takes them
-        if os.environ.get(name):
-            os.environ[f"GRPO_{name}"] = os.environ[name]
+    if os.environ.get("JUDGE_BASE_URL"):  # as train_grpo.sh takes it
+        os.environ["GRPO_JUDGE_BASE_URL"] = os.environ["JUDGE_BASE_URL"]
     try:
         result = run(options)
     except UserError as error:
@@ -166,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print(f"eval.teacher: interrupted; the same command continues {options.out}", file=sys.stderr)
-        os._exit(130)  # threads still wait for replies
+        return 130
     if result is None:
         print(
             "eval.teacher: some samples have no answer; the same command tries again, or counts them as wrong with "

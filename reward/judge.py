@@ -1,36 +1,35 @@
 """The judge: another model scores the reasoning of a response.
 
 The judge gets the problem, the reference answer, and the response, but neither our verdict nor the weights. The
-response is data: its markers and invisible characters are removed, and its length is capped. Delimiters around it hold
-a random number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
-computed here. `JudgeSettings` decides whether a response without a final answer is judged by its reasoning.
+response is data: markers and invisible characters are removed, and the delimiters around it hold a random number, so
+that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is computed here.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
-import math
 import re
 import secrets
-import sqlite3
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import nan
+from dataclasses import dataclass
+from math import fsum, nan
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward.chain import Chain, ChainError, Spent
-from reward.judgements import Judgements
+from reward.chain import Chain, ChainError
 from reward.settings import JudgeSettings
 
 logger = logging.getLogger(__name__)
 
 BEST_SCORE = 4
+MEAN_SAMPLES = 256  # the mean follows a policy that changes: later samples weigh at least this share
 MAX_RESPONSE_CHARS, MAX_PROBLEM_CHARS = 24_000, 8_000
-_HEAD_SHARE = 0.5
 # Name, weight in the quality, and the judge's instruction.
 CRITERIA = (
     ("validity", 0.4, "every step is true and follows from what stands before it"),
@@ -73,23 +72,16 @@ class Scores(BaseModel):
     @property
     def quality(self) -> float:
         """Return the weighted mean of the scores, from 0 to 1."""
-        return math.fsum(weight * getattr(self, name) for name, weight, _ in CRITERIA) / BEST_SCORE
+        return fsum(weight * getattr(self, name) for name, weight, _ in CRITERIA) / BEST_SCORE
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The judgement of one rollout, as it is logged: each field is the log ``judge_<name>``.
 
-    Attributes:
-        quality: 0 to 1; 0 for a response that is not sent; NaN if the judge failed, and in an evaluation.
-        calls: requests that were sent, tries included.
-        failed: 1 if no model gave a judgement, else 0.
-        fallbacks: 1 if a later model of the chain gave it, else 0.
-        cached: 1 if it existed already, or was being made for another rollout, else 0.
-        seconds: waiting included.
-        tokens: of prompts and replies, thoughts included.
-        by_model: calls and failed calls of each model that was called, logged as ``judge_calls.MODEL`` and
-            ``judge_failures.MODEL``; ``judge_fallbacks.MODEL`` is 1 where that later model judged.
+    The quality is 0 for a response that is not sent, and NaN if the judge failed, or was not asked. `calls` includes
+    tries, `tokens` prompts and thoughts, `seconds` all waiting. `failed` is 1 if no model gave a judgement, `fallbacks`
+    if a later model gave it, `cached` if it existed already or was being made for another rollout.
     """
 
     quality: float = nan
@@ -99,130 +91,98 @@ class Verdict:
     cached: float = 0.0
     seconds: float = 0.0
     tokens: float = 0.0
-    by_model: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def logs(self, models: Sequence[str] = ()) -> dict[str, float]:
-        """Return the fields by the names under which they are logged.
-
-        Args:
-            models: of the chain: each has its numbers in every rollout's logs, which need the same keys.
-        """
-        logs = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
-        for position, model in enumerate(models):
-            calls, failures = self.by_model.get(model, (0, 0))
-            logs |= {f"judge_calls.{model}": float(calls), f"judge_failures.{model}": float(failures)}
-            if position:  # the model whose call gave an answer is the one that judged
-                logs[f"judge_fallbacks.{model}"] = float(calls > failures)
-        return logs
+    def logs(self) -> dict[str, float]:
+        """Return the fields by the names under which they are logged."""
+        return {f"judge_{name}": float(value) for name, value in vars(self).items()}
 
 
 class Judge:
-    """Judges rollouts from all threads."""
+    """Judges rollouts, in one event loop. `file` keeps the judgements, which a resumed run finds."""
 
-    def __init__(self, settings: JudgeSettings, judgements: Judgements, chain: Chain) -> None:
-        self.settings, self.chain = settings, chain
-        self.judgements = judgements
-        self._logged = False
+    def __init__(self, settings: JudgeSettings, file: Path, chain: Chain) -> None:
+        self.settings, self.chain, self._file = settings, chain, file
+        self._kept: dict[str, Any] = {}
+        for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+            with contextlib.suppress(ValueError, TypeError):  # torn: the run was killed, or the disk was full
+                self._kept.update([json.loads(line)])
+        self._means: dict[float, tuple[int, float]] = {}  # by correctness: judged rollouts, and their mean quality
+        # One for each question that is being asked: whoever has the same question waits for the answer.
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._has_logged = False
 
-    def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
-        """Judge one response. A judge that fails raises nothing, and gives a verdict with `failed`.
+    async def reward_response(
+        self, correct: float, problem: str, response: str, gold: str, is_finished: bool
+    ) -> tuple[float, Verdict]:
+        """Judge one response; return its reward, see :meth:`reward`, and the verdict."""
+        verdict = await self.judge(problem, response, gold, is_finished)
+        return self.reward(correct, verdict), verdict
 
-        Args:
-            is_finished: whether the response has a final answer. Otherwise its reasoning is judged. An empty response
-                is not sent and has quality 0, and so has every other one if the settings judge only finished ones.
+    async def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
+        """Judge one response, or its reasoning if it has no final answer. Failures raise nothing.
+
+        An empty response is not sent and has quality 0, and so has an unfinished one if JUDGE_UNFINISHED is 0.
         """
         started = time.monotonic()
         if not is_finished and (is_empty(response) or not self.settings.judges_unfinished):
             return Verdict(quality=0.0)
         system = SYSTEM if is_finished else SYSTEM_UNFINISHED
         key = self._key(system, problem, response, gold)
+        lock = self._asking.setdefault(key, asyncio.Lock())
         try:
-            stored = self.judgements.find_or_claim(key, started + self.chain.settings.deadline)
-            if stored is not None:
-                quality = Scores.model_validate_json(stored).quality
-                return Verdict(quality=quality, cached=1.0, seconds=time.monotonic() - started)
-            return self._ask(key, request(problem, response, gold), system, started)
-        except (ChainError, TimeoutError, sqlite3.Error) as error:
-            if not self._logged:  # the rest are counted by `judge_failed`
-                self._logged = True
-                logger.error("a rollout could not be judged and counts in judge_failed: %s", error)
-            spent = error.spent if isinstance(error, ChainError) else Spent()
-            return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
-
-    def reward_response(
-        self, correct: float, problem: str, response: str, gold: str, is_finished: bool
-    ) -> tuple[float, Verdict]:
-        """Judge one response; return its reward, see :meth:`reward`, and the verdict."""
-        verdict = self.judge(problem, response, gold, is_finished)
-        return self.reward(correct, verdict), verdict
-
-    def _ask(self, key: str, prompt: str, system: str, started: float) -> Verdict:
-        scores = None
-        try:
-            answer = self.chain.ask(prompt, system=system, schema=Scores, started=started)
-            scores = answer.reply.parsed
-        finally:
-            self._end_claim(key, scores)
-        return Verdict(
-            quality=scores.quality,
-            fallbacks=float(answer.fallbacks > 0),
-            seconds=time.monotonic() - started,
-            **_costs(answer.spent),
-        )
-
-    def _end_claim(self, key: str, scores: Scores | None) -> None:
-        try:
-            self.judgements.end_claim(key, scores.model_dump_json() if scores else None)
-        except sqlite3.Error as error:  # the judgement counts all the same
-            logger.warning("a judgement was not kept: %s", error)
+            async with asyncio.timeout(self.chain.settings.deadline) as waiting, lock:
+                waiting.reschedule(None)  # the chain keeps the deadline
+                if key in self._kept:
+                    quality = Scores.model_validate(self._kept[key]).quality
+                    return Verdict(quality, cached=1, seconds=time.monotonic() - started)
+                prompt = request(problem, response, gold)
+                answer = await self.chain.ask(prompt, system, Scores, time.monotonic() - started)
+                self._keep(key, answer.reply.parsed)
+        except (ChainError, TimeoutError) as error:
+            if not self._has_logged:  # the rest are counted by `judge_failed`
+                self._has_logged = True
+                logger.error("a rollout could not be judged and counts in judge_failed: %s", error or "no time")
+            calls, tokens = (error.calls, error.tokens) if isinstance(error, ChainError) else (0, 0)
+            return Verdict(nan, calls, failed=1, seconds=time.monotonic() - started, tokens=tokens)
+        quality, fallbacks = answer.reply.parsed.quality, answer.position > 0
+        return Verdict(quality, answer.calls, 0, fallbacks, 0, time.monotonic() - started, answer.tokens)
 
     def reward(self, correct: float, verdict: Verdict) -> float:
-        """Return the reward of a rollout: the weighted sum, or the reward of the fallback policy if the judge failed.
+        """Return the weighted sum, or the reward of the fallback policy if the judge failed; `correct` is 1.0 or 0.0.
 
         `grpo.batch.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
-
-        Args:
-            correct: 1.0 or 0.0.
         """
         quality = verdict.quality
         if self.settings.fallback == "mean_quality":
             if verdict.failed:
-                quality = self.judgements.mean_quality(bool(correct))
-            elif verdict.calls or verdict.cached:
-                # Responses that are never sent cannot fail, so they do not count.
-                self.judgements.add_to_mean(bool(correct), quality)
+                quality = self._means.get(correct, (0, nan))[1]
+            elif verdict.calls or verdict.cached:  # responses that are never sent cannot fail, so they do not count
+                count, mean = self._means.get(correct, (0, 0.0))
+                count = min(count + 1, MEAN_SAMPLES)
+                self._means[correct] = count, mean + (quality - mean) / count
         elif verdict.failed:
             return correct
         return self.settings.correctness_weight * correct + self.settings.quality_weight * quality
 
+    def _keep(self, key: str, scores: Scores) -> None:
+        self._kept[key] = scores.model_dump()
+        try:
+            with self._file.open("a") as file:
+                file.write(f"\n{json.dumps([key, self._kept[key]])}")  # a line that was torn stays alone
+        except OSError as error:  # it counts all the same
+            logger.warning("a judgement was not kept: %s", error)
+
     def _key(self, system: str, problem: str, response: str, gold: str) -> str:
         """Return a digest of everything that a judgement depends on."""
         judge = [system, CRITERIA, self.chain.client.origin, self.chain.settings.models]
-        parts = [judge, problem, response, gold]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([judge, problem, response, gold]).encode()).hexdigest()
 
 
-def _costs(spent: Spent) -> dict[str, Any]:
-    """Return the fields of a verdict that give its cost."""
-    return {
-        "calls": float(spent.calls.total()),
-        "tokens": float(spent.prompt_tokens + spent.output_tokens),
-        "by_model": {model: (calls, spent.failures[model]) for model, calls in spent.calls.items()},
-    }
-
-
-# --- The request ------------------------------------------------------------------------------------------------------
-
-# Harmony's markers, also with look-alikes of their characters, and the header of a message.
-_OPEN = "<\uff1c\ufe64\u2039\u2329\u3008\u27e8\u276e\u02c2"
-_BAR = "|\uff5c\u2223\u01c0\u2502\u2758\u00a6"
-_CLOSE = ">\uff1e\ufe65\u203a\u232a\u3009\u27e9\u276f\u02c3"
-# Possessive, so that it takes linear time.
-_MARKER = re.compile(rf"[{_OPEN}][{_BAR}]++(?:[^{_OPEN}{_BAR}{_CLOSE}\n]{{0,200}}+[{_BAR}]++)?[{_CLOSE}]")
+_MARKER = re.compile(r"<\|[^<>|\n]{0,200}\|>")
 _HEADER = re.compile(
-    r"<\|channel\|>\s*(analysis|commentary|final)\b[^<\n]{0,80}(?:<\|constrain\|>[^<\n]{0,40})?<\|message\|>"
+    r"(?:<\|start\|>\s*assistant)?<\|channel\|>\s*(analysis|commentary|final)\b[^<\n]{0,80}"
+    r"(?:<\|constrain\|>[^<\n]{0,40})?<\|message\|>"
 )
-_ROLE = re.compile(r"<\|start\|>\s*assistant(?=<\|channel\|>)")
 # The content of a header, also of one that was cut.
 _IN_HEADER = re.compile(r"<\|(?:start|channel|constrain)\|>[^<\n]{0,80}")
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
@@ -230,9 +190,7 @@ _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTA
 
 def request(problem: str, response: str, gold: str) -> str:
     """Return the user message to the judge about one response."""
-    nonce = secrets.token_hex(16)
-    while any(nonce in text for text in (problem, response, gold)):
-        nonce = secrets.token_hex(16)
+    nonce = secrets.token_hex(16)  # 128 bits: no text that exists before can hold them
     parts = {
         "problem": clean(problem, MAX_PROBLEM_CHARS, nonce),
         "reference_answer": clean(gold, 1000, nonce),
@@ -251,39 +209,22 @@ def extract_problem(prompt: str) -> str:
 def clean(text: str, limit: int, nonce: str) -> str:
     """Return text without markers and invisible characters, at most about `limit` characters of head and tail.
 
-    Channel headers become a line with the channel's name, so that the judge can tell thoughts from the final message.
-    Every line that is put in holds the `nonce`: the text cannot forge it.
+    A channel's header becomes a line with its name. Lines that are put in hold the `nonce`: the text cannot forge them.
     """
-    text = _shorten(text, limit, nonce)
-    text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", _ROLE.sub("", text))
-    # After the headers: text split by invisible characters is ordinary text, and must not become a header. Before the
-    # markers: invisible characters can hide a marker.
-    text = "".join(character for character in text if _is_visible(character))
-    return _MARKER.sub("\n", text).strip()
+    if len(text) > limit:
+        half, left_out = limit // 2, len(text) - limit
+        text = f"{text[:half]}\n[... {left_out} characters left out {nonce} ...]\n{text[half - limit :]}"
+    text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", text)
+    # Text split by invisible characters must not become a header, but it may hide a marker.
+    return _MARKER.sub("\n", "".join(filter(_is_visible, text))).strip()
 
 
 def is_empty(response: str) -> bool:
     """Return whether a response holds nothing but headers, markers and invisible characters."""
     text = _MARKER.sub("", _IN_HEADER.sub("", response))
-    return all(character.isspace() or not _is_visible(character) for character in text)
-
-
-def _shorten(text: str, limit: int, nonce: str) -> str:
-    if len(text) <= limit:
-        return text
-    head = round(limit * _HEAD_SHARE)
-    tail = limit - head
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out {nonce} ...]\n{text[-tail:]}"
-
-
-# Characters outside of the categories C that a renderer may ignore (Unicode's Default_Ignorable_Code_Point: joiners,
-# fillers, variation selectors), and the blank of Braille.
-_IGNORABLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
+    return all(each.isspace() or not _is_visible(each) for each in text)
 
 
 def _is_visible(character: str) -> bool:
-    # Control, format (directions, zero width, tags), surrogates, private use, unassigned.
-    is_other = unicodedata.category(character).startswith("C") or _IGNORABLE.match(character)
-    return character in "\n\t" or not is_other
+    # Not control, format (directions, zero width, tags), surrogates, private use, unassigned.
+    return character in "\n\t" or unicodedata.category(character)[0] != "C"

@@ -6,112 +6,80 @@ reaches the local stand-in, so no other node needs either.
 
 import asyncio
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from reward import chain, endpoint, settings
+from reward import settings
+from reward.chain import connect
 from reward.judge import Judge, Verdict
-from reward.judgements import Judgements
 
 VARIABLE = "GRPO_JUDGE_ACTOR"  # the actor's name, set by the launcher for a run with a judge
 NAME = "grpo-judge"
-# Samples of all engines that wait for their judgement at once; a thread is created only if all others are busy.
-MOST_WAITING = 8192
-# More than the judge's own deadline, which starts when the actor begins with a rollout.
-SPARE_SECONDS = 60.0
-_PROXIES = ("https_proxy", "all_proxy", "no_proxy")
+MOST_WAITING = 8192  # rollouts of all engines that wait for their judgement at once
+SPARE_SECONDS = 60.0  # beside the judge's own deadline, which starts when the actor begins with a rollout
 
 
 class JudgeActor:
-    """The judge that all engines ask; Ray runs it as an actor."""
+    """The judge that all engines ask; Ray runs it as an actor with one event loop."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="judge")
-        self._judge: Judge | None = None
-
-    async def begin(self, environment: Mapping[str, str]) -> None:
-        """Take the variables of :func:`variables`, which a creation task would leave with Ray's head, and begin."""
-        os.environ.update(environment)
+    async def begin(self, keys: Mapping[str, str]) -> None:
+        """Take the keys, which Ray would keep and show as arguments of the actor, and begin."""
+        os.environ.update(keys)
         self._judge = make_judge()
 
-    async def reward_response(self, correct: float, sample: tuple[str, str, str, bool]) -> tuple[float, Verdict]:
+    async def reward_response(self, *sample: Any) -> tuple[float, Verdict]:
         """Return what :meth:`reward.judge.Judge.reward_response` returns."""
-        assert self._judge
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._judge.reward_response, correct, *sample)
+        return await self._judge.reward_response(*sample)
 
 
-class DistantJudge:
-    """Asks the actor; for all threads of an engine's process."""
+def make_asker() -> Callable[..., tuple[float, Verdict]]:
+    """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process asks, for all threads.
 
-    def __init__(self, name: str) -> None:
-        import ray  # engines outside of a run, and the other commands, have none
-
-        configured = settings.from_environment()
-        self._get, self._actor = ray.get, ray.get_actor(name)
-        self._seconds = SPARE_SECONDS + (configured.chain.deadline if configured else 0.0)
-
-    def reward_response(
-        self, correct: float, problem: str, response: str, gold: str, is_finished: bool
-    ) -> tuple[float, Verdict]:
-        """Return what :meth:`reward.judge.Judge.reward_response` returns.
-
-        Raises:
-            ray.exceptions.RayError: if the actor has died, or does not answer.
-        """
-        call: Any = self._actor.reward_response.remote(correct, (problem, response, gold, is_finished))
-        return self._get(call, timeout=self._seconds)
-
-
-def get_judge() -> Judge | DistantJudge:
-    """Return the judge that this process asks.
-
-    Raises:
-        SettingsError, ValueError, sqlite3.Error, OSError: if there is none.
+    Raises SettingsError, ValueError or OSError if there is none; the asker raises RayError if the actor has died.
     """
     name = os.environ.get(VARIABLE)
-    return DistantJudge(name) if name else make_judge()
+    if not name:
+        judge, loop = make_judge(), asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True, name="judge").start()
+        return lambda *sample: asyncio.run_coroutine_threadsafe(judge.reward_response(*sample), loop).result()
+    import ray  # engines outside of a run, and the other commands, have none
+
+    actor: Any = ray.get_actor(name)
+    get: Any = ray.get
+    configured = settings.from_environment()
+    seconds = SPARE_SECONDS + (configured.chain.deadline if configured else 0.0)
+    return lambda *sample: get(actor.reward_response.remote(*sample), timeout=seconds)
 
 
 def make_judge() -> Judge:
     """Return a judge in this process, which has the file of the run directory for itself."""
-    configured = settings.from_environment()
-    if configured is None:
-        raise settings.SettingsError("the judge is off", "see `find_off_setting`")
-    judgements = Judgements(settings.state_file())
-    stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
-    if stand_in:
-        configured = settings.adapt_to_stand_in(configured)
-    where = None if stand_in else endpoint.from_environment()
-    return Judge(configured, judgements, chain.connect(configured.chain, settings.api_key(), stand_in, where))
+    stand_in, folder = os.environ.get(settings.STAND_IN_VARIABLE), os.environ.get("GRPO_RUN_DIR")
+    configured = settings.from_environment(bool(stand_in))
+    if configured is None or not folder:
+        raise settings.SettingsError("the judge is off, or has no run directory", "set JUDGE=1 and GRPO_RUN_DIR")
+    return Judge(configured, Path(folder, "judge.jsonl"), connect(configured.chain, settings.api_key(), stand_in))
 
 
 def start(options: Mapping[str, Any]) -> Any:
-    """Start the actor from the driver if the run has one; return its handle, which keeps it alive.
-
-    Args:
-        options: of Ray, which place it on this node.
-    """
+    """Start the actor from the driver, with Ray's options, if the run has one; return its handle, which keeps it."""
     import ray
 
     name = os.environ.get(VARIABLE)
     if not name:
         return None
-    place = {"num_cpus": 0, **options}
-    actor = ray.remote(JudgeActor).options(name=name, max_concurrency=MOST_WAITING, **place).remote()
-    begun: Any = actor
-    ray.get(begun.begin.remote(variables()))
+    place = {"num_cpus": 0, "max_concurrency": MOST_WAITING, **options}
+    actor: Any = ray.remote(JudgeActor).options(name=name, **place).remote()
+    # The keys of this process, which Ray does not hand on.
+    ray.get(actor.begin.remote({key: os.environ[key] for key in settings.KEY_VARIABLES if key in os.environ}))
     return actor
 
 
 def require() -> None:
-    """Check, in the controller, that the actor answers if the run has one.
+    """Raise RuntimeError, in the controller, if the run's actor has died, or does not answer.
 
     Without it every rollout would get what JUDGE_FALLBACK says, for the rest of the run.
-
-    Raises:
-        RuntimeError: if it has died, or does not answer.
     """
     name = os.environ.get(VARIABLE)
     if not name:
@@ -122,9 +90,3 @@ def require() -> None:
         ray.get(ray.get_actor(name).__ray_ready__.remote(), timeout=SPARE_SECONDS)
     except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
         raise RuntimeError(f"the judge's process has died, or does not answer ({type(error).__name__})") from None
-
-
-def variables() -> dict[str, str]:
-    """Return the variables of this process that Ray does not hand on: keys, and where requests go."""
-    names = {*settings.KEY_VARIABLES, endpoint.FOREIGN_VARIABLE}
-    return {name: value for name, value in os.environ.items() if name in names or name.lower() in _PROXIES}

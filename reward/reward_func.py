@@ -18,14 +18,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
 from reward import equivalence, judge_place, settings
 from reward.answers import NO_FINAL, grade
-from reward.judge import Judge, Verdict, extract_problem
-from reward.judge_place import DistantJudge
+from reward.judge import Verdict, extract_problem
 from reward.labels import parse_label
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {
         "rewards": column("reward"),
         "scores": column("correct"),
-        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(() if _models() is None else _make_unjudged_logs()))},
+        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(Verdict().logs() if _has_judge() else ()))},
     }
 
 
@@ -85,11 +84,11 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
             "answered": nan,
             "has_final": nan,
             "reward_error": 1.0,
-            **_make_unjudged_logs(),
+            **Verdict().logs(),
         }
     correct = float(result.correct)
     reward, verdict = correct, Verdict()
-    if label.split == "train" and _models() is not None:
+    if label.split == "train" and _has_judge():
         reward, verdict = _judge_one(prompts[i], response, label.answer, correct, result.answer is not None)
     return {
         "reward": reward,
@@ -97,43 +96,37 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         "answered": float(result.answer is not None),
         "has_final": float(result.reason != NO_FINAL),
         "reward_error": 0.0,
-        **verdict.logs(_models() or ()),
+        **verdict.logs(),
     }
 
 
 def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
     """The blended reward of a training rollout, and its verdict."""
     try:
-        return _judge().reward_response(correct, extract_problem(prompt), response, gold, is_answered)
+        return _asker()(correct, extract_problem(prompt), response, gold, is_answered)
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")
         is_mean = settings.variables().get("JUDGE_FALLBACK") == "mean_quality"
         return nan if is_mean else correct, Verdict(failed=1.0)
 
 
-def _make_unjudged_logs() -> dict[str, float]:
-    """The logs of a rollout that no judge was asked for."""
-    return Verdict().logs(_models() or ())
-
-
 @functools.cache
-def _models() -> tuple[str, ...] | None:
-    """The judge's models, None without one. Invalid settings, which the preflight refuses, count as one that fails."""
+def _has_judge() -> bool:
+    """Whether there is a judge. Invalid settings, which the preflight refuses, count as one that fails."""
     try:
-        configured = settings.from_environment()
+        return settings.from_environment() is not None
     except settings.SettingsError:
-        return ()
-    return configured.chain.models if configured else None
+        return True
 
 
 _judge_lock = threading.Lock()
-_made_judge = functools.cache(judge_place.get_judge)
+_made_asker = functools.cache(judge_place.make_asker)
 
 
-def _judge() -> Judge | DistantJudge:
-    """The judge that this process asks, which is made once."""
+def _asker() -> Callable[..., tuple[float, Verdict]]:
+    """Asks the judge; made once in this process."""
     with _judge_lock:
-        return _made_judge()
+        return _made_asker()
 
 
 def extract_response(query: str, prompt: str) -> str:

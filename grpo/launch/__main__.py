@@ -159,10 +159,6 @@ def _main(options: argparse.Namespace) -> int:
             return refuse(options, error)
     named = options.config | {name: value for name, (value, _) in options.changes.items()}
     own_runs.record(folder, named | {name: getattr(config.args, flag) for name, flag in own_runs.PLACES.items()})
-    try:
-        judge.prepare(run_judge, folder)
-    except UserError as error:
-        return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *about, *cluster.places, watch]), flush=True)

@@ -1,4 +1,4 @@
-"""What a whole run costs: calls, tokens and price of the judge, and hours."""
+"""What a whole run costs: calls and tokens of the judge, and hours."""
 
 from grpo.launch import hours
 from grpo.launch.config import Config
@@ -23,13 +23,9 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
         return []
     calls = steps * plan.rollouts_per_step
     prompts, replies = calls * (INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
-    lines = [
+    return [
         f"judge cost  {format_count(calls, 'call')} in {format_count(steps, 'step')}, plus failed tries",
         f"{_INDENT}up to {prompts:,.1f} million prompt tokens: responses of GENERATE_MAX_LEN, and {INSTRUCTIONS:,} "
         "tokens for each problem and the instructions (assumed)",
         f"{_INDENT}{replies:,.1f} million reply tokens: {_REPLY:,} per call (assumed)",
     ]
-    if judge.settings.price:
-        for_prompts, for_replies = judge.settings.price
-        lines.append(f"{_INDENT}{prompts * for_prompts + replies * for_replies:,.0f} USD at JUDGE_PRICE")
-    return lines

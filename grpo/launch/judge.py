@@ -1,22 +1,15 @@
 """The judge of a run before it starts: its settings, its key, and its models or the local stand-in."""
 
-import logging
-import sqlite3
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.problem import Problem, UserError
-from reward import endpoint, models, settings, user_files
-from reward.chain import tries_without_answer
-from reward.endpoint import Endpoint
-from reward.judgements import Judgements
-from reward.settings import ChainSettings, JudgeSettings, SettingsError
-
-logger = logging.getLogger(__name__)
+from reward import gemini, settings, user_files
+from reward.settings import JudgeSettings, SettingsError
 
 
 @dataclass(frozen=True)
@@ -27,13 +20,13 @@ class RunJudge:
         settings: None if the reward is correctness alone.
         is_stand_in: whether a local server answers in place of Gemini.
         why_off: why `settings` is None; "" if they are set.
-        endpoint: where requests go; None without a judge, or with the stand-in.
+        base_url: where requests go; "" without a judge, or with the stand-in.
     """
 
     settings: JudgeSettings | None
     is_stand_in: bool
     why_off: str = ""
-    endpoint: Endpoint | None = None
+    base_url: str = ""
 
     @property
     def stand_in_models(self) -> list[str]:
@@ -51,7 +44,7 @@ def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
         UserError: for invalid settings or an invalid key.
     """
     try:
-        endpoint.base_url()  # checked even without a judge: the run directory records it
+        base_url = settings.base_url()  # checked even without a judge: the run directory records it
         if has_environment(config.args):
             return RunJudge(None, False, "the environment gives the reward")
         if not uses_our_reward(config):
@@ -61,38 +54,10 @@ def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
         if configured is None:
             return RunJudge(None, False, settings.find_off_setting() or "")
         if settings.api_key() is None and may_stand_in:
-            return RunJudge(settings.adapt_to_stand_in(configured), True)
-        return RunJudge(configured, False, endpoint=endpoint.from_environment())
+            return RunJudge(settings.from_environment(is_stand_in=True), True)
+        return RunJudge(configured, False, base_url=base_url)
     except SettingsError as error:
         raise UserError(error.what, error.remedy) from None
-
-
-def prepare(judge: RunJudge, folder: Path) -> None:
-    """Check the judgements of an earlier part of the run.
-
-    Raises:
-        UserError: if the file of judgements is broken.
-    """
-    if judge.settings is None:
-        return
-    path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
-    try:
-        Judgements(path).close()
-    except sqlite3.Error as error:
-        raise UserError(
-            f"{path} cannot be read ({error})", "move it away; you then pay for its judgements again"
-        ) from None
-
-
-def finish(judge: RunJudge, folder: Path) -> None:
-    """Merge the file of judgements with its log: the judge's process was killed without closing it."""
-    path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
-    if judge.settings is None or not path.is_file():
-        return
-    try:
-        Judgements(path).close()
-    except sqlite3.Error as error:
-        logger.warning("%s was not merged: %s", path, error)
 
 
 def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
@@ -107,14 +72,12 @@ def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
             "JUDGE_DEADLINE",
             "raise JUDGE_DEADLINE, or JUDGE_RPM if your quota allows it",
         )
-    for retired in models.find_retired(chain.models):
-        yield Problem(f"JUDGE_MODELS: {retired.what}", retired.remedy)
 
 
 def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
     """Yield whatever would make the judge fail. Asks the API for the models unless the stand-in answers."""
     yield from check_settings(judge, config)
-    if judge.settings is None or judge.endpoint is None:
+    if judge.settings is None or not judge.base_url:
         return
     key = settings.api_key()
     if key is None:
@@ -123,8 +86,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
             "export GEMINI_API_KEY, or set JUDGE=0 to reward correctness alone",
         )
         return
-    current = [model for model in judge.settings.chain.models if model not in models.RETIRED]
-    for missing in models.find_missing(current, key, judge.endpoint):
+    for missing in asyncio.run(gemini.find_missing(judge.settings.chain.models, key, judge.base_url)):
         yield Problem(f"JUDGE_MODELS: {missing.what}", f"{missing.remedy}, or set JUDGE=0")
 
 
@@ -140,33 +102,13 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
             "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing",
             f"            reward = {blend}",
         ]
-    lines = [
-        f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per rollout",
-        f"            {_count_slow_tries(chain)}",
+    return [
+        f"judge       {', then '.join(chain.models)} at {judge.base_url}",
+        f"            {chain.tries} tries each of at most {chain.call_timeout:g} s, {chain.deadline:g} s per rollout",
         f"            {_calls(reward, config)}",
         f"            reward = {blend}; if all models fail: {reward.fallback}",
+        f"            per model at most {chain.requests_per_window:,} requests per minute, {chain.concurrency} at once",
     ]
-    if judge.endpoint:
-        lines += [f"            {line}" for line in endpoint.describe(judge.endpoint)]
-    lines.append(
-        f"            per model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
-        f"prompt tokens per minute, {chain.concurrency} at once"
-    )
-    return lines
-
-
-def _count_slow_tries(chain: ChainSettings) -> str:
-    """Return how many tries a rollout gets if no model answers in time."""
-    tries = tries_without_answer(chain)
-    count, whole = sum(map(len, tries)), chain.tries * len(chain.models)
-    begin = f"a try times out after {chain.call_timeout:g} s; if no model answers, the deadline allows"
-    if count == whole and min(map(min, tries)) == chain.call_timeout:
-        return f"{begin} all {whole} tries"
-    each = []
-    for model, seconds in zip(chain.models, tries, strict=True):
-        *first, last = (f"{round(second, 1):g}" for second in seconds)
-        each.append(f"{', '.join(first)}{' and ' if first else ''}{last} s for {model}")
-    return f"{begin} {count} tries: {', '.join(each)}"
 
 
 def _calls(reward: JudgeSettings, config: Config) -> str:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import evaluate_command, judge, preflight, restarts, resume, run_dir, signals
+from grpo.launch import evaluate_command, preflight, restarts, resume, run_dir, signals
 from grpo.launch.config import Config
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
@@ -64,7 +64,6 @@ def run(
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
         verdict = _note_end(files, config, progress, end)
-        judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)

@@ -23,7 +23,7 @@ class Metric:
 
     Attributes:
         name: its key in metrics.jsonl (in eval.jsonl for the source "eval"). "seconds.NAME" is a key of the object
-            `seconds`; "NAME.*" means one number per model of the judge or per file of REWARD.
+            `seconds`; "NAME.*" means one number per file of REWARD.
         unit: "share" is from 0 to 1; "nat", "token", "sample", "s", "byte"; "" for a number without unit.
         tier: see TIERS.
         healthy: the inclusive range that needs no attention; a bound of None leaves that side open. None if the
@@ -147,11 +147,8 @@ SCHEMA = (
     Metric("judge_quality_wrong", "share", 4, "mean quality of judged rollouts that are wrong or have no answer",
            "rows"),
     Metric("judge_calls", "", 4, "calls to the judge per rollout", "reward"),
-    Metric("judge_calls.*", "", 4, "calls to this model per rollout", "reward"),
-    Metric("judge_failures.*", "", 4, "failed calls to this model per rollout", "reward"),
     Metric("judge_failed", "share", 4, "rollouts that no model judged", "reward", (None, 0.05)),
     Metric("judge_fallbacks", "share", 4, "rollouts judged by a model other than the first", "reward", (None, 0.2)),
-    Metric("judge_fallbacks.*", "share", 4, "rollouts judged by this fallback model", "reward"),
     Metric("judge_cached", "share", 4, "rollouts whose judgment was already stored", "reward"),
     Metric("judge_seconds", "s", 4, "mean time from request to judgment", "reward"),
     Metric("judge_tokens", "token", 4, "tokens sent to and received from the judge per rollout", "reward"),

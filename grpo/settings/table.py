@@ -115,13 +115,9 @@ REWARD = (
     Setting("JUDGE_CALL_TIMEOUT", float, "Seconds per call.", "90", check=POSITIVE),
     Setting("JUDGE_RPM", int, "Your quota: requests per minute to each model, over all engines. The local server of "
             "`--tiny` has no quota.", "120", check=POSITIVE),
-    Setting("JUDGE_TPM", int, "Your quota: prompt tokens per minute to each model.", "1000000", check=POSITIVE),
     Setting("JUDGE_CONCURRENCY", int, "Concurrent calls to each model.", "32", check=POSITIVE),
-    Setting("JUDGE_PRICE", float, 'Prices in USD for `--plan`: per million prompt tokens and per million reply tokens, '
-            'such as "2 12". Empty: unknown.', "", count=2, check=NOT_NEGATIVE),
-    Setting("JUDGE_BASE_URL", str, "Where the run sends key and prompts. It ignores google-genai's variables and "
-            "follows no redirects.", "https://generativelanguage.googleapis.com"),
-    Setting("JUDGE_PROXY", bool, "1: use the proxy in HTTPS_PROXY or ALL_PROXY.", "0"),
+    Setting("JUDGE_BASE_URL", str, "Where the run sends key and prompts, without a proxy. It follows no redirects.",
+            "https://generativelanguage.googleapis.com"),
 )  # fmt: skip
 
 ENVIRONMENT = (

@@ -13,15 +13,14 @@ import pytest
 
 from eval import compare, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
-from tests.reward.faulty import Fault, StandIn
-from tests.reward.recorder import Recorder, make_redirector
+from tests.reward.gemini_server import Answer, GeminiServer, error, says
 
 ROOT = Path(teacher.__file__).parents[1]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    with StandIn() as server:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GeminiServer]:
+    with GeminiServer() as server:
         for name in KEY_VARIABLES:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(STAND_IN_VARIABLE, server.url)
@@ -64,37 +63,35 @@ def real_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A key, and no stand-in; the variables are as they were afterwards."""
     monkeypatch.delenv(STAND_IN_VARIABLE, raising=False)
     monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
-    for name in ("JUDGE_BASE_URL", "JUDGE_PROXY"):
-        monkeypatch.setenv(f"GRPO_{name}", "")
-        monkeypatch.delenv(f"GRPO_{name}")
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "")
+    monkeypatch.delenv("GRPO_JUDGE_BASE_URL")
     yield
 
 
 def test_address_is_the_judges(server, real_key, command, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JUDGE_BASE_URL", server.url)
     assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0 and len(server.requests) == 1
-    assert f"requests go to {server.url}, without a proxy" in capsys.readouterr().err
+    assert f"requests go to {server.url}" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["base_url"] == server.url
 
 
 def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, capsys):
-    with Recorder() as foreign, make_redirector(307, foreign.url) as captured:
+    with GeminiServer(lambda number, model: Answer(307, headers={"Location": "/"})) as captured:
         monkeypatch.setenv("JUDGE_BASE_URL", captured.url)
         assert teacher.main(command) == 2
-        assert foreign.seen == []
-    assert f"to the host {foreign.host}" in capsys.readouterr().err
+        assert len(captured.looked_up) == 1
+    assert "redirects (307)" in capsys.readouterr().err
 
 
-def test_an_address_of_google_genai_is_refused(real_key, command, monkeypatch, capsys):
-    with Recorder() as foreign:
-        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", foreign.url)
-        assert teacher.main(command) == 2
-        assert foreign.seen == []
+def test_an_address_of_google_genai_is_refused(server, real_key, command, monkeypatch, capsys):
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.url)
+    assert teacher.main(command) == 2
+    assert not server.looked_up
     assert "set JUDGE_BASE_URL" in capsys.readouterr().err
 
 
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
-    server.faults = lambda number, model: Fault("cut")
+    server.plan = lambda number, model: says("half", "MAX_TOKENS") if server.requests else None
     assert teacher.main([*command, "--n", "1"]) == 0
     assert read_result(tmp_path)["truncated"] == 1.0
 
@@ -121,14 +118,14 @@ def test_default_temperature_is_the_apis_as_in_older_folders(server, command, tm
 
 
 def test_missing_answers_are_requested_again_or_counted(server, command, tmp_path, capsys):
-    server.faults = lambda number, model: Fault("blocked") if number < 3 else None
+    server.plan = lambda number, model: error(400, "blocked") if server.requests and number < 3 else None
     assert teacher.main(command) == 1
-    assert "was blocked" in (said := capsys.readouterr().err) and "the same command tries again" in said
+    assert "blocked" in (said := capsys.readouterr().err) and "the same command tries again" in said
     assert not (tmp_path / "out" / "result.json").exists()
-    server.faults = lambda number, model: Fault("filtered") if number == 8 else None
+    server.plan = lambda number, model: says("", "SAFETY") if number == 8 else None
     assert teacher.main(command) == 1  # asked for the three that are missing
     assert len(server.requests) == 11
-    server.faults = lambda number, model: Fault("filtered")
+    server.plan = lambda number, model: says("", "SAFETY")
     assert teacher.main([*command, "--count-unanswered"]) == 0
     assert read_result(tmp_path)["no_answer"] == pytest.approx(1 / 8)
 
@@ -171,7 +168,7 @@ def test_bad_options_are_refused(server, command, options, message, capsys):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("gemini-3-pro-preview", "is retired: replace it with gemini-3.1-pro-preview"),
+        ("gemini-3-pro-preview", "does not offer gemini-3-pro-preview: 404"),
         ("a-modle", "does not offer a-modle: 404"),
     ],
 )
@@ -184,7 +181,7 @@ def test_unknown_model_is_rejected_and_the_folder_accepts_the_right_one(server, 
 
 def test_help_shows_every_default():
     options = [option for option in teacher.parser()._actions if option.default not in (None, False, "==SUPPRESS==")]
-    assert len(options) >= 7
+    assert len(options) >= 6
     for option in options:
         assert f"(default: {int(option.default)})" in (option.help or ""), option.dest
 

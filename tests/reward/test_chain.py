@@ -1,121 +1,173 @@
-"""Every fault that the stand-in knows, through google-genai's real client, and the request that follows."""
+"""Deadlines, limits, and breakers of a chain of models, at a server that fails."""
 
-import logging
-import statistics
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+import asyncio
+import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from grpo.run.progress import step_line
 from reward import chain as module
-from reward.chain import Chain
-from reward.gemini import CallError, Client, Kind
-from reward.stand_in import read_text
+from reward.chain import Answer, ChainError
+from reward.limits import FAILURES_TO_OPEN, NoSlot
+from tests.faults import assert_seen
 
-from .chains import KEY, Form, fail_first, list_asked_models
-from .faulty import Fault, Quota
-
-
-def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
-    server = serve()
-    chain = make_chain(server)
-    answer = chain.ask("How many?", system="Count.", schema=Form)
-    assert answer.reply.parsed == Form(number=0) and answer.reply.text == '{"number": 0}'
-    assert (answer.model, answer.fallbacks, answer.spent.calls.total()) == ("first", 0, 1)
-    assert answer.spent.prompt_tokens > 0 and answer.spent.output_tokens > 0 and answer.spent.seconds > 0
-    plain = chain.ask("How many?")
-    assert plain.reply.parsed is None and not plain.reply.is_cut and "stand-in" in plain.reply.text
-    body = server.requests[0].body
-    assert read_text(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
-    assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3
-    assert body["store"] is False, "Google keeps no log of it"
+from . import gemini_server
+from .gemini_server import GeminiServer, error, says
+from .test_answers_of_gemini import AGAIN, GOOD, NEXT
 
 
-@pytest.mark.parametrize(
-    ("fault", "calls"),
-    [
-        (Fault("cut"), 3),
-        (Fault("says", message=""), 3),
-        (Fault("says", message="A score of 3, I would say."), 3),
-        (Fault("no reply"), 3),
-        (Fault("says", message='{"number": 4}'), 3),
-        (Fault("close"), 3),
-        (Fault("status", 500), 3),
-        (Fault("status", 503, retry_delay=0.01), 3),
-        (Fault("status", 408), 3),
-        (Fault("status", 429, retry_delay=0.01), 3),
-        (Fault("status", 429, quota=("GenerateRequestsPerDayPerProjectPerModel", "250")), 1),
-        (Fault("status", 429, quota=("GenerateRequestsPerMinutePerProjectPerModel-FreeTier", "0")), 1),
-        (Fault("status", 429, "Quota exceeded for metric: requests, limit: 0, model: first"), 1),
-        (Fault("status", 504), 3),
-        (Fault("blocked"), 1),
-        (Fault("filtered"), 1),
-        (Fault("status", 400), 1),
-        (Fault("status", 403), 1),
-        (Fault("status", 404), 1),
-    ],
-    ids=lambda value: f"{value.kind} {value.status}" if isinstance(value, Fault) else str(value),
-)
-def test_failing_model_is_retried_only_while_retries_may_help(serve, make_chain, monkeypatch, fault, calls):
+async def ask(chain, prompt: str = "How many?") -> Answer | ChainError:
+    try:
+        return await chain.ask(prompt)
+    except ChainError as failure:
+        return failure
+
+
+async def ask_all(chain, count: int) -> list[Answer | ChainError]:
+    return await asyncio.gather(*(ask(chain, f"question {number}") for number in range(count)))
+
+
+@pytest.mark.parametrize("fault", ["hang", "trickle", "trickle headers", "early hints"])
+def test_a_call_ends_with_its_time_and_its_connection(serve, make_chain, run, monkeypatch, fault) -> None:
+    """No time-out of a single read ends what sends a byte now and then."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
-    server = serve(faults=fail_first(fault))
-    answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
-    assert (answer.model, answer.fallbacks, answer.spent.calls.total()) == ("second", 1, calls + 1)
-    assert list_asked_models(server) == ["first"] * calls + ["second"]
+    server = serve(lambda number, model: gemini_server.Answer(fault=fault) if model == "first" else None)
+    started = time.monotonic()
+    answer = run(ask(make_chain(server, call_timeout=0.5, tries=2, deadline=60.0)))
+    assert isinstance(answer, Answer) and server.asked == ["first", "first", "second"]
+    assert 1.0 <= time.monotonic() - started < 15
 
 
-@pytest.mark.parametrize("quota", [("RequestsPerDay", "250"), None], ids=["said", "found out"])
-def test_exhausted_model_costs_no_sample_time(serve, make_chain, quota):
-    """The server asks for pauses shorter than the deadline, but never recovers."""
-    server = serve(faults=fail_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
-    chain = make_chain(server, window=1.0, deadline=20.0)
-    while not chain.limits.models["first"].openings:  # until it is known
-        assert chain.ask("early").model == "second"
-    asked_before = len(server.requests)
-    # In alternation, so that a busy machine slows both.
-    other = Chain(replace(chain.settings, models=("second",)), chain.client)
-    pairs = [[each.ask(f"later {number}").spent.seconds for each in (chain, other)] for number in range(40)]
-    with_first, without = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    assert with_first < without + 0.25, "less than one pause"
-    assert list_asked_models(server)[asked_before:].count("first") <= 20, "probes"
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["good", "hang", "trickle", "close", *AGAIN, *NEXT]), min_size=1, max_size=12))
+def test_whatever_comes_the_deadline_and_the_tries_hold(serve, make_chain, names) -> None:
+    faults = {name: gemini_server.Answer(fault=name) for name in ("hang", "trickle")} | {"good": says(GOOD)}
+    table = faults | AGAIN | NEXT
+    with GeminiServer(lambda number, model: table[names[number % len(names)]]) as server:
+        chain = make_chain(server, tries=2, deadline=2.0, call_timeout=0.5)
+        started = time.monotonic()
+        answer = asyncio.run(ask(chain))
+        assert time.monotonic() - started < 2.0 + 1.0
+        assert all(server.asked.count(model) <= 2 for model in chain.settings.models)
+        calls = answer.calls
+        assert calls == len(server.asked) and (calls == 6 or isinstance(answer, Answer) or calls >= 1)
 
 
-def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):
-    server = serve(models=["second"])
-    chain = make_chain(server)
-    answers = [chain.ask(f"question {number}") for number in range(3)]
-    assert {answer.model for answer in answers} == {"second"}
-    assert [answer.spent.calls.total() for answer in answers] == [2, 1, 1]
-    [line] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert "are left out: first: 404" in line and "no longer available" in line
+def test_every_model_gets_its_share_of_the_deadline(serve, make_chain, run) -> None:
+    server = serve(lambda number, model: gemini_server.Answer(fault="hang") if model != "third" else None)
+    answer = run(ask(make_chain(server, call_timeout=60.0, deadline=3.0)))
+    assert isinstance(answer, Answer) and answer.position == 2 and server.asked == ["first", "second", "third"]
 
 
-def test_a_model_is_found_or_not(serve):
-    client = Client(KEY, serve(models=["here"]).url)
-    client.find("here", 5.0)
-    with pytest.raises(CallError) as failure:
-        client.find("gone", 5.0)
-    assert failure.value.kind is Kind.NO_MODEL
-
-
-def test_a_quota_is_kept_by_all_threads(serve, make_chain):
-    quota = Quota(5, 1.0)
-    server = serve(quota=quota)
+def test_no_window_holds_more_requests_than_the_quota(serve, make_chain, run) -> None:
+    server = serve()
     chain = make_chain(server, models=("only",), requests_per_window=5, window=1.0)
-    with ThreadPoolExecutor(15) as pool:
-        list(pool.map(chain.ask, map(str, range(15))))
-    statuses = Counter(request.status for request in server.requests)
-    assert statuses[200] == 15 and statuses[429] <= 5, "without limits there are 10 at once, and 5 more a window later"
+    answers = run(ask_all(chain, 14))
+    times = [request.time for request in server.requests]
+    assert all(isinstance(answer, Answer) for answer in answers) and len(times) == 14
+    assert all(later - earlier > 0.7 for earlier, later in zip(times, times[5:], strict=False))
 
 
-def test_an_unknown_quota_is_found(serve, make_chain):
-    """The limits are four times too high: after the first 429s few calls are wasted, and all are answered."""
-    server = serve(quota=Quota(8, 1.0))
-    chain = make_chain(server, models=("only",), tries=10, requests_per_window=32, concurrency=8, window=1.0)
-    with ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(chain.ask, map(str, range(40))))
-    assert len(answers) == 40
-    first_window = server.requests[0].time + 1.0
-    later = Counter(request.status for request in server.requests if request.time > first_window)
-    assert later[429] <= 0.5 * later[200], "as configured there would be three for each answer"
+def test_waiting_for_the_quota_ends_at_the_deadline(serve, make_chain, run) -> None:
+    server = serve()
+    started = time.monotonic()
+    answers = run(ask_all(make_chain(server, models=("only",), requests_per_window=2, deadline=1.5), 12))
+    assert len(server.requests) == 2 == sum(isinstance(answer, Answer) for answer in answers)
+    assert time.monotonic() - started < 10
+
+
+def test_no_more_calls_are_under_way_than_allowed(serve, make_chain, run) -> None:
+    server = serve(latency=0.3)
+    started = time.monotonic()
+    run(ask_all(make_chain(server, models=("only",), concurrency=2), 6))
+    assert time.monotonic() - started >= 3 * 0.3
+
+
+def test_a_429_pauses_its_model_for_all_questions_as_long_as_the_server_asks(serve, make_chain, run) -> None:
+    server = serve(lambda number, model: error(429, delay="0.6s") if number == 0 else None)
+
+    async def begin() -> None:
+        chain = make_chain(server, models=("only",))
+        first = asyncio.create_task(ask(chain))
+        while not server.requests or chain.gates["only"]._running:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(first, ask_all(chain, 3))
+
+    run(begin())
+    times = [request.time for request in server.requests]
+    assert len(times) == 5 and times[1] - times[0] >= 0.6
+
+
+def test_a_model_that_fails_is_spared_and_probed_by_one_call_until_it_answers(
+    serve, make_chain, run, monkeypatch
+) -> None:
+    """Questions that wait when it is due again send one request, not one each."""
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.0)
+    is_away = [True]
+    server = serve(lambda number, model: error(500) if model == "first" and is_away[0] else None, latency=0.1)
+    chain = make_chain(server, models=("first", "second"), tries=FAILURES_TO_OPEN, window=6.0)  # opens for 0.5 s
+
+    async def story() -> None:
+        await ask(chain)
+        assert server.asked == ["first"] * FAILURES_TO_OPEN + ["second"]
+        await ask_all(chain, 10)
+        assert server.asked.count("first") == FAILURES_TO_OPEN, "while it is open, nobody asks"
+        await asyncio.sleep(0.6)
+        await ask_all(chain, 10)
+        assert server.asked.count("first") == FAILURES_TO_OPEN + 1, "one probe"
+        is_away[0] = False
+        await asyncio.sleep(1.1)  # it opened for twice as long
+        await ask(chain)
+        before = len(server.asked)
+        await ask_all(chain, 10)
+        assert server.asked[before:] == ["first"] * 10
+
+    run(story())
+
+
+@pytest.mark.parametrize("answer", [NEXT["429 of a day"], error(429, delay="0.02s")], ids=["said", "found out"])
+def test_a_spent_quota_costs_later_questions_no_time(serve, make_chain, run, answer) -> None:
+    server = serve(lambda number, model: answer if model == "first" else None)
+    chain = make_chain(server, window=0.5, tries=100)
+    run(ask(chain))
+    before = server.asked.count("first")
+    assert run(ask_all(chain, 5)) and server.asked.count("first") == before
+
+
+def test_calls_that_the_deadline_cuts_are_no_evidence_against_a_model(serve, make_chain, run) -> None:
+    chain = make_chain(serve(latency=60.0), models=("slow",), deadline=1.0, call_timeout=60.0)
+    run(ask_all(chain, FAILURES_TO_OPEN + 1))
+    assert not isinstance(run(chain.gates["slow"].take(time.monotonic())), NoSlot)
+
+
+def test_an_answer_without_a_schema_is_text_and_may_be_cut(serve, make_chain, run) -> None:
+    """What `eval.teacher` asks for."""
+    server = serve(lambda number, model: says("half of it", "MAX_TOKENS") if number else None)
+    chain = make_chain(server, temperature=0.3, max_output_tokens=99)
+    whole, cut = run(ask(chain, "How many? ==")), run(ask(chain))
+    assert "\\boxed{2}" in whole.reply.text and not whole.reply.is_cut
+    assert cut.reply.is_cut and cut.reply.text == "half of it"
+    config = server.requests[0].body["generationConfig"]
+    assert (config["temperature"], config["maxOutputTokens"]) == (0.3, 99)
+    assert server.requests[0].body["store"] is False, "Google keeps no log of it"
+
+
+def test_an_outage_costs_each_rollout_its_deadline_at_most_and_the_judge_few_calls(serve, make_judge, run) -> None:
+    """An hour without the judge, in which a second takes 2 ms."""
+    hour, deadline = 60 * 0.12, 4 * 0.12
+    is_away = [True]
+    server = serve(lambda number, model: error(503) if is_away[0] else None)
+    judge = make_judge(server, deadline=deadline, call_timeout=0.18, window=0.12)
+    began, waited = time.monotonic(), []
+    while time.monotonic() < began + hour:
+        started = time.monotonic()
+        reward, verdict = run(judge.reward_response(1.0, f"{len(waited)}?", "3 + 4 = 7", "7", True))
+        assert (reward, verdict.failed) == (1.0, 1.0), "correctness alone decides"
+        waited.append(time.monotonic() - started)
+    assert max(waited) <= deadline + 1.0 and len(server.requests) < 3600 / 4, "the breakers spare the judge"
+    is_away[0] = False
+    time.sleep(0.12)
+    assert run(judge.judge("after", "3 + 4 = 7", "7")).failed == 0.0
+    assert_seen("the judge is away for an hour", step_line({"step": 7, "reward": 1.0, "judge_failed": 1.0}, 10))

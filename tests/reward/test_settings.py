@@ -1,137 +1,111 @@
 """Settings from variables: each that cannot be is refused, and the message names it."""
 
 import pickle
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from grpo.settings.table import SETTINGS as TABLE
 from grpo.stack.secrets import is_secret
 from reward import settings
-from reward.settings import SettingsError
+from reward.settings import GOOGLE_URL, SettingsError
 
 from .conftest import MODELS, SETTINGS
 
-GOOD = {
-    f"GRPO_{name}": value
-    for name, value in (SETTINGS | settings.UNSET | {"JUDGE_UNFINISHED": "1", "JUDGE_TPM": "1000000"}).items()
-}
+PASSWORD = "s3cret-of-the-user"
 
 
-def test_settings_are_not_mistaken_for_secrets():
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    """Set good variables; return what changes them, None being unset."""
+    for name in (*settings.KEY_VARIABLES, *(f"GRPO_{name}" for name in settings.VARIABLES), "GOOGLE_GEMINI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def change(**values: str | None) -> None:
+        for name, value in values.items():
+            name = f"GRPO_{name}" if name in settings.VARIABLES else name
+            monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+
+    change(**SETTINGS)
+    return change
+
+
+def test_settings_are_not_mistaken_for_secrets() -> None:
     """A secret's value is replaced wherever it is written, and does not travel to workers."""
-    assert not any(map(is_secret, settings.VARIABLES))
-    assert all(map(is_secret, settings.KEY_VARIABLES))
+    assert not any(map(is_secret, settings.VARIABLES)) and all(map(is_secret, settings.KEY_VARIABLES))
 
 
-def test_good_settings():
-    judge = settings.from_environment(GOOD)
-    assert judge and judge.chain.models == MODELS and judge.chain.window == 60.0
+def test_good_settings(variables) -> None:
+    judge = settings.from_environment()
+    assert judge and judge.chain.models == MODELS and judge.chain.window == 60.0 and judge.judges_unfinished
     assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "correctness")
-    assert set(settings.variables(GOOD)) == set(settings.VARIABLES)
-
-
-def test_a_price_is_of_prompts_and_of_replies():
-    assert settings.from_environment(GOOD).price is None
-    assert settings.from_environment(GOOD | {"GRPO_JUDGE_PRICE": "2 12.5"}).price == (2.0, 12.5)
-
-
-@pytest.mark.parametrize("models", ["a b c", "a,b,c", " a, b ,c,"])
-def test_models_are_separated_by_blanks_or_commas(models):
-    judge = settings.from_environment(GOOD | {"GRPO_JUDGE_MODELS": models})
-    assert judge and judge.chain.models == ("a", "b", "c")
-
-
-def test_judge_is_not_called_if_quality_has_no_weight():
-    weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
-    assert settings.from_environment(GOOD | weights) is None
-    assert (
-        settings.find_off_setting(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.find_off_setting(GOOD) is None
-    )
-    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they must add up to 1"):
-        settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
-
-
-def test_the_stand_in_has_its_own_limits_and_the_other_settings():
-    judge = settings.from_environment(GOOD)
-    assert judge
-    stand_in = settings.adapt_to_stand_in(judge)
-    assert stand_in.chain.requests_per_window == settings.STAND_IN_RPM > judge.chain.requests_per_window
-    assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM > judge.chain.tokens_per_window
-    limits = {"requests_per_window": 1, "tokens_per_window": 1}
-    assert replace(stand_in, chain=replace(stand_in.chain, **limits)) == replace(
-        judge, chain=replace(judge.chain, **limits)
-    )
-
-
-@pytest.mark.parametrize("changes", [{"GRPO_JUDGE": "0"}, {"GRPO_JUDGE_MODELS": ""}])
-def test_judge_can_be_off_with_any_other_settings(changes):
-    assert settings.from_environment(changes) is None
-    assert settings.from_environment(GOOD | changes | {"GRPO_JUDGE_TRIES": "many"}) is None
-    assert settings.from_environment({}) is None
+    variables(JUDGE_MODELS=" a, b ,c,", JUDGE_UNFINISHED=None)
+    judge = settings.from_environment()
+    assert judge and judge.chain.models == ("a", "b", "c") and not judge.judges_unfinished, "as in older runs"
+    assert settings.base_url() == GOOGLE_URL == TABLE["JUDGE_BASE_URL"].default
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    "changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": ""}, {"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}]
+)
+def test_the_judge_can_be_off_with_any_other_settings(variables, changes) -> None:
+    variables(**changes, JUDGE_TRIES="many")
+    assert settings.from_environment() is None
+    assert list(changes)[-1] in (settings.find_off_setting() or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
-        ("JUDGE_MODELS", "a b a", "names a model twice"),
-        ("CORRECTNESS_WEIGHT", "0.7", "add up to 1"),
-        ("QUALITY_WEIGHT", "nan", "add up to 1"),
-        ("QUALITY_WEIGHT", "much", "give a number"),
-        ("JUDGE_TPM", "", "give a number"),
-        ("JUDGE_PRICE", "2 dear", "give a number"),
+        ("JUDGE_MODELS", "a b a"),
+        ("CORRECTNESS_WEIGHT", "0.7"),
+        ("QUALITY_WEIGHT", "nan"),
+        *((name, value) for name in ("QUALITY_WEIGHT", "JUDGE_TRIES", "JUDGE_RPM") for value in ("much", "", None)),
+        *((f"JUDGE_{name}", None) for name in ("DEADLINE", "CALL_TIMEOUT", "CONCURRENCY")),
     ],
 )
-def test_what_cannot_be_is_refused(name, value, message):
-    with pytest.raises(SettingsError, match=message) as refusal:
-        settings.from_environment(GOOD | {f"GRPO_{name}": value})
-    assert name.partition("_")[2] in str(refusal.value) or name in str(refusal.value)
+def test_what_cannot_be_is_refused(variables, name, value) -> None:
+    variables(**{name: value})
+    with pytest.raises(SettingsError, match=name) as refusal:
+        settings.from_environment()
+    again = pickle.loads(pickle.dumps(refusal.value))  # a driver gets it from Ray
+    assert (again.what, again.remedy) == (refusal.value.what, refusal.value.remedy)
 
 
-@pytest.mark.parametrize("name", sorted(GOOD.keys() - {f"GRPO_{name}" for name in (*settings.UNSET, "JUDGE_FALLBACK")}))
-def test_missing_settings_have_no_defaults(name):
-    without = {key: value for key, value in GOOD.items() if key != name}
-    if name in ("GRPO_JUDGE", "GRPO_JUDGE_MODELS"):
-        assert settings.from_environment(without) is None
-    else:
-        with pytest.raises(SettingsError):
-            settings.from_environment(without)
+@pytest.mark.parametrize(
+    "url", ["https://gateway.example:8443/gemini/v2", "http://127.0.0.1:8080", "http://localhost", f"{GOOGLE_URL}/"]
+)
+def test_valid_addresses_are_accepted(variables, url) -> None:
+    variables(JUDGE_BASE_URL=url, GOOGLE_GEMINI_BASE_URL=f"{url.rstrip('/')}/")
+    assert settings.base_url() == url.rstrip("/")
 
 
-def test_older_runs_do_not_judge_responses_without_an_answer():
-    older = {key: value for key, value in GOOD.items() if key != "GRPO_JUDGE_UNFINISHED"}
-    for environ, expected in ((GOOD, True), (GOOD | {"GRPO_JUDGE_UNFINISHED": "0"}, False), (older, False)):
-        judge = settings.from_environment(environ)
-        assert judge and judge.judges_unfinished is expected
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "generativelanguage.googleapis.com", "ftp://gateway.example", "https://", "https://gateway.example?key=k",
+        "https://gateway.example/#a", "https://gateway.example\\.other.example", "https://gateway.example\n",
+        "https://g\u0430teway.example", "http://gateway.example", "http://10.0.0.1", "http://127.0.0.1.example",
+        f"https://user:{PASSWORD}@gateway.example", f"https://{PASSWORD}@gateway.example",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_invalid_or_unencrypted_are_refused_and_not_repeated(variables, url) -> None:
+    for name, other in (("JUDGE_BASE_URL", GOOGLE_URL), ("GOOGLE_GEMINI_BASE_URL", None)):
+        variables(**{name: url or "x", "GOOGLE_GEMINI_BASE_URL" if other else "JUDGE_BASE_URL": other})
+        with pytest.raises(SettingsError, match="JUDGE_BASE_URL") as refusal:
+            settings.base_url()
+        assert PASSWORD not in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", ["secret\nvalue", "secret\x1b", "secr\u00e9t", "secret\u200b", "secret\u2028value"])
-def test_malformed_key_is_rejected_and_not_shown(key):
-    with pytest.raises(SettingsError, match="GOOGLE_API_KEY") as refusal:
-        settings.api_key({"GOOGLE_API_KEY": key})
-    assert "secr" not in str(refusal.value)
-
-
-def test_key_precedence_matches_google_genai(monkeypatch):
+def test_the_key_is_the_one_that_google_genai_takes(variables) -> None:
     from google import genai
 
-    for name in settings.KEY_VARIABLES:
-        monkeypatch.setenv(name, f"value-of-{name}")
-    assert settings.api_key() == genai.Client(vertexai=False)._api_client.api_key
-    name = settings.key_variable()
-    assert name and settings.api_key() == f"value-of-{name}"
-
-
-def test_the_key_and_the_file():
-    assert settings.api_key({}) is None and settings.api_key({"GEMINI_API_KEY": " "}) is None
-    assert settings.api_key({"GOOGLE_API_KEY": "b"}) == "b"
-    assert settings.api_key({"GEMINI_API_KEY": "a", "GOOGLE_API_KEY": " \n"}) == "a"
-    assert settings.api_key({"GEMINI_API_KEY": " \n", "GOOGLE_API_KEY": " b\r\n"}) == "b"
-    assert settings.state_file({"GRPO_RUN_DIR": "/run"}) == Path("/run/judge.sqlite")
-    with pytest.raises(SettingsError, match="GRPO_RUN_DIR"):
-        settings.state_file({})
-
-
-def test_an_invalid_setting_reaches_the_driver_with_its_remedy():
-    error = pickle.loads(pickle.dumps(SettingsError("JUDGE_RPM is 0", "give more")))
-    assert (error.what, error.remedy, str(error)) == ("JUDGE_RPM is 0", "give more", "JUDGE_RPM is 0: give more")
+    assert settings.api_key() is None
+    variables(GEMINI_API_KEY=" a\r\n", GOOGLE_API_KEY=" \n")
+    assert settings.api_key() == "a"
+    variables(GEMINI_API_KEY="a", GOOGLE_API_KEY="b")
+    assert settings.api_key() == "b" == genai.Client(vertexai=False)._api_client.api_key
+    for key in ("secret\nvalue", "secret\x1b", "secr\u00e9t", "secret\u200b"):
+        variables(GOOGLE_API_KEY=key)
+        with pytest.raises(SettingsError, match="GOOGLE_API_KEY") as refusal:
+            settings.api_key()
+        assert "secr" not in str(refusal.value)

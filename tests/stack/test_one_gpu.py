@@ -44,7 +44,7 @@ OTHER = {
     *("time", "seconds", "tokens_per_second", "host_memory", "device_memory", "engine_memory", "disk_free"),
     *("lost_writes", "reward_seconds", "judge_seconds"),
     # A step that is made again finds the answers to its first attempt in the judge's cache.
-    *("judge_calls", "judge_cached", "judge_tokens", "judge_failures"),
+    *("judge_calls", "judge_cached", "judge_tokens"),
 }
 # Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that
 # ended it is an <|end|> in the next prompt, which begins a sample.

@@ -69,7 +69,7 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
     assert [drop_machine_numbers(row) for row in same] == [drop_machine_numbers(row) for row in expected]
     for row in actual:
         assert row["judge_calls"] > 0 and row["judge_failed"] == 0, "the judge runs on the launcher's node"
-    assert (run / "judge.sqlite").exists()
+    assert (run / "judge.jsonl").exists()
     for step in (1, 2):
         samples = [read_lines(folder / "samples" / f"step_{step}.jsonl") for folder in (finished_run, run)]
         assert [row["response"] for row in samples[0]] == [row["response"] for row in samples[1]]

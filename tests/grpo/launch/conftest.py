@@ -22,7 +22,7 @@ from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
 from grpo.run.measure import USER_REWARD
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
-from reward import models, settings
+from reward import gemini, settings
 from reward.settings import ChainSettings, JudgeSettings
 
 from . import boxes
@@ -93,12 +93,11 @@ def write_aime(folder: Path) -> dict[str, Path]:
     return {"prompt_data": write_data(folder / "aime.jsonl", 72), "eval_dataset": write_data(folder / "held.jsonl", 18)}
 
 
-def make_judge(price: tuple[float, float] | None = None, **changes: float) -> RunJudge:
+def make_judge(**changes: float) -> RunJudge:
     """Return the judge of `train_grpo.sh`, with other limits."""
     limits = {"tries": 3, "deadline": 240.0, "call_timeout": 90.0, "concurrency": 32}
-    quota = {"requests_per_window": 120, "tokens_per_window": 1_000_000}
-    chain = ChainSettings(("a",), **limits | quota | changes)
-    return RunJudge(JudgeSettings(chain, 0.6, 0.4, "correctness", True, price), is_stand_in=False)
+    chain = ChainSettings(("a",), **limits | {"requests_per_window": 120} | changes)
+    return RunJudge(JudgeSettings(chain, 0.6, 0.4, "correctness", True), is_stand_in=False)
 
 
 @dataclass
@@ -264,11 +263,11 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
     def begin(key: str | None = KEY, **changes: str) -> Config:
         for name, value in (VARIABLES | changes).items():
             monkeypatch.setenv(f"GRPO_{name}", value)
-        for name in (*settings.KEY_VARIABLES, "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        for name in settings.KEY_VARIABLES:
             monkeypatch.delenv(name, raising=False)
         if key:
             monkeypatch.setenv("GEMINI_API_KEY", key)
-        monkeypatch.setattr(models, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(gemini, "FIND_DELAY", 0.01)
         return setting.make_config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
 
     return begin

@@ -12,7 +12,5 @@ VARIABLES = {
     "JUDGE_DEADLINE": "240",
     "JUDGE_CALL_TIMEOUT": "90",
     "JUDGE_RPM": "120",
-    "JUDGE_TPM": "1000000",
     "JUDGE_CONCURRENCY": "32",
-    "JUDGE_PROXY": "0",
 }

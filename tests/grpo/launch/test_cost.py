@@ -31,17 +31,15 @@ def describe_cost(config, judge: RunJudge | None = None) -> str:
     return "\n".join(cost.describe(make_plan(config), config, judge or make_judge()))
 
 
-def test_calls_tokens_and_price_of_the_whole_run(setting) -> None:
-    text = describe_cost(make_config(setting), make_judge(price=(2.0, 12.0)))
+def test_calls_and_tokens_of_the_whole_run(setting) -> None:
+    text = describe_cost(make_config(setting), make_judge())
     assert f"{6 * 64} calls in 6 steps" in text
     prompts, replies = 6 * 64 * (1000 + 3072) / 1e6, 6 * 64 * 2000 / 1e6
     assert f"up to {prompts:.1f} million prompt tokens" in text and f"{replies:.1f} million reply tokens" in text
-    assert f"{2 * prompts + 12 * replies:.0f} USD at JUDGE_PRICE" in text
-    assert "USD" not in describe_cost(make_config(setting))
 
 
 def test_a_stand_in_costs_nothing_and_has_no_models_of_gemini(setting) -> None:
-    stand_in = replace(make_judge(price=(2.0, 12.0)), is_stand_in=True)
+    stand_in = replace(make_judge(), is_stand_in=True)
     assert "judge cost" not in describe_cost(make_config(setting), stand_in)
     lines = judge.describe(stand_in, make_config(setting))
     assert lines[0] == "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing"

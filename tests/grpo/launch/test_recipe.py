@@ -141,7 +141,7 @@ def test_tiny_is_the_same_run_with_other_values() -> None:
     assert [large[name] for name in SHAPE] == [*"224"] and large["--max_steps"] == "2"
     for keys in (NO_KEY, {"GEMINI_API_KEY": "not-a-key"}):  # also with the stand-in: its command may be repeated
         limits = resolve_flags("--tiny", **keys)
-        assert all(limits[name] == full[name] for name in ("GRPO_JUDGE_RPM", "GRPO_JUDGE_TPM"))
+        assert limits["GRPO_JUDGE_RPM"] == full["GRPO_JUDGE_RPM"]
 
 
 def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways() -> None:

@@ -216,12 +216,9 @@ def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, mo
     start(setting)
     save(10)
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
-    monkeypatch.setenv("GRPO_JUDGE_PROXY", "0")
     assert resume.find_reward_changes(setting.run_dir) == {}
-    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    assert resume.find_reward_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
     monkeypatch.setenv("GRPO_JUDGE_UNFINISHED", "1")
-    changes = {"JUDGE_PROXY": ("0", "1"), "JUDGE_UNFINISHED": ("0", "1")}
+    changes = {"JUDGE_UNFINISHED": ("0", "1")}
     assert resume.find_reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
 
 

@@ -84,11 +84,9 @@ def test_the_command_starts_the_same_configuration_elsewhere(setting, tmp_path: 
 
 
 def test_the_judges_settings_are_recorded_and_repeated_without_a_password(setting, monkeypatch) -> None:
-    given = {"JUDGE_MODELS": "a b", "JUDGE_BASE_URL": "https://gateway.example", "JUDGE_PROXY": "1"}
+    given = {"JUDGE_MODELS": "a b", "JUDGE_BASE_URL": "https://gateway.example", "JUDGE_RPM": "1"}
     for name, value in (given | {"JUDGE_STAND_IN": "http://127.0.0.1:1"}).items():
         monkeypatch.setenv(f"GRPO_{name}", value)
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
-        monkeypatch.setenv(name, "http://user:s3cret-of-the-proxy@proxy.example:3128")
     config = setting.make_config()
     run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
     recorded = json.loads((setting.run_dir / "config.json").read_text())

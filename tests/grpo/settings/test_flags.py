@@ -41,8 +41,6 @@ def test_a_setting_without_effect_is_left_out():
         ("JUDGE_TRIES", "0", "give 1 or more"),
         ("JUDGE_TRIES", "1.5", "give a whole number"),
         ("JUDGE_DEADLINE", "inf", "give 1 or more"),
-        ("JUDGE_PRICE", "2", "give 2 numbers"),
-        ("JUDGE_PRICE", "2 -1", "give 0 or more"),
         ("TURN_LIMIT", "0", "give 1 or more"),
         ("ROLLOUT_SECONDS", "0", "give more than 0"),
         ("TEMPLATE", "x", "use one of served, hub"),

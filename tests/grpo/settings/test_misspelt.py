@@ -34,7 +34,7 @@ def test_no_variable_of_another_program_is_refused():
     files = [file for folder in folders for file in (packages / folder).rglob("*.py")]
     names = {name for file in files for name in READ.findall(file.read_text(encoding="utf-8", errors="replace"))}
     assert len(names) > 700
-    names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_PROXY"}
+    names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_RPM"}
     assert list(misspelt.find(dict.fromkeys(names, ""))) == []
     assert misspelt.warnings(dict.fromkeys(names, "")) == []
 

@@ -144,10 +144,10 @@ def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, c
 
 # A stand-in for the trainer that asks the judge's stand-in, with google-genai's client.
 ASKING_DRIVER = """
-import os, sys, time
+import asyncio, os, sys, time
 from pathlib import Path
 from reward.gemini import Client
-Client("a key", os.environ["GRPO_JUDGE_STAND_IN"]).find("first", 10.0)
+asyncio.run(Client("a key", os.environ["GRPO_JUDGE_STAND_IN"]).find("first"))
 file = Path(sys.argv[1], "asked")
 file.with_suffix(".tmp").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
 file.with_suffix(".tmp").rename(file)
