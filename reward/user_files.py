@@ -4,6 +4,7 @@
 GRPO_REWARD_WEIGHTS.
 """
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import math
@@ -40,6 +41,12 @@ class RewardFile:
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that make the settings, without their prefix, as they are in the environment."""
     return {name: environ[f"GRPO_{name}"] for name in VARIABLES if environ.get(f"GRPO_{name}")}
+
+
+def digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the sha256 of each file that exists, by its path."""
+    paths = [file.path for file in from_environment(environ) if file.path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:

@@ -171,13 +171,16 @@ def _find_version_change(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of judge and reward that differ from the run so far: name -> (old, new)."""
+    """Return what of judge and reward differs from the run so far, settings and files: name -> (old, new)."""
     recorded = RunFiles(folder).read_config()
     old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
     # The directory of an older run lacks newer settings.
     old, new = settings.UNSET | old, settings.UNSET | settings.variables() | user_files.variables()
     names = (*settings.VARIABLES, *user_files.VARIABLES)
-    return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
+    before, now = recorded.get("reward_sha256") or {}, user_files.digests()
+    edited = {f"the code of {path}": (before[path][:12], now[path][:12]) for path in before.keys() & now.keys()}
+    edited = {name: values for name, values in edited.items() if values[0] != values[1]}
+    return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)} | edited
 
 
 def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:

@@ -134,6 +134,7 @@ def write(
             "adapter_sha256": data_digest(files.start / adapter_files.WEIGHTS) if config.args.adapter else None,
             "judge": judge_settings.variables(),
             "reward": user_files.variables(),
+            "reward_sha256": user_files.digests(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
             "judge_is_stand_in": "--stand-in" in options,

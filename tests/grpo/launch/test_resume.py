@@ -19,7 +19,7 @@ from grpo.launch import config, resume, run_dir
 from grpo.launch.plan import describe, make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
-from reward import settings
+from reward import settings, user_files
 
 from .conftest import write_checkpoint, write_data
 from .stopped_run import log, read_steps, start
@@ -328,3 +328,15 @@ def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> Non
     monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
     monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1")
     assert resume.find_reward_changes(setting.run_dir) == {"REWARD_FILES": ("/a.py", "/b.py")}
+
+
+def test_an_edited_reward_file_is_shown(setting, monkeypatch, tmp_path) -> None:
+    setting.run_dir.mkdir()
+    file = tmp_path / "mine.py"
+    file.write_text("def reward_func(queries, prompts, labels): ...\n")
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(file))
+    config = {"reward": user_files.variables(), "reward_sha256": user_files.digests(), "judge": settings.variables()}
+    (setting.run_dir / "config.json").write_text(json.dumps(config))
+    assert resume.find_reward_changes(setting.run_dir) == {}
+    file.write_text("# edited\n")
+    assert list(resume.find_reward_changes(setting.run_dir)) == [f"the code of {file}"]
