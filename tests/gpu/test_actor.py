@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.agreement import add_adapter, score_tokens
 from grpo.model.vocabulary import Allocated
-from scripts.gpu_check.scoring import add_adapter, score_tokens
 
 ROWS = 90
 KEPT = Allocated(ROWS)
