@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with _print_to_stderr():
             result = importlib.import_module(f"benchmarks.{options.name}").run(options)
-        report = {"name": options.name, **result.as_dict()}
+        report = {"name": options.name, **result}
     except (ValueError, RuntimeError) as error:
         print(f"benchmarks {options.name}: {error}", file=sys.stderr)
         return 1

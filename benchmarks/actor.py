@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.agreement import add_adapter, score_tokens
+from benchmarks.ladder import Passed, Skipped, choose_device, note
 from benchmarks.measure import measure_peak, time_in_turn
+from benchmarks.parity import add_adapter, score_tokens
 from benchmarks.random_model import RandomWeights, write_config
-from benchmarks.rung import Passed, Skipped, choose_device, note
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED

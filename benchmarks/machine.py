@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.rung import Passed, Skipped, choose_device
+from benchmarks.ladder import Passed, Skipped, choose_device
 from grpo.stack import machine
 from grpo.stack import numa as numa_nodes
 from grpo.stack.checkout import CHECKOUT
@@ -53,8 +53,9 @@ def describe_torch() -> dict[str, Any]:
 
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        of, size = torch.cuda.get_device_properties(index), torch.cuda.get_device_properties(index).total_memory
-        gpus.append({"name": of.name, "memory_gb": round(size / 1e9, 1), "capability": f"{of.major}.{of.minor}"})
+        of = torch.cuda.get_device_properties(index)
+        memory = round(of.total_memory / 1e9, 1)
+        gpus.append({"name": of.name, "memory_gb": memory, "capability": f"{of.major}.{of.minor}"})
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus else None
     return {"cuda": torch.version.cuda, "nccl": nccl, "gpus": gpus}
 

@@ -1,10 +1,9 @@
-"""Seconds and peak memory of calls, and what a comparison of two ways returns."""
+"""Seconds and peak memory of calls, and the comparison of two ways."""
 
 import gc
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,27 @@ from torch.profiler import ProfilerActivity, profile
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a benchmark measured.
+def compare(
+    what: str, unit: str, stock: float, ours: float, details: Mapping[str, Any], higher_is_better: bool = False
+) -> dict[str, Any]:
+    """Return what a benchmark measured, and `ratio`: how many times ours is better.
 
-    Attributes:
+    Args:
         what: was measured, with its sizes; one line.
         unit: of `stock` and `ours`.
         details: further numbers by name, the unit at the end of the name.
         higher_is_better: True for rates, False for times and sizes.
+
+    Raises:
+        ValueError: if nothing was measured.
     """
-
-    what: str
-    unit: str
-    stock: float
-    ours: float
-    details: Mapping[str, Any] = field(default_factory=dict)
-    higher_is_better: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, and `ratio`: how many times ours is better. Raises ValueError if nothing was measured."""
-        if not all(math.isfinite(value) and value > 0 for value in (self.stock, self.ours)):
-            raise ValueError(f"stock is {self.stock} {self.unit}, ours {self.ours}: nothing was measured")
-        return asdict(self) | {"ratio": (self.ours / self.stock) ** (1 if self.higher_is_better else -1)}
+    if not all(math.isfinite(value) and value > 0 for value in (stock, ours)):
+        raise ValueError(f"stock is {stock} {unit}, ours {ours}: nothing was measured")
+    ratio = ours / stock if higher_is_better else stock / ours
+    return {
+        "what": what, "unit": unit, "higher_is_better": higher_is_better, "stock": stock, "ours": ours,
+        "ratio": ratio, "details": dict(details),
+    }  # fmt: skip
 
 
 def time_in_turn(

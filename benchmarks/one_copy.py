@@ -11,28 +11,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import actor, agreement, width
+from benchmarks import actor, parity
 from benchmarks.engine_speed import Lengths, describe_times, start_engine
+from benchmarks.ladder import Passed, Skipped, choose_device, note
 from benchmarks.random_model import write_config
-from benchmarks.rung import Passed, Skipped, choose_device, note
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.released import RELEASED
 from grpo.stack import machine
 from grpo.stack.problem import UserError
 
-LENGTHS = (4096, 16_384)
-SEQUENCES = (1, 8, 16)
-TIMED = Lengths(prompt=128)
+LENGTHS, SEQUENCES, TIMED = (4096, 16_384), (1, 8, 16), Lengths(prompt=128)
 _FRAGMENTS = 0.05  # share of a GPU, as the plan assumes
 _ENGINE = 4.8e9  # bytes of an engine beside its weights: buffers, as the plan assumes, and a cache for SEQUENCES
 
 
 def check(gpus: int) -> Passed:
-    """Let engine and actor share the largest model for which one GPU has room.
-
-    Raises:
-        Skipped: if vLLM rearranges the experts on a GPU of this machine.
-    """
+    """Let engine and actor share the largest model for which one GPU has room, if vLLM leaves its experts in place."""
     if gpu := machine.find_gpu_that_cannot_share():
         raise Skipped(f"{gpu.name} has compute capability {gpu.capability}, and this needs {machine.SHARES_MODEL}")
     name = actor.choose_model(actor.memory_of_gpu(), compute_needed)
@@ -41,18 +35,21 @@ def check(gpus: int) -> Passed:
 
 def compute_needed(shape: Architecture) -> float:
     """Return the bytes of a GPU that both need for the shortest sequence."""
-    of_actor = actor.plan_bytes(shape, LENGTHS[0], maps=True) + actor.CUDA
-    return (_weigh(shape) + _ENGINE + of_actor) / (1 - _FRAGMENTS)
+    return (_weigh(shape) + _ENGINE + _plan_actor(shape, LENGTHS[0])) / (1 - _FRAGMENTS)
 
 
 def _weigh(shape: Architecture) -> int:
     return sum(shape.actor_bytes(packed=True).values())
 
 
+def _plan_actor(shape: Architecture, tokens: int) -> float:
+    return actor.plan_bytes(shape, tokens, maps=True) + actor.CUDA
+
+
 def share_model(
     gpus: int, model: str, shape: Architecture, lengths: Sequence[int], sequences: Sequence[int], timed: Lengths
 ) -> Passed:
-    """Start an engine and an actor on its base; compare their log-probs, time their passes, and train.
+    """Start an engine and an actor on its base; time passes and steps, and compare log-probs.
 
     Args:
         model: its name, for the report.
@@ -67,12 +64,24 @@ def share_model(
 
     from grpo.lora import adapter
     from grpo.model.shared_base import MappedBase
-    from grpo.model.vocabulary import find_allocated
 
     device = torch.device(choose_device(gpus))
     numbers: dict[str, Any] = {"model": model, "gpu": torch.cuda.get_device_name(device) if gpus else "CPU"}
     with tempfile.TemporaryDirectory() as name:
-        folder, tokenizer, shape, options = _write_model(Path(name, "mxfp4"), shape, gpus, lengths)
+        packed = folder = Path(name, "mxfp4")
+        args: Any = SimpleNamespace(
+            lora_rank=actor.RANK, lora_alpha=2 * actor.RANK, routing_replay=False, parity_limit=1, enforce_eager=True,
+            actor_shard=OF_ENGINE, pretrain=str(packed),
+        )  # fmt: skip
+        options: dict[str, Any] = {"additional_config": adapter.engine_config(args)}
+        if gpus:  # no weights: they are made on the GPU
+            tokenizer, memory = write_config(packed, shape), actor.memory_of_gpu()
+            # What the longest sequence leaves. If that is too little for the engine, the sequence may not fit.
+            left = memory * (1 - _FRAGMENTS) - max(_plan_actor(shape, tokens) for tokens in lengths)
+            options["gpu_memory_utilization"] = max(_weigh(shape) + _ENGINE, left) / memory
+        else:
+            folder, tokenizer, shape = parity.write_for_both(packed, shape, gpus)
+            options["load_format"] = "auto"
         begin = time.perf_counter()
         with start_engine(folder, max(sequences), timed, **options) as engine:
             numbers |= {"start_s": time.perf_counter() - begin, **engine.describe()}
@@ -81,17 +90,14 @@ def share_model(
             begin = time.perf_counter()
             base = MappedBase(engine.call("describe_base"))
             numbers["map_s"] = time.perf_counter() - begin
-            trainer = actor.build(shape, device, base, width.compute_scale(shape, actor.RANK))
+            trainer = actor.build(shape, device, base, parity.compute_scale(shape, actor.RANK))
             numbers |= {"base_gb": _weigh(shape) / 1e9, "shared_gb": engine.describe()["memory_gb"]}
             if gpus and (held := torch.cuda.memory_allocated(device)) > _weigh(shape) / 2:
                 raise UserError(f"the actor holds {held / 1e9:.1f} GB of its own, beside the engine's base")
             actor.time_lengths(trainer, shape, lengths, numbers, maps=True)
             base.check()
-            prompts = agreement.make_prompts(tokenizer)  # last: the report keeps the rest
-            responses = engine.loop.run(agreement.draw(engine.actor, *adapter.gather(trainer.module), prompts))
             what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
-            of_actor = trainer.module.eval(), prompts, responses, find_allocated(tokenizer), str(device)
-            agreed = agreement.judge_with_replay(what, *of_actor)
+            agreed = parity.compare_with_replay(what, engine, trainer.module.eval(), tokenizer)
     parts = [
         f"{model}: {numbers['base_gb']:.1f} GB of base",
         f"{numbers['memory_gb']:.1f} GB in use with the engine, {numbers['shared_gb']:.1f} GB with the actor too",
@@ -99,25 +105,3 @@ def share_model(
     ]
     line = "; ".join([*parts, actor.describe_lengths(numbers), agreed.line])
     return Passed(line, {**numbers, **agreed.numbers})
-
-
-def _write_model(
-    packed: Path, shape: Architecture, gpus: int, lengths: Sequence[int]
-) -> tuple[Path, Any, Architecture, dict[str, Any]]:
-    """Write what the engine loads; return it, its tokenizer, the shape of the model, and the engine's arguments."""
-    from grpo.lora import adapter
-
-    args: Any = SimpleNamespace(
-        lora_rank=actor.RANK, lora_alpha=2 * actor.RANK, routing_replay=False, parity_limit=1, enforce_eager=True,
-        actor_shard=OF_ENGINE, pretrain=str(packed),
-    )  # fmt: skip
-    options: dict[str, Any] = {"additional_config": adapter.engine_config(args)}
-    if not gpus:
-        tokenizer, shape = width.write_with_tokenizer(packed, shape)
-        return width.write_for_engine(packed, gpus), tokenizer, shape, options | {"load_format": "auto"}
-    memory = actor.memory_of_gpu()
-    planned = max(actor.plan_bytes(shape, tokens, maps=True) for tokens in lengths)
-    # What the longest sequence leaves. If that is too little for the engine, the sequence may not fit.
-    left = max(_weigh(shape) + _ENGINE, memory * (1 - _FRAGMENTS) - actor.CUDA - planned)
-    tokenizer = write_config(packed, shape)  # without weights, which are made on the GPU
-    return packed, tokenizer, shape, options | {"gpu_memory_utilization": left / memory}

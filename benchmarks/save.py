@@ -7,13 +7,14 @@ save_checkpoint, plus the whole model gathered on rank 0, which writes the adapt
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measure import Result
+from benchmarks.measure import compare
 from benchmarks.random_model import shrink, write_model
 from benchmarks.ranks import run_ranks
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Save both ways after a training step."""
     with tempfile.TemporaryDirectory() as scratch:
         write_model(Path(scratch, "model"), shrink(layers=options.layers, experts=2, intermediate=32))
@@ -32,4 +33,4 @@ def run(options: argparse.Namespace) -> Result:
         f"written by {options.ranks} ranks for one checkpoint of an adapter of {adapter / 1e6:.1f} MB in bf16 on "
         f"{options.layers} layers with the attention of gpt-oss-120b"
     )
-    return Result(what, "MB", stock, ours, details)
+    return compare(what, "MB", stock, ours, details)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import stock
-from benchmarks.measure import Result, measure_peak, time_in_turn
+from benchmarks.measure import compare, measure_peak, time_in_turn
 from benchmarks.random_model import shrink, write_model
 from grpo.hooks.names import Arguments
 from grpo.model import attention, cpu_matmul
@@ -26,80 +26,62 @@ from grpo.update.loss import PolicyLoss
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 _TOLERANCE = 0.02  # of two implementations of a sum in bf16
-_MODULES = ("models.actor", "trainer.ray.ppo_actor")
-Train = Callable[[], dict[str, float]]  # returns loss and entropy
+Step = Callable[[], dict[str, float]]  # returns loss and entropy
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Compare both on a sequence of `--tokens`."""
+    from openrlhf.models.actor import Actor
+
     cpu_matmul.install()  # for both: it is not under comparison
+    args, batch = _arguments(options.tokens), _draw_rollout(options.tokens, options.vocabulary)
     with tempfile.TemporaryDirectory() as scratch:
-        packed, whole = Path(scratch, "mxfp4"), Path(scratch, "bf16")
+        packed, whole, package = (Path(scratch, name) for name in ("mxfp4", "bf16", "openrlhf"))
         sizes = {name: getattr(options, name) for name in ("vocabulary", "layers", "experts", "intermediate")}
         write_model(packed, shrink(**sizes))
         dequantize_checkpoint(packed, whole)
-        package = stock.copy_pristine(Path(scratch, "openrlhf"))
-        modules = [load(package, name) for name in _MODULES]
+        stock.copy_pristine(package)
+        models, trainer = (_load(package, name) for name in ("models.actor", "trainer.ray.ppo_actor"))
+        lora: dict[str, Any] = {"lora_rank": 64, "lora_alpha": 32, "target_modules": list(ATTENTION_PROJECTIONS)}
+        own = {"router_logits": passes.has_balancing_loss(args), "experts": "packed"}
         actors = {
-            "stock": adapt(modules[0].Actor(str(whole), attn_implementation="eager", **adapter_settings())),
-            "ours": make_ours(packed),
+            "stock": _adapt(models.Actor(str(whole), attn_implementation="eager", **lora)),
+            "ours": _adapt(Actor(str(packed), attn_implementation=attention.NAME, **lora, **own)),
         }
-    batch = draw_rollout(options.tokens, options.vocabulary)
     steps = {
-        "stock": stock_step(actors["stock"], modules[1], batch),
-        "ours": our_step(actors["ours"], batch, options.tokens),
+        "stock": _stock_step(actors["stock"], trainer, args, batch),
+        "ours": _our_step(actors["ours"], args, batch),
     }
-    results = {name: observe(actors[name], step) for name, step in steps.items()}
-    errors = compare(results["stock"], results["ours"])
-    peaks = {f"{name}_peak_gb": measure_peak(step, torch.device("cpu")) / 1e9 for name, step in steps.items()}
+    losses = {name: step() for name, step in steps.items()}
+    details = _compare(losses, {name: _list_trained(actor) for name, actor in actors.items()})
+    details |= {f"{name}_peak_gb": measure_peak(step, torch.device("cpu")) / 1e9 for name, step in steps.items()}
     seconds = time_in_turn(steps, options.repeat)
     what = (
         f"a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} experts, "
         f"{options.vocabulary} rows of vocabulary, gradient checkpointing"
     )
-    logits = {"fp32_logits_gb": 4e-9 * options.tokens * options.vocabulary}
-    return Result(what, "s", seconds["stock"], seconds["ours"], peaks | logits | errors)
+    return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
-def load(package: Path, name: str) -> ModuleType:
+def _load(package: Path, name: str) -> ModuleType:
     """Return a module of OpenRLHF without our patches; the installed one stays in its place."""
-    installed = sys.modules.get(f"openrlhf.{name}")
     module = stock.load(package, name)
-    if installed:
-        sys.modules[f"openrlhf.{name}"] = installed
-    else:
-        del sys.modules[f"openrlhf.{name}"]
+    sys.modules[module.__name__] = stock.load(None, name)
     return module
 
 
-def adapter_settings() -> dict[str, Any]:
-    """Return the arguments of OpenRLHF's Actor that give it an adapter."""
-    return {"lora_rank": 64, "lora_alpha": 32, "target_modules": list(ATTENTION_PROJECTIONS)}
+def _arguments(tokens: int) -> Any:
+    """Return the flags of a run whose rollout is one sample and one optimizer step."""
+    return Arguments(
+        entropy_loss_coef=0.0,
+        aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
+        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
+        loss_aggregation="token_mean", generate_max_len=tokens, policy_loss_type="ppo", dual_clip=None,
+        eps_clip_low_high=(0.2, 0.2), enable_vllm_is_correction=False, advantage_clip=None,
+    )  # fmt: skip
 
 
-def make_ours(model: Path) -> Any:
-    """Return the patched Actor."""
-    from openrlhf.models.actor import Actor
-
-    own = {"router_logits": passes.has_balancing_loss(arguments(1)), "experts": "packed"}
-    return adapt(Actor(str(model), attn_implementation=attention.NAME, **adapter_settings(), **own))
-
-
-def adapt(actor: Any) -> Any:
-    """Give an actor an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in list_adapter(actor).values():
-        parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
-    actor.gradient_checkpointing_enable()
-    return actor
-
-
-def list_adapter(actor: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return what is trained, by name."""
-    return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
-
-
-def draw_rollout(tokens: int, vocabulary: int) -> dict[str, Any]:
+def _draw_rollout(tokens: int, vocabulary: int) -> dict[str, Any]:
     """Return one sequence: a quarter prompt, the rest response."""
     generator, response = torch.Generator().manual_seed(1), tokens * 3 // 4
     return {
@@ -112,16 +94,28 @@ def draw_rollout(tokens: int, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def stock_step(actor: Any, module: ModuleType, batch: dict[str, Any]) -> Train:
+def _adapt(actor: Any) -> Any:
+    """Give an actor an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in _list_trained(actor).values():
+        parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
+    actor.gradient_checkpointing_enable()
+    return actor
+
+
+def _list_trained(actor: torch.nn.Module) -> dict[str, Any]:
+    return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+
+
+def _stock_step(actor: Any, module: ModuleType, args: Any, batch: dict[str, Any]) -> Step:
     """Return stock's training of one micro-batch, with the pass for the old log-probs that it always makes."""
     strategy = SimpleNamespace(
         ring_attn_group=None, optimizer_step=lambda *_, **__: None, get_grad_norm=lambda _: 0.0,
         backward=lambda loss, *_: loss.backward(),
     )  # fmt: skip
     trainer = SimpleNamespace(
-        actor=actor, args=arguments(batch["sequences"].shape[1]), strategy=strategy, replay_buffer=None,
-        aux_loss=False, ema_model=None, actor_optim=None, actor_loss_fn=module.PolicyLoss(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
+        actor=actor, args=args, strategy=strategy, replay_buffer=None, aux_loss=False, ema_model=None, actor_optim=None,
+        actor_loss_fn=module.PolicyLoss(), actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
     )  # fmt: skip
 
     def step() -> dict[str, float]:
@@ -137,54 +131,37 @@ def stock_step(actor: Any, module: ModuleType, batch: dict[str, Any]) -> Train:
     return step
 
 
-def our_step(actor: Any, batch: dict[str, Any], tokens: int) -> Train:
+def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
     """Return a rank's training of one micro-batch, which is the whole batch of the loss: it then equals stock's."""
     from grpo.training.update import Rank
 
     rank: Any = object.__new__(Rank)
-    rank.actor, rank.args, rank.loss = actor, arguments(tokens), PolicyLoss(arguments(tokens))
+    rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
     rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
     rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
     rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
-    of_rank = {"action_log_probs": None, "replay": None, "info": {"sample": torch.zeros(1)}}
+    own = {"action_log_probs": None, "replay": None, "info": {"sample": torch.zeros(1)}}
 
     def step() -> dict[str, float]:
         actor.zero_grad()
-        return dict(rank._train(SimpleNamespace(**batch, **of_rank)))
+        return dict(rank._train(SimpleNamespace(**batch, **own)))
 
     return step
 
 
-def arguments(tokens: int) -> Any:
-    """Return the flags of a run whose rollout is one sample and one optimizer step."""
-    return Arguments(
-        entropy_loss_coef=0.0,
-        aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
-        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
-        loss_aggregation="token_mean", generate_max_len=tokens, policy_loss_type="ppo", dual_clip=None,
-        eps_clip_low_high=(0.2, 0.2), enable_vllm_is_correction=False, advantage_clip=None,
-    )  # fmt: skip
-
-
-def observe(actor: Any, step: Train) -> dict[str, Any]:
-    """Return loss, entropy and gradients of a step."""
-    status = step()
-    trained: dict[str, Any] = list_adapter(actor)
-    gradients = {name: parameter.grad.clone().float() for name, parameter in trained.items()}
-    return {"loss": float(status["policy_loss"]), "entropy": float(status["entropy_loss"]), "gradients": gradients}
-
-
-def compare(expected: dict[str, Any], actual: dict[str, Any]) -> dict[str, float]:
+def _compare(losses: dict[str, dict[str, float]], trained: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return by how much the results of a step differ. Raises RuntimeError if rounding does not explain it."""
-    wanted, found = expected["gradients"], actual["gradients"]
-    if wanted.keys() != found.keys():
+    if trained["stock"].keys() != trained["ours"].keys():
         raise RuntimeError("stock and ours train other parameters")
-    error = sum((found[name] - value).square().sum() for name, value in wanted.items())
-    norm = sum(value.square().sum() for value in wanted.values())
-    differences = {f"{kind}_difference": abs(expected[kind] - actual[kind]) for kind in ("loss", "entropy")}
-    differences["gradient_difference"] = float((error / norm) ** 0.5)
+    error, norm = 0.0, 0.0
+    for name, parameter in trained["stock"].items():
+        error += float((trained["ours"][name].grad.float() - parameter.grad.float()).square().sum())
+        norm += float(parameter.grad.float().square().sum())
+    differences = {"gradient_difference": (error / norm) ** 0.5}
+    for name, key in (("loss", "policy_loss"), ("entropy", "entropy_loss")):
+        differences[f"{name}_difference"] = abs(float(losses["stock"][key]) - float(losses["ours"][key]))
     if not max(differences.values()) < _TOLERANCE:
         raise RuntimeError(f"stock and ours do not agree: {differences}")
     return differences

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from benchmarks.engine import start_engines
-from benchmarks.measure import Result, time_in_turn
+from benchmarks.measure import compare, time_in_turn
 from benchmarks.random_model import shrink, write_config
 from grpo.hooks import vllm_engine
 from grpo.lora.adapter import TensorSpec, layout
@@ -26,7 +26,7 @@ _RANK = 64
 _WORKER = "benchmarks.engine_worker.OneByOneWorker"
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Send an adapter both ways."""
     size = options.tensor_parallel
     # vLLM on a CPU does not support MXFP4.
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> Result:
     )
     stock, ours = (counted[name][0].calls for name in ways)
     details = {"stock_calls_of_an_engine": stock, "our_calls_of_an_engine": ours}
-    return Result(what, "s", seconds["stock"], seconds["ours"], details)
+    return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
 class Counted:

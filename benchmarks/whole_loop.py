@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rung import Passed, note
+from benchmarks.ladder import Passed, note
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import held_out, saved_steps
 from grpo.stack.checkout import CHECKOUT

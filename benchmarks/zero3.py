@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ladder import Passed
 from benchmarks.random_model import shrink, write_model
 from benchmarks.ranks import run_ranks
-from benchmarks.rung import Passed
 from grpo.stack.problem import UserError
 
 _ROUNDING = 0.01  # of a loss

@@ -14,11 +14,9 @@ Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks import machine, rung
-from benchmarks.ladder import LADDER, climb
-from benchmarks.rung import Result
+from benchmarks import machine
+from benchmarks.ladder import FAILED, LADDER, PASSED, SKIPPED, Result, climb
 from grpo.launch import signals
 from grpo.stack import command
 from grpo.stack.checkout import GPU_REPORT
@@ -29,35 +27,29 @@ def main(argv: list[str] | None = None) -> int:
     parser = command.parser("scripts.gpu_check", __doc__)
     names = [each.name for each in LADDER]
     parser.add_argument("--out", "--json", type=Path, metavar="FILE", help=f"the report (default: {GPU_REPORT})")
-    parser.add_argument(
-        "--only", nargs="+", choices=names, metavar="RUNG", help=f"some rungs; writes no report without --out ({names})"
-    )
-    parser.add_argument("--seconds", type=int, metavar="N", help="end each rung after N seconds, if not before")
+    only = f"some rungs; writes no report without --out ({names})"
+    parser.add_argument("--only", nargs="+", choices=names, metavar="RUNG", help=only)
+    parser.add_argument("--seconds", type=int, metavar="N", default=3600, help="end each rung after N seconds at most")
     options = parser.parse_args(argv)
-    if options.seconds is not None and options.seconds < 1:
+    if options.seconds < 1:
         parser.error("--seconds must be at least 1")
     out = options.out or (None if options.only else GPU_REPORT)
     if out and out.is_dir():
         parser.error(f"--out {out} is a folder; name a file")
     chosen = [each for each in LADDER if not options.only or each.name in options.only]
-    if options.seconds:
-        chosen = [replace(each, seconds=min(each.seconds, options.seconds)) for each in chosen]
     found = machine.look()
-    print("\n".join(_describe(found)), flush=True)
-    results = climb(chosen, found, _say, out)
-    of_verdict = {verdict: [r.name for r in results if r.verdict == verdict] for verdict in (rung.FAILED, rung.SKIPPED)}
-    for verdict, named in of_verdict.items():
-        print(f"{verdict}: {', '.join(named)}\n" if named else "", end="")
-    passed = len(results) - sum(map(len, of_verdict.values()))
-    print(f"{passed} of {len(results)} rungs passed" + (f"; report: {out}" if out else ""))
-    return int(bool(of_verdict[rung.FAILED]))
-
-
-def _describe(found: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in found["versions"].items())
+    print("versions ", ", ".join(f"{name} {version or 'missing'}" for name, version in found["versions"].items()))
     gpus = [f"{gpu['name']} ({gpu['memory_gb']} GB, {gpu['capability']})" for gpu in found["gpus"]]
-    lines = [f"versions  {versions}", f"GPUs      {', '.join(gpus) or 'none'}"]
-    return lines + ([f"fault     PyTorch cannot be used: {found['fault']}"] if found["fault"] else [])
+    print("GPUs     ", ", ".join(gpus) or "none", flush=True)
+    if found["fault"]:
+        print("fault     PyTorch cannot be used:", found["fault"], flush=True)
+    results = climb([replace(each, seconds=min(each.seconds, options.seconds)) for each in chosen], found, _say, out)
+    for verdict in (FAILED, SKIPPED):
+        if named := [result.name for result in results if result.verdict == verdict]:
+            print(f"{verdict}: {', '.join(named)}")
+    passed = sum(result.verdict == PASSED for result in results)
+    print(f"{passed} of {len(results)} rungs passed" + (f"; report: {out}" if out else ""))
+    return int(any(result.verdict == FAILED for result in results))
 
 
 def _say(result: Result) -> None:

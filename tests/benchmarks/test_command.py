@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import ranks
-from benchmarks.measure import Result
+from benchmarks.measure import compare
 from grpo.model import mxfp4
 from grpo.stack.checkout import CHECKOUT
 from tests import forked
@@ -70,8 +70,8 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
 @pytest.mark.parametrize("ours", [0.0, float("nan"), float("inf"), -1.0])
 def test_unmeasured_values_have_no_ratio(ours: float) -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
-        Result("nothing", "s", 3.0, ours).as_dict()
-    assert Result("seconds", "s", 3.0, 1.5).as_dict()["ratio"] == 2.0
+        compare("nothing", "s", 3.0, ours, {})
+    assert compare("seconds", "s", 3.0, 1.5, {})["ratio"] == compare("rate", "GB/s", 1.5, 3.0, {}, True)["ratio"] == 2.0
 
 
 @pytest.mark.timeout(300)

@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import machine, rung
-from benchmarks.ladder import LADDER, climb
-from benchmarks.rung import FAILED, PASSED, SKIPPED, Passed, Rung, Skipped, run_apart, run_here
+from benchmarks import ladder, machine
+from benchmarks.ladder import FAILED, LADDER, PASSED, SKIPPED, Passed, Rung, Skipped, climb, run_apart, run_here
 from grpo.stack.problem import UserError
 from scripts import gpu_check
 
@@ -52,7 +51,7 @@ def test_a_rung_says_what_is_missing(gpus: int, packages: tuple[str, ...], found
 )
 def test_what_happens_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exception | None, expected: tuple) -> None:
     def check(gpus: int) -> Passed:
-        rung.note(first_s=1.5)
+        ladder.note(first_s=1.5)
         if raised:
             raise raised
         return Passed(f"{gpus} seen", {"gpus": gpus})
@@ -68,12 +67,12 @@ def test_what_happens_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exce
 STRAYS = """
 import os, signal, subprocess, time
 from pathlib import Path
-from benchmarks import rung
+from benchmarks import ladder
 
 SCRIPT = 'trap "" TERM HUP INT; sleep 300 & echo $$ $! >{0}.part; mv {0}.part {0}; while :; do wait; done'
 
 def check(gpus):
-    rung.note(first_s=2)
+    ladder.note(first_s=2)
     subprocess.Popen(["bash", "-c", SCRIPT], start_new_session=True)
     while not Path("{0}").exists():
         time.sleep(0.05)
@@ -85,7 +84,7 @@ def check(gpus):
 @pytest.fixture
 def make_rung(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a rung that starts strays, and then does something; and the file with their ids."""
-    monkeypatch.setattr(rung, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(ladder, "GRACE_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def make(then: str) -> tuple[Rung, Path]:
@@ -118,9 +117,9 @@ def test_what_a_rung_started_ends_with_it_and_its_notes_stay(make_rung, then: st
 
 GPU_CHECK = """
 import json, runpy, sys
-from benchmarks import ladder, machine, rung
-rung.GRACE_SECONDS = 0.5
-ladder.LADDER = (rung.Rung("driver", "strays:check", "", gpus=0),)
+from benchmarks import ladder, machine
+ladder.GRACE_SECONDS = 0.5
+ladder.LADDER = (ladder.Rung("driver", "strays:check", "", gpus=0),)
 machine.look = lambda: {"versions": {}, "gpus": [], "fault": ""}
 runpy.run_module("scripts.gpu_check", run_name="__main__")
 """
@@ -144,8 +143,8 @@ def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(make_rung,
 def test_a_failure_does_not_end_the_ladder_and_the_report_is_redacted(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "abcdef-123456")
     secret = UserError("the key abcdef-123456 was printed", "mend it")
-    monkeypatch.setattr(rung, "run_apart", lambda each, gpus: rung.Result(each.name, FAILED, str(secret)))
-    said: list[rung.Result] = []
+    monkeypatch.setattr(ladder, "run_apart", lambda each, gpus: ladder.Result(each.name, FAILED, str(secret)))
+    said: list[ladder.Result] = []
     rungs = [replace(TOOLKIT, gpus=0), Rung("two", "benchmarks.machine:numa", "", gpus=1), replace(TOOLKIT, gpus=0)]
     found = {"versions": {}, "gpus": [], "fault": ""}
     results = climb(rungs, found, said.append, tmp_path / "folder" / "report.json")

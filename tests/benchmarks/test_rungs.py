@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import actor, agreement, engine_speed, kernels, layer, machine, one_copy, ranks, whole_loop, zero3
+from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
+from benchmarks.ladder import Skipped
 from benchmarks.random_model import FULL, shrink
-from benchmarks.rung import Skipped
 from grpo.launch import hours
 from grpo.lora import adapter
 from grpo.model import mxfp4
@@ -77,7 +77,7 @@ def run_program(folder: Path, module: str, call: str) -> tuple[str, dict]:
 
 @pytest.mark.timeout(300)
 def test_the_side_path_equals_peft_in_halves(tmp_path: Path) -> None:
-    _, numbers = run_program(tmp_path, "side_path", "check(0)")
+    _, numbers = run_program(tmp_path, "kernels", "side_path(0)")
     assert {"o in 2 parts", "qkv in 2 parts", "qkv in PEFT"} < numbers["errors"].keys()
     assert 0 < max(numbers["errors"].values()) < 0.01
 
@@ -162,7 +162,7 @@ def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> 
     from grpo.model import loading
 
     write_model(tmp_path, shrink(layers=1, experts=4, intermediate=64))
-    model = agreement.add_adapter(loading.load_gpt_oss(tmp_path, "eager"), 4, 0.1)
+    model = parity.add_adapter(loading.load_gpt_oss(tmp_path, "eager"), 4, 0.1)
     gathered, ids = Gathered(model, tmp_path), torch.arange(8)[None]
     model(ids)
     assert not gathered.wrong and gathered.right["uint8"] >= 4
@@ -217,10 +217,10 @@ def test_engines_and_actors_are_judged() -> None:
             for prompt, (one, of) in enumerate(parts)
         ]
 
-    assert agreement.judge("2 layers", make(0.01, 0.5)).numbers["difference_nat"] < 0.02
+    assert parity.judge("2 layers", make(0.01, 0.5)).numbers["difference_nat"] < 0.02
     for numbers, said in (((0.2, 0.5), "mean difference"), ((0.01, 0.01), "nothing"), ((0.01, 0.5, 2), "few")):
         with pytest.raises(UserError, match=said):
-            agreement.judge("2 layers", make(*numbers))
+            parity.judge("2 layers", make(*numbers))
 
 
 def test_weights_that_choose_the_same_experts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

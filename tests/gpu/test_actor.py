@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.agreement import add_adapter, score_tokens
+from benchmarks.parity import add_adapter, score_tokens
 from grpo.model.vocabulary import Allocated
 
 ROWS = 90

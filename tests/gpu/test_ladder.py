@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import machine, rung
-from benchmarks.ladder import LADDER
-from benchmarks.rung import Rung
+from benchmarks import ladder, machine
+from benchmarks.ladder import LADDER, Rung
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def test_rung(found: dict[str, Any], step: Rung) -> None:
     gpus = len(found["gpus"])
     if lacking := step.find_lack(gpus):
         pytest.skip(f"{step.name}: {lacking}")
-    result = rung.run_apart(step, gpus)
-    if result.verdict == rung.SKIPPED:
+    result = ladder.run_apart(step, gpus)
+    if result.verdict == ladder.SKIPPED:
         pytest.skip(f"{step.name}: {result.line}")
-    assert result.verdict == rung.PASSED, f"{result.line}\n{result.remedy}\n{result.traceback}\n{result.log}"
+    assert result.verdict == ladder.PASSED, f"{result.line}\n{result.remedy}\n{result.traceback}\n{result.log}"

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import engine_speed, one_copy, rung, width
-from benchmarks.ladder import LADDER
+from benchmarks import engine_speed, ladder, one_copy, parity
 from benchmarks.random_model import shrink
 from grpo.stack.checkout import CHECKOUT
 
@@ -21,15 +20,15 @@ SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
 
 
 def test_an_engine_agrees_with_the_actor(tiny_model):
-    [one] = [each for each in LADDER if each.name == "engine"]
-    result = rung.run_apart(one, 0)
-    assert result.verdict == rung.PASSED, result
+    [one] = [each for each in ladder.LADDER if each.name == "engine"]
+    result = ladder.run_apart(one, 0)
+    assert result.verdict == ladder.PASSED, result
     assert result.numbers["workers"] == 2
     assert result.numbers["difference_nat"] < 0.05 < result.numbers["without_adapter_nat"]
 
 
 def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
-    numbers = width.measure_width(0, replace(TINY, mxfp4=True), expert_rank=4).numbers
+    numbers = parity.measure_width(0, replace(TINY, mxfp4=True), expert_rank=4).numbers
     assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
     # On a CPU both round alike; on a GPU choices differ.
     assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.side_path import Frozen
+from benchmarks.kernels import Frozen
 from grpo.lora import side_path
 
 HIDDEN, RANK, SCALE = 64, 8, 1.7
