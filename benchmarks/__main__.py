@@ -81,8 +81,8 @@ def _print_to_stderr() -> Iterator[None]:
 
 def _as_text(report: dict[str, Any]) -> str:
     rows = {key: f"{report[key]:.4g} {report['unit']}" for key in ("stock", "ours")}
-    rows |= {"ratio": f"{report['ratio']:.4g} times better"}
-    rows |= {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in report["details"].items()}
+    rows["ratio"] = f"{report['ratio']:.4g} times better"
+    rows |= {key: f"{value:.4g}" for key, value in report["details"].items()}
     return "\n".join([report["what"], *(f"  {key:40}  {value}" for key, value in rows.items())])
 
 

@@ -6,7 +6,7 @@ Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weigh
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,10 @@ def memory_of_gpu() -> int:
 
 def choose_model(memory: int, needed: Callable[[Architecture], float]) -> str:
     """Return the name of the largest released model whose needed bytes a GPU has. Raises Skipped if none fits."""
-    sizes = {name: needed(architecture) for name, architecture in RELEASED.items()}
-    if fit := [name for name, size in sizes.items() if size <= memory]:
-        return max(fit, key=lambda name: sizes[name])
-    name = min(sizes, key=lambda name: sizes[name])
-    raise Skipped(f"{name} needs {sizes[name] / 1e9:.0f} GB here; the GPU has {memory / 1e9:.0f} GB")
+    for name, shape in RELEASED.items():  # the largest first
+        if needed(shape) <= memory:
+            return name
+    raise Skipped(f"{name} needs {needed(shape) / 1e9:.0f} GB here; the GPU has {memory / 1e9:.0f} GB")
 
 
 def compute_needed(shape: Architecture) -> float:
@@ -57,11 +56,7 @@ def compute_needed(shape: Architecture) -> float:
 
 
 def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
-    """Return the bytes that the plan calculates for a sequence, without those of CUDA and fragments.
-
-    Args:
-        maps: whether the base is an engine's.
-    """
+    """Return what the plan calculates for a sequence, without CUDA and fragments; maps: the base is an engine's."""
     parameters = shape.layers * RANK * sum(sum(shape.projection(name)) for name in ATTENTION_PROJECTIONS)
     actor = Actor(
         architecture=shape, lora_parameters=parameters, ranks=1, packed=True, sharded=False, maps=maps, offload=False,
@@ -72,14 +67,13 @@ def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
 
 def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:
     """Time log-probs and a training step at some lengths, as far as they fit."""
-    device = torch.device(choose_device(gpus))
+    device, begin = torch.device(choose_device(gpus)), time.perf_counter()
     torch.manual_seed(0)
-    begin = time.perf_counter()
     engine = build(shape, device)
     gpu = torch.cuda.get_device_name(device) if gpus else "CPU"
     numbers: dict[str, Any] = {"model": model, "gpu": gpu, "start_s": time.perf_counter() - begin}
-    time_lengths(engine, shape, lengths, numbers)
-    return Passed(f"{model}: {describe_lengths(numbers)}", numbers)
+    line = time_lengths(engine, shape, lengths, numbers)
+    return Passed(f"{model}: {line}", numbers)
 
 
 def build(shape: Architecture, device: torch.device, base: "MappedBase | None" = None, scale: float = 0.02) -> Any:
@@ -124,20 +118,26 @@ def build(shape: Architecture, device: torch.device, base: "MappedBase | None" =
 
 def time_lengths(
     engine: Any, shape: Architecture, lengths: Sequence[int], numbers: dict[str, Any], maps: bool = False
-) -> None:
-    """Add to the numbers what log-probs and a training step take at some lengths, as far as they fit."""
+) -> str:
+    """Add to the numbers what log-probs and a training step take at some lengths, as far as they fit; describe it."""
     numbers |= {name: [] for name in _NAMES}
+    parts: list[str] = []
     for tokens in lengths:
         try:
-            values = measure_at_length(engine, shape, tokens)
+            old, train, peak, reserved = measure_at_length(engine, shape, tokens)
         except torch.OutOfMemoryError:
-            if not numbers["tokens"]:
+            if not parts:
                 raise
             numbers["too_long"] = tokens
+            parts.append(f"{tokens:,} tokens do not fit")
             break
-        for name, value in zip(_NAMES, (tokens, *values, plan_bytes(shape, tokens, maps) / 1e9), strict=True):
+        plan = plan_bytes(shape, tokens, maps) / 1e9
+        for name, value in zip(_NAMES, (tokens, old, train, peak, reserved, plan), strict=True):
             numbers[name].append(value)
         note(**numbers)
+        seconds = f"log-probs {old:.2f} s, a step {train:.2f} s"
+        parts.append(f"{tokens:,} tokens: {seconds}, {peak:.1f} GB (plan {plan:.1f})")
+    return "; ".join(parts)
 
 
 def measure_at_length(engine: Any, shape: Architecture, tokens: int) -> tuple[float, float, float, float]:
@@ -170,14 +170,3 @@ def measure_at_length(engine: Any, shape: Architecture, tokens: int) -> tuple[fl
     if torch.equal(before, after):
         raise UserError(f"{tokens:,} tokens: steps do not change the log-probs")
     return seconds["old"], seconds["train"], peak / 1e9, reserved / 1e9
-
-
-def describe_lengths(numbers: Mapping[str, Any]) -> str:
-    """Say what :func:`time_lengths` has found."""
-    parts = [
-        f"{tokens:,} tokens: log-probs {old:.2f} s, a step {train:.2f} s, {peak:.1f} GB (plan {plan:.1f})"
-        for tokens, old, train, peak, _, plan in zip(*(numbers[name] for name in _NAMES), strict=True)
-    ]
-    if "too_long" in numbers:
-        parts.append(f"{numbers['too_long']:,} tokens do not fit")
-    return "; ".join(parts)

@@ -1,13 +1,11 @@
-"""Launches the Triton kernels of the actor and of vLLM's engines, on tensors without data, as a run does.
+"""Launches the Triton kernels of the actor and of vLLM's MXFP4 experts, on tensors without data, as a run does.
 
-vLLM's own code chooses layouts, paddings and tiles. On Hopper, engines take FlashAttention 3 where they can, and
-TRITON_ATTN is what they fall back to.
+vLLM's own code chooses layouts, paddings and tiles. Engines' attention is FlashAttention 3, which is no Triton kernel.
 """
 
 import importlib
 import importlib.metadata
 import sys
-from dataclasses import fields
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +20,6 @@ from grpo.model.experts import Experts
 
 SIZES = ((300, 2), (4096, 1))  # tokens and rows of a micro-batch: Triton specializes for multiples of 16
 TOKENS = (1, 64, 2048, 8192)  # of an engine's pass
-SEQUENCES = (4, 256)  # few are decoded in segments, which a second kernel sums
-_BLOCKS, _BLOCK = 1024, 16  # of the cache, and a block's tokens
 _EXPERT_RANK = 16
 
 
@@ -82,43 +78,6 @@ def simulate_card() -> None:
 
     for name in ("scaled_mm_supports_fp8", "scaled_mm_supports_block_fp8", "group_gemm_supported"):
         setattr(_custom_ops, f"cutlass_{name}", lambda _: False)  # asked by an import
-
-
-def engine_attention(config: GptOssConfig, workers: int) -> None:
-    """Compile TRITON_ATTN with sinks: cache, prompts, and decoding, for sliding and full layers."""
-    from vllm.v1.attention.backends import triton_attn as vllm_attn
-
-    heads, groups, size = config.num_attention_heads // workers, config.num_key_value_heads // workers, config.head_dim
-    scale: Any = SimpleNamespace(_k_scale=_empty(1, dtype=torch.float32), _v_scale=_empty(1, dtype=torch.float32))
-    # In vLLM 0.29, a pass may see the future, another call writes to the cache, and values lie beside their keys.
-    metadata_fields, backend = fields(vllm_attn.TritonAttentionMetadata), vllm_attn.TritonAttentionBackend
-    more: Any = {"causal": True} if "causal" in {one.name for one in metadata_fields} else {}
-    for window in (config.sliding_window, None):
-        layer: Any = vllm_attn.TritonAttentionImpl(
-            heads, size, size**-0.5, groups, None, window, "auto", sinks=_empty(heads)
-        )
-        for count, length in ((count, length) for count in SEQUENCES for length in (1, 64)):
-            threshold, tokens = vllm_attn.MIN_LAUNCH_GRID_SIZE_2D // groups, count * length
-            segments = (threshold, heads, vllm_attn.NUM_PAR_SOFTMAX_SEGMENTS)
-            metadata = vllm_attn.TritonAttentionMetadata(
-                num_actual_tokens=tokens, max_query_len=length, max_seq_len=4096,
-                query_start_loc=_empty(count + 1, dtype=torch.int32), seq_lens=_empty(count, dtype=torch.int32),
-                block_table=_empty(count, 256, dtype=torch.int32), slot_mapping=_empty(tokens, dtype=torch.int64),
-                seq_threshold_3D=threshold, num_par_softmax_segments=segments[-1],
-                softmax_segm_output=_empty(*segments, size, dtype=torch.float32),
-                softmax_segm_max=_empty(*segments, dtype=torch.float32),
-                softmax_segm_expsum=_empty(*segments, dtype=torch.float32),
-                use_cascade=False, common_prefix_len=0, cu_prefix_query_lens=None, prefix_kv_lens=None,
-                suffix_kv_lens=None, **more,
-            )  # fmt: skip
-            query, key, value = (_empty(tokens, number, size) for number in (heads, groups, groups))
-            if hasattr(backend, "get_kv_cache_shape"):
-                cache = _empty(*backend.get_kv_cache_shape(_BLOCKS, _BLOCK, groups, size))
-            else:
-                cache = _empty(_BLOCKS, _BLOCK, groups, 2 * size).transpose(1, 2)
-            if hasattr(layer, "do_kv_cache_update"):
-                layer.do_kv_cache_update(scale, key, value, cache, metadata.slot_mapping)
-            layer.forward(scale, query, key, value, cache, metadata, output=torch.empty_like(query))
 
 
 def engine_experts(config: GptOssConfig, workers: int = 1, keep: bool = False) -> None:

@@ -61,12 +61,7 @@ def measure_ways(
     sequences: Sequence[int] = SEQUENCES,
     lengths: Lengths = Lengths(),
 ) -> Passed:
-    """Start an engine each way, and time its passes with each of these numbers of sequences.
-
-    Args:
-        model, gpu: their names, for the report.
-        shape: of the model; with `mxfp4`, its experts are packed, which vLLM on a CPU does not support.
-    """
+    """Start an engine each way, and time its passes with each of these numbers of sequences."""
     numbers: dict[str, Any] = {"model": model, "gpu": gpu}
     numbers |= {name: {} for name in ("decode_s", "start_s", "cache_tokens", "memory_gb")}  # by way
     with tempfile.TemporaryDirectory() as folder:
@@ -83,11 +78,10 @@ def measure_ways(
                 for count in sequences:
                     numbers["decode_s"][way][str(count)] = engine.seconds_per_pass(count)
                     note(**numbers)  # graphs may fail
-    parts = [
-        f"{way} {describe_times(of_way)}, {numbers['memory_gb'][way]:.1f} GB in use, "
-        f"cache of {numbers['cache_tokens'][way]:,} tokens"
-        for way, of_way in numbers["decode_s"].items()
-    ]
+    parts = []
+    for way, of_way in numbers["decode_s"].items():
+        used, cache = numbers["memory_gb"][way], numbers["cache_tokens"][way]
+        parts.append(f"{way} {describe_times(of_way)}, {used:.1f} GB in use, cache of {cache:,} tokens")
     line = f"{model}: ms a pass at {', '.join(map(str, sequences))} sequences: {'; '.join(parts)}"
     if "distinct_experts" in numbers:
         line += f"; {numbers['distinct_experts']:.0f} of {shape.experts} experts a layer"
@@ -100,12 +94,7 @@ def describe_times(decode_s: dict[str, float]) -> str:
 
 
 class Engine:
-    """A running engine, with as many prompts as it decodes at once.
-
-    Attributes:
-        actor: OpenRLHF's, around vLLM's engine.
-        loop: in which it works.
-    """
+    """A running engine: OpenRLHF's actor around vLLM's, the loop in which it works, and the prompts it decodes."""
 
     def __init__(self, actor: Any, loop: asyncio.Runner, prompts: Sequence[list[int]], lengths: Lengths) -> None:
         self.actor, self.loop, self._prompts, self._lengths = actor, loop, prompts, lengths
@@ -124,11 +113,7 @@ class Engine:
         return dict(described)
 
     def distinct_experts(self, count: int, shape: Architecture) -> float:
-        """Return how many experts of a layer a pass of this many sequences reads, on average over the layers.
-
-        Raises:
-            UserError: if they are fewer than half of what independent choices would give.
-        """
+        """Return how many experts of a layer a pass reads; raise UserError if half of independent choices are more."""
         self.generate(count, self._lengths.short)  # with the prompts in the prefix cache, all are decoded at once
         self.call("watch_routers", count)
         self.generate(count, self._lengths.short)

@@ -35,11 +35,7 @@ class SpeedWorker(AdapterWorker):
     """vLLM's ``worker_extension_cls``; ``collective_rpc`` calls its methods."""
 
     def watch_routers(self, rows: int) -> None:
-        """Note from now on which experts the tokens of a pass choose. Graphs do not call what notes it.
-
-        Args:
-            rows: the tokens of the passes that count.
-        """
+        """Note from now on which experts passes of so many rows choose. Graphs do not call what notes it."""
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         self._distinct: dict[int, int] = {}  # experts by layer
         self._watches: list[Any] = []
@@ -75,11 +71,7 @@ class OneByOneWorker(AdapterWorker):
     """The stock way of the benchmark `sync`: the call that OpenRLHF makes for each parameter."""
 
     def update_weight(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], empty_cache: bool = False) -> None:
-        """Take one tensor from a memory file, which stands in for OpenRLHF's broadcast over NCCL.
-
-        Args:
-            name: the file and the tensor's name, separated by a line feed.
-        """
+        """Take a tensor from a memory file, in place of a broadcast over NCCL; name: file, line feed, tensor."""
         path, _, tensor_name = name.partition("\n")
         whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
         number, slot = tensor_name.partition("layers.")[2].removesuffix(".weight").split(".self_attn.")

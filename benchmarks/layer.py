@@ -22,45 +22,46 @@ from grpo.update.log_probs import token_scores
 
 LENGTHS = (4096, 16_384)
 _GROUPED = "aten::_grouped_mm"
+Ways = dict[str, Callable[[], torch.Tensor]]
 
 
 def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = FULL) -> Passed:
     """Time a layer at two lengths. From these, :mod:`grpo.launch.hours` predicts the seconds of a step."""
     device, begin = torch.device(choose_device(gpus)), time.perf_counter()
-    layer, config = build(shape, device)
+    layer, config = _build(shape, device)
     numbers: dict[str, Any] = {"tokens": list(lengths)}
     numbers |= {name: [] for name in ("forward_s", "train_s", "scores_s", "peak_gb")}
+    parts = []
     for tokens in lengths:
-        ways = make_passes(layer, config, tokens, device)
+        ways = _make_passes(layer, config, tokens, device)
         for name, run_pass in ways.items():
             first, again = run_pass(), run_pass()
             if not first.isfinite().all():
                 raise UserError(f"the {name} pass of {tokens:,} tokens has values that are not finite")
             if not torch.equal(first, again):
                 raise UserError(f"the {name} pass of {tokens:,} tokens differs when it is repeated")
-        numbers["peak_gb"].append(measure_peak(ways["train"], device) / 1e9)
-        for name, seconds in time_in_turn(ways | {"scores": make_scoring(tokens, shape, device)}, 3, device).items():
-            numbers[f"{name}_s"].append(seconds)
-    numbers["launches"] = count_launches(make_passes(layer, config, lengths[0], device)["train"], device)
+        peak = measure_peak(ways["train"], device) / 1e9
+        numbers["peak_gb"].append(peak)
+        seconds = time_in_turn(ways | {"scores": _make_scoring(tokens, shape, device)}, 3, device)
+        for name, value in seconds.items():
+            numbers[f"{name}_s"].append(value)
+        train, forward = 1e3 * seconds["train"], 1e3 * seconds["forward"]
+        parts.append(f"{tokens:,} tokens {train:.0f} ms (forward {forward:.0f}), {peak:.1f} GB")
+    numbers["launches"] = _count_launches(_make_passes(layer, config, lengths[0], device)["train"], device)
     numbers["weights_gb"] = sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9
     packed = layer.mlp.experts.down_proj_blocks, layer.mlp.experts.down_proj_scales
-    seconds = time_in_turn({"unpack": lambda: mxfp4.unpack_weights(*packed)}, 3, device)["unpack"]
-    numbers["unpacking_gb_per_s"] = 4 * packed[0].numel() / seconds / 1e9
+    unpacking = time_in_turn({"unpack": lambda: mxfp4.unpack_weights(*packed)}, 3, device)["unpack"]
+    numbers["unpacking_gb_per_s"] = 4 * packed[0].numel() / unpacking / 1e9
     numbers["whole_check_s"] = time.perf_counter() - begin
-    rows = zip(*(numbers[name] for name in ("tokens", "train_s", "forward_s", "peak_gb")), strict=True)
-    parts = [
-        f"{tokens:,} tokens {1e3 * train:.0f} ms (forward {1e3 * forward:.0f}), {peak:.1f} GB"
-        for tokens, train, forward, peak in rows
-    ]
     of_batch, of_token = fit_update(numbers)
     predicted = f"{16 * (of_batch + of_token * lengths[0]):.0f} s to train on 16 rollouts of {lengths[0]:,}"
     return Passed(f"{'; '.join(parts)}; {numbers['launches']} launches; predicted: {predicted}", numbers)
 
 
-def build(shape: Architecture, device: torch.device) -> tuple[Any, GptOssConfig]:
+def _build(shape: Architecture, device: torch.device) -> tuple[Any, GptOssConfig]:
     """Return a frozen layer with full attention, packed experts and random weights; and its configuration."""
     attention.register()
-    config = GptOssConfig(**{key: value for key, value in replace(shape, layers=2).config().items() if key[0] != "q"})
+    config = GptOssConfig(**replace(shape, layers=2, mxfp4=False).config())
     config._attn_implementation = attention.NAME
     with torch.device("meta"):
         model = GptOssForCausalLM(config)
@@ -76,9 +77,7 @@ def build(shape: Architecture, device: torch.device) -> tuple[Any, GptOssConfig]
     return layer.train(), config
 
 
-def make_passes(
-    layer: Any, config: GptOssConfig, tokens: int, device: torch.device
-) -> dict[str, Callable[[], torch.Tensor]]:
+def _make_passes(layer: Any, config: GptOssConfig, tokens: int, device: torch.device) -> Ways:
     """Return the passes of one sequence: forward alone, and with gradient checkpointing and backward."""
     torch.manual_seed(1)
     states, upstream = (torch.randn(1, tokens, config.hidden_size, device=device).bfloat16() for _ in range(2))
@@ -99,21 +98,16 @@ def make_passes(
     return {"forward": torch.no_grad()(lambda: run(states)), "train": train}
 
 
-def make_scoring(tokens: int, shape: Architecture, device: torch.device) -> Callable[[], torch.Tensor]:
+def _make_scoring(tokens: int, shape: Architecture, device: torch.device) -> Callable[[], torch.Tensor]:
     """Return a function that computes log-probs with their gradient."""
     torch.manual_seed(2)
     weight = torch.randn(shape.vocabulary, shape.hidden, device=device, dtype=torch.bfloat16) * 0.02
     states = torch.randn(tokens, shape.hidden, device=device).bfloat16().requires_grad_()
-    targets = torch.randint(shape.vocabulary - 1, (tokens,), device=device)
-
-    def score() -> torch.Tensor:
-        values = token_scores(states, weight, targets, Allocated(shape.vocabulary - 1)).log_probs
-        return torch.autograd.grad(values.sum(), states)[0]
-
-    return score
+    targets, kept = torch.randint(shape.vocabulary - 1, (tokens,), device=device), Allocated(shape.vocabulary - 1)
+    return lambda: torch.autograd.grad(token_scores(states, weight, targets, kept).log_probs.sum(), states)[0]
 
 
-def count_launches(run_pass: Callable[[], object], device: torch.device) -> int:
+def _count_launches(run_pass: Callable[[], object], device: torch.device) -> int:
     """Return how many kernels a pass launches; on a CPU, how many operations of PyTorch it has."""
     with torch.profiler.profile() as profile:
         run_pass()

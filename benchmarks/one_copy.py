@@ -94,7 +94,7 @@ def share_model(
             numbers |= {"base_gb": _weigh(shape) / 1e9, "shared_gb": engine.describe()["memory_gb"]}
             if gpus and (held := torch.cuda.memory_allocated(device)) > _weigh(shape) / 2:
                 raise UserError(f"the actor holds {held / 1e9:.1f} GB of its own, beside the engine's base")
-            actor.time_lengths(trainer, shape, lengths, numbers, maps=True)
+            trained = actor.time_lengths(trainer, shape, lengths, numbers, maps=True)
             base.check()
             what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
             agreed = parity.compare_with_replay(what, engine, trainer.module.eval(), tokenizer)
@@ -103,5 +103,5 @@ def share_model(
         f"{numbers['memory_gb']:.1f} GB in use with the engine, {numbers['shared_gb']:.1f} GB with the actor too",
         f"ms a pass at {', '.join(numbers['decode_s'])} sequences: {describe_times(numbers['decode_s'])}",
     ]
-    line = "; ".join([*parts, actor.describe_lengths(numbers), agreed.line])
+    line = "; ".join([*parts, trained, agreed.line])
     return Passed(line, {**numbers, **agreed.numbers})

@@ -22,13 +22,11 @@ _SCALES = (118, 122)  # of MXFP4, 2**-9 to 2**-6: a weight has a standard deviat
 
 
 def fill_(name: str, values: torch.Tensor, inputs: int, generator: torch.Generator | None = None) -> None:
-    """Fill a tensor, or a part of it, in place.
+    """Fill a tensor, or a part of it, in place. A weight keeps the size of what it is applied to.
 
     Args:
-        name: of the tensor in a checkpoint, in transformers, or in vLLM.
-        values: contiguous; in uint8 scales of MXFP4, or blocks, whose last dimension is a multiple of 8.
-        inputs: the last dimension of the whole tensor. A weight keeps the size of what it is applied to.
-        generator: on the tensor's device; by default that of the device.
+        name: of the tensor in a checkpoint, in transformers, or in vLLM; in uint8, scales or blocks of MXFP4.
+        inputs: the last dimension of the whole tensor.
     """
     if values.dtype == torch.uint8 and name.endswith(("_scales", "_scale")):
         values.random_(*_SCALES, generator=generator)

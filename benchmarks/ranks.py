@@ -13,8 +13,6 @@ from typing import Any
 
 from grpo.stack import rendezvous
 
-_LIMIT_SECONDS = 1800
-
 start_process: Callable[..., Any] = subprocess.Popen  # tests have a faster one
 
 
@@ -31,33 +29,30 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // world)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": 0, "OMP_NUM_THREADS": threads}
+    shared: dict[str, Any] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": 0, "WORLD_SIZE": world}
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name] or range(world)
+    ranks: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="ranks-") as scratch:
-        reports, ranks = [Path(scratch, f"{rank}.json") for rank in range(world)], []
+        shared |= {"OMP_NUM_THREADS": threads, **rendezvous.variables(Path(scratch, "rendezvous"))}
+        logs = [Path(scratch, f"{rank}.log") for rank in range(world)]
         try:
-            for rank, report in enumerate(reports):
-                own = shared | {"WORLD_SIZE": world, "RANK": rank}
-                own |= {"CUDA_VISIBLE_DEVICES": visible[rank]} if own_gpu else {}
-                own |= rendezvous.variables(Path(scratch, "rendezvous"))
-                with report.with_suffix(".log").open("w") as log:
-                    command = [sys.executable, "-m", f"benchmarks.{worker}", json.dumps(job), str(report)]
-                    environment = os.environ | {name: str(value) for name, value in own.items()}
-                    ranks.append(start_process(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-            deadline = time.monotonic() + _LIMIT_SECONDS
+            for rank, file in enumerate(logs):
+                own = shared | {"RANK": rank} | ({"CUDA_VISIBLE_DEVICES": visible[rank]} if own_gpu else {})
+                environment = os.environ | {name: str(value) for name, value in own.items()}
+                words = ["-m", f"benchmarks.{worker}", json.dumps(job), str(file.with_suffix(".json"))]
+                with file.open("w") as log:
+                    ranks.append(start_process([sys.executable, *words], env=environment, stdout=log, stderr=log))
             while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-                if time.monotonic() > deadline:
-                    raise ValueError(f"{worker} was not done after {_LIMIT_SECONDS} s")
                 time.sleep(0.1)
             codes = [rank.poll() for rank in ranks]
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
-        for code, report in zip(codes, reports, strict=True):
+        for code, file in zip(codes, logs, strict=True):
             if code:
-                raise ValueError(f"{worker} ended with {code}: {report.with_suffix('.log').read_text()[-2000:]}")
-        return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
+                raise ValueError(f"{worker} ended with {code}: {file.read_text()[-2000:]}")
+        return [json.loads(file.with_suffix(".json").read_text()) for file in logs]
 
 
 def read_job() -> dict[str, Any]:

@@ -20,15 +20,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         write_model(Path(scratch, "model"), shrink(layers=options.layers, experts=2, intermediate=32))
         job = {"scratch": scratch, "task": "save", "lora_rank": options.lora_rank, "offload": "cpu"}
         ranks = run_ranks("zero3_worker", options.ranks, job)
-    adapter = 2 * ranks[0]["adapter_parameters"]
-    stock, ours = (sum(ranks[0][name]["written"].values()) / 1e6 for name in ("save_stock", "save_ours"))
+    adapter = 2 * ranks[0]["parameters"]
+    stock, ours = (sum(ranks[0][name]["written"].values()) / 1e6 for name in ("stock", "ours"))
     details = {
-        "trainer_bytes_a_parameter": ranks[0]["save_ours"]["written"]["trainer"] / (adapter / 2),
-        "adapter_files_over_adapter": ranks[0]["save_ours"]["written"]["adapter"] / adapter,
+        "trainer_bytes_a_parameter": ranks[0]["ours"]["written"]["trainer"] / (adapter / 2),
+        "adapter_files_over_adapter": ranks[0]["ours"]["written"]["adapter"] / adapter,
     }
     for name in ("stock", "ours"):
-        details[f"{name}_peak_over_adapter"] = max(rank[f"save_{name}"]["peak_bytes"] for rank in ranks) / adapter
-        details[f"{name}_s"] = max(rank[f"save_{name}"]["seconds"] for rank in ranks)
+        details[f"{name}_peak_over_adapter"] = max(rank[name]["peak_bytes"] for rank in ranks) / adapter
+        details[f"{name}_s"] = max(rank[name]["seconds"] for rank in ranks)
     what = (
         f"written by {options.ranks} ranks for one checkpoint of an adapter of {adapter / 1e6:.1f} MB in bf16 on "
         f"{options.layers} layers with the attention of gpt-oss-120b"

@@ -9,7 +9,6 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +19,7 @@ from benchmarks.measure import compare, time_in_turn
 from benchmarks.random_model import shrink, write_config
 from grpo.hooks import vllm_engine
 from grpo.lora.adapter import TensorSpec, layout
-from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS
 
 _RANK = 64
 _WORKER = "benchmarks.engine_worker.OneByOneWorker"
@@ -31,20 +30,25 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     size = options.tensor_parallel
     # vLLM on a CPU does not support MXFP4.
     shape = shrink(layers=options.layers, experts=2, intermediate=32 * size, mxfp4=False)
-    flat, specs = draw_adapter(shape)
+    shapes = {
+        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight": matrix
+        for layer in range(shape.layers)
+        for name in ATTENTION_PROJECTIONS
+        for half, matrix in (("A", (_RANK, shape.projection(name)[1])), ("B", (shape.projection(name)[0], _RANK)))
+    }
+    specs = layout(shapes, shapes.values())
+    flat = torch.randn(specs[-1].offset + specs[-1].numel, dtype=torch.bfloat16) * 0.01
     given = vllm_engine.engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
-    with (
-        tempfile.TemporaryDirectory() as model,
-        mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given),
-    ):
+    stub = mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given)
+    with tempfile.TemporaryDirectory() as model, stub:
         write_config(Path(model), shape)
         with start_engines(Path(model), size, 0, options.engines, rank=_RANK) as engines:
             from grpo.lora import sync
 
-            ways = {"stock": send_one_by_one, "ours": sync.send}
+            ways = {"stock": _send_one_by_one, "ours": sync.send}
             calls = {name: partial(send, flat, specs, engines) for name, send in ways.items()}
             seconds = time_in_turn(calls, options.repeat)
-            counted: dict[str, list[Any]] = {name: [Counted(engine) for engine in engines] for name in ways}
+            counted: dict[str, list[Any]] = {name: [_Counted(engine) for engine in engines] for name in ways}
             for name, send in ways.items():
                 send(flat, specs, counted[name])
     what = (
@@ -56,33 +60,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
-class Counted:
+class _Counted:
     """Stands in for an engine's Ray actor and counts the calls that it passes on."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.calls = engine, 0
 
     def __getattr__(self, name: str) -> Any:
-        def remote(*arguments: Any, **named: Any) -> Any:
-            self.calls += 1
-            return getattr(self.engine, name).remote(*arguments, **named)
-
-        return SimpleNamespace(remote=remote)
+        self.calls += 1
+        return getattr(self.engine, name)
 
 
-def draw_adapter(model: Architecture) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """Return a random adapter: bf16 `[elements]`, and the location of its tensors."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in range(model.layers):
-        for name in ATTENTION_PROJECTIONS:
-            outputs, inputs = model.projection(name)
-            for half, shape in (("A", (_RANK, inputs)), ("B", (outputs, _RANK))):
-                shapes[f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight"] = shape
-    specs = layout(shapes, shapes.values())
-    return torch.randn(specs[-1].offset + specs[-1].numel, dtype=torch.bfloat16) * 0.01, specs
-
-
-def send_one_by_one(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
+def _send_one_by_one(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
     """Call every engine once per tensor, awaited before the next, as OpenRLHF 0.9.3 sends parameters."""
     import ray
 

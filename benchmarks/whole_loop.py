@@ -24,18 +24,18 @@ STEPS, MORE = 10, 3  # before and after the resume
 
 def eager(gpus: int) -> Passed:
     """Run the loop with engines that launch each kernel."""
-    return check(gpus, "1")
+    return _check(gpus, "1")
 
 
 def graphs(gpus: int) -> Passed:
     """Run the loop with engines that replay CUDA graphs."""
-    return check(gpus, "0")
+    return _check(gpus, "0")
 
 
-def check(gpus: int, enforce_eager: str) -> Passed:
-    """Run the loop and resume it; the run directory is kept, outside of TMPDIR, if that fails."""
+def _check(gpus: int, enforce_eager: str) -> Passed:
+    # Outside of TMPDIR, which is deleted with the rung: the run directory is kept if the run fails.
     run_dir = Path(tempfile.mkdtemp(prefix="gpu-check-run-", dir="/tmp"), "tiny")
-    box, variables = settings(gpus)
+    box, variables = _settings(gpus)
     environment = os.environ | variables | {"ENFORCE_EAGER": enforce_eager}
     for steps, options in ((STEPS, ("--run-dir", run_dir)), (STEPS + MORE, ("--resume", run_dir))):
         begin = time.time()
@@ -56,7 +56,7 @@ def check(gpus: int, enforce_eager: str) -> Passed:
     return Passed(line, numbers)
 
 
-def settings(gpus: int) -> tuple[list[str], dict[str, str]]:
+def _settings(gpus: int) -> tuple[list[str], dict[str, str]]:
     """Return the box as options of the launcher, and what else differs from a run."""
     variables = {"JUDGE": "0", "RESTARTS": "0", "SIGTERM_SECONDS": "0"}
     if gpus <= 1:
@@ -67,14 +67,7 @@ def settings(gpus: int) -> tuple[list[str], dict[str, str]]:
 
 
 def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
-    """Judge an ended run by its exit code and by what it wrote; return its numbers.
-
-    Args:
-        steps: how many it should have made. After STEPS, a part that was resumed made them.
-
-    Raises:
-        UserError: if something failed, or is missing.
-    """
+    """Judge an ended run of this many steps by its exit code and by what it wrote; return its numbers."""
     files = RunFiles(run_dir)
     rows, metrics = read_rows(files.parity), read_rows(files.metrics)
     if problems := [problem for row in rows for problem in row["problems"]]:

@@ -8,7 +8,7 @@ import random
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from grpo.model.model_reader import CheckpointReader
 TOKENS, STEPS = 256, 2
 
 
-def build(folder: Path, rank: int, offload: str) -> Any:
+def _build(folder: Path, rank: int, offload: str) -> Any:
     """Return DeepSpeed's engine around a PeftModel: ZeRO-3 in bf16, the optimizer offloaded, a decaying rate."""
     stage = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_optimizer": {"device": "cpu"}}
     config: Any = {
@@ -47,7 +47,7 @@ def build(folder: Path, rank: int, offload: str) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
 
 
-def fingerprint(engine: Any) -> dict[str, Any]:
+def _fingerprint(engine: Any) -> dict[str, Any]:
     """Return what must be the same after a resume on this rank: digests of tensors, and plain values."""
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
@@ -71,13 +71,13 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def draw() -> list[int]:
+def _draw() -> list[int]:
     """Return a number from each random generator of this process: of the GPU, of PyTorch, of Python, of NumPy."""
     on_device = torch.randint(2**31, (), device=get_accelerator().current_device_name()).item()
     return [int(on_device), int(torch.randint(2**31, ())), random.randrange(2**31), numpy.random.randint(2**31)]
 
 
-def train(engine: Any) -> float:
+def _train(engine: Any) -> float:
     """Make an optimizer step on tokens that the random generators choose; return the loss."""
     ids = torch.randint(2, 1000, (1, TOKENS)).to(get_accelerator().current_device_name())
     loss = engine(input_ids=ids, labels=ids).loss
@@ -115,13 +115,13 @@ class Gathered:
             self.wrong.add(name)
 
 
-def save_ours(engine: Any, folder: Path) -> None:
+def _save_ours(engine: Any, folder: Path) -> None:
     """Save the adapter and its optimizer, as a run does."""
     args = Namespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
     saving.save_step(engine, args, {"global_step": 1})
 
 
-def save_stock(engine: Any, folder: Path) -> None:
+def _save_stock(engine: Any, folder: Path) -> None:
     """Save as OpenRLHF 0.9.3 does in save_ckpt and save_model."""
     engine.save_checkpoint(str(folder), tag="global_step1", client_state={"global_step": 1}, save_latest=True)
     state = engine._consolidated_16bit_state_dict()
@@ -130,25 +130,21 @@ def save_stock(engine: Any, folder: Path) -> None:
     dist.barrier()
 
 
-def measure(save: Callable[[Any, Path], None], engine: Any, folder: Path) -> dict[str, Any]:
-    """Return seconds, bytes of memory above the initial value, and file bytes by folder name."""
-    if dist.get_rank() == 0:
-        folder.mkdir()
-    dist.barrier()
-    peak, begin = Peak(), time.perf_counter()
-    save(engine, folder)
-    seconds, written = time.perf_counter() - begin, Counter[str]()
-    for file in folder.rglob("*"):
-        written[file.parent.name] += file.stat().st_size if file.is_file() else 0
-    return {"seconds": seconds, "peak_bytes": peak.growth(), "written": written}
-
-
-def compare_saves(engine: Any, scratch: Path) -> None:
-    """Report what saving after a step takes, the stock way and ours."""
-    train(engine)
-    parameters = sum(p.ds_numel for p in engine.module.parameters() if p.requires_grad)
-    measured = {save.__name__: measure(save, engine, scratch / save.__name__) for save in (save_ours, save_stock)}
-    report(adapter_parameters=parameters, **measured)
+def _compare_saves(engine: Any, scratch: Path) -> None:
+    """Report what saving after a step takes, the stock way and ours: seconds, memory, and bytes by folder name."""
+    _train(engine)
+    found: dict[str, Any] = {"parameters": sum(p.ds_numel for p in engine.module.parameters() if p.requires_grad)}
+    for name, save in (("ours", _save_ours), ("stock", _save_stock)):
+        if dist.get_rank() == 0:
+            (scratch / name).mkdir()
+        dist.barrier()
+        peak, begin = Peak(), time.perf_counter()
+        save(engine, scratch / name)
+        seconds, written = time.perf_counter() - begin, Counter[str]()
+        for file in (scratch / name).rglob("*"):
+            written[file.parent.name] += file.stat().st_size if file.is_file() else 0
+        found[name] = {"seconds": seconds, "peak_bytes": peak.growth(), "written": written}
+    report(**found)
 
 
 def main() -> None:
@@ -156,9 +152,9 @@ def main() -> None:
     deepspeed_start.shorten()
     deepspeed.init_distributed("gloo" if accelerator.device_name() == "cpu" else "nccl")
     scratch, seconds = Path(job["scratch"]), 0.0
-    engine = build(scratch / "model", job["lora_rank"], job["offload"])
+    engine = _build(scratch / "model", job["lora_rank"], job["offload"])
     if job["task"] == "save":
-        compare_saves(engine, scratch)
+        _compare_saves(engine, scratch)
     gathered = Gathered(engine.module, scratch / "model")
     if job["task"] == "resume":
         saving.load_step(engine, Namespace(resume_from=scratch / "step_1"))
@@ -167,12 +163,12 @@ def main() -> None:
             seed(dist.get_rank())
         for _ in range(STEPS):
             begin = time.perf_counter()
-            train(engine)
+            _train(engine)
             accelerator.synchronize()
             seconds = time.perf_counter() - begin
-        save_ours(engine, scratch)
-    saved = fingerprint(engine) | {"draws": draw()}
-    losses = [train(engine) for _ in range(STEPS)]
+        _save_ours(engine, scratch)
+    saved = _fingerprint(engine) | {"draws": _draw()}
+    losses = [_train(engine) for _ in range(STEPS)]
     peak = accelerator.max_memory_allocated() if accelerator.device_name() != "cpu" else 0
     report(
         rank=dist.get_rank(), saved=saved, losses=losses, step_s=seconds, peak_gb=peak / 1e9,

@@ -33,7 +33,7 @@ print(json.dumps(compiled.compile_all(lambda: iter([("actor: a test", launch)]))
 
 
 def test_every_kernel_compiles_and_the_actors_do_not_spill() -> None:
-    command = [sys.executable, "-m", "benchmarks.compiled", "--json"]
+    command = [sys.executable, "-m", "benchmarks.compiled"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     report = json.loads(done.stdout)
@@ -41,8 +41,6 @@ def test_every_kernel_compiles_and_the_actors_do_not_spill() -> None:
     assert {one["name"] for one in ours} == {"_forward", "_deltas", "_backward_keys", "_backward_queries", "_unpack"}
     for one in ours:  # two blocks of 128 threads fit on a multiprocessor; it has 65,536 registers
         assert one["registers"] * 2 * 128 <= 65_536 and one["shared"] * 2 <= SHARED_MEMORY, one
-    parts = {one["part"] for one in report["kernels"] if "attention" in one["name"]}
-    assert {"engine: attention of gpt-oss-120b, TP=1", "engine: attention of gpt-oss-120b, TP=2"} <= parts
     has_mxfp4 = find_spec("vllm.third_party.triton_kernels") is not None
     assert bool(report["skipped"]) != has_mxfp4
     owners = {one["part"].partition(":")[0] for one in report["kernels"] if "_matmul_ogs" in one["name"]}
