@@ -27,17 +27,11 @@ def test_every_rung_names_a_function_and_a_remedy_and_is_named_once() -> None:
         assert callable(getattr(importlib.import_module(module), function)) and each.remedy
 
 
-@pytest.mark.parametrize(
-    ("gpus", "packages", "found", "reason"),
-    [
-        (1, (), 0, "needs a GPU; PyTorch finds none"),
-        (2, (), 1, "needs 2 GPUs; PyTorch finds 1"),
-        (1, ("json", "no_such_package"), 1, "needs no_such_package, not installed"),
-        (1, ("json",), 2, ""),
-    ],
-)
-def test_a_rung_says_what_is_missing(gpus: int, packages: tuple[str, ...], found: int, reason: str) -> None:
-    assert Rung("one", "benchmarks.machine:driver", "", gpus, packages).find_lack(found) == reason
+def test_a_rung_says_what_is_missing() -> None:
+    one = Rung("one", "benchmarks.machine:driver", "", gpus=2, packages=("json", "no_such_package"))
+    assert one.find_lack(0) == "needs 2 GPUs; PyTorch finds none"
+    assert one.find_lack(2) == "needs no_such_package, not installed"
+    assert not replace(one, packages=("json",)).find_lack(3)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +160,10 @@ def test_without_a_gpu_everything_is_skipped_by_name(tmp_path: Path, capsys) -> 
     assert f"0 of {len(LADDER)} rungs passed" in capsys.readouterr().out
 
 
-def test_bad_calls_are_refused(tmp_path: Path, capsys) -> None:
+def test_bad_calls_are_refused(tmp_path: Path) -> None:
     for words in (["--only", "nothing"], ["--out", str(tmp_path)], ["--seconds", "0"]):
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit, match="2"):
             gpu_check.main(words)
-        assert end.value.code == 2
-    assert "is a folder" in capsys.readouterr().err
 
 
 def test_a_broken_pytorch_is_a_fault_and_no_crash(monkeypatch, tmp_path: Path) -> None:
