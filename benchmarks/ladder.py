@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 _MARK = "GPU_CHECK_RUNG"  # in the environment of all that a rung starts
 _LOG_CHARACTERS = 6000
-_LONGEST_PARENT = 20  # characters of a folder below which Ray's sockets still have valid paths
+_LONGEST_PARENT = 8  # characters of a folder below which the sockets of a rung's Ray still have valid paths
 _noted: dict[str, Any] = {}  # by the rung of this process
 _file: Path | None = None  # gets them, for the case that this process is killed
 
@@ -46,7 +46,7 @@ class Passed:
     """What a rung found: one line, and numbers by name, the unit at the end of the name."""
 
     line: str
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Rung:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a rung. A failure has the numbers that :func:`note` has kept, and the end of its output."""
+    """What became of a rung, with the numbers that :func:`note` has kept; of a failure, also the end of its output."""
 
     name: str
     verdict: str
     line: str
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
     remedy: str = ""
     seconds: float = 0.0
     traceback: str = ""
@@ -107,9 +107,9 @@ def run_here(rung: Rung, gpus: int) -> Result:
     _noted.clear()
     try:
         passed = getattr(importlib.import_module(module), function)(gpus)
-        return Result(rung.name, PASSED, passed.line, passed.numbers)
+        return Result(rung.name, PASSED, passed.line, _noted | passed.numbers)
     except Skipped as reason:
-        return Result(rung.name, SKIPPED, str(reason))
+        return Result(rung.name, SKIPPED, str(reason), dict(_noted))
     except Exception as error:  # whatever it is, it is the rung's result
         line, remedy = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", rung.remedy
         if isinstance(error, UserError):
@@ -134,7 +134,8 @@ def run_apart(rung: Rung, gpus: int) -> Result:
             code = process.poll()
         finally:
             _end_marked(mark)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a GPU's driver may hold it even now
+                process.wait(GRACE_SECONDS)
         values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         printed = log.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:]
     if "verdict" not in values:
