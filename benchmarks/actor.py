@@ -77,12 +77,7 @@ def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequenc
 
 
 def build(shape: Architecture, device: torch.device, base: "MappedBase | None" = None, scale: float = 0.02) -> Any:
-    """Return DeepSpeed's engine around the model with its adapter.
-
-    Args:
-        base: an engine's; None makes random weights.
-        scale: of the adapter's random values.
-    """
+    """Return DeepSpeed's engine around the model, on an engine's base or with random weights, with its adapter."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig

@@ -41,11 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compile_all(parts: Callable[[], Iterator[Part]]) -> dict[str, Any]:
-    """Return the kernels that some launches need, what was skipped, and the faults: also spills of the actor's kernels.
-
-    Args:
-        parts: yields them, once the stub is in place.
-    """
+    """Return the kernels of parts, which are made once the stub is in place; what was skipped; faults, as spills."""
     versions = {one.name: one.version for one in distributions() if one.name in ("torch", "triton", "vllm")}
     report: dict[str, Any] = {"versions": versions, "kernels": [], "skipped": {}, "faults": []}
     part = ""

@@ -83,11 +83,7 @@ def simulate_card() -> None:
 def engine_experts(config: GptOssConfig, workers: int = 1, keep: bool = False) -> None:
     """Compile routing and both products of a layer with MXFP4 experts, without an adapter and with one.
 
-    Args:
-        keep: the layout of the model's files; later calls in this process keep it, too.
-
-    Raises:
-        ModuleNotFoundError: if this vLLM has no such kernels, as its build for CPUs.
+    vLLM's build for CPUs has no such kernels. To keep the layout of the model's files changes later calls, too.
     """
     importlib.import_module("vllm.third_party.triton_kernels")
     from vllm.config import set_current_vllm_config

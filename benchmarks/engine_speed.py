@@ -172,10 +172,8 @@ def make_actor(
     """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine, in a process of its own, as in training.
 
     Args:
-        samples: the number computed at a time.
-        length: tokens of prompt and response.
+        samples: the number computed at a time, each with `length` tokens of prompt and response.
         load_format: vLLM's; "dummy" creates random weights, "auto" reads those in `model`.
-        eager: not compiled.
         options: more arguments of vLLM's engine.
     """
     import vllm

@@ -17,16 +17,12 @@ _CPU = torch.device("cpu")
 def compare(
     what: str, unit: str, stock: float, ours: float, details: Mapping[str, Any], higher_is_better: bool = False
 ) -> dict[str, Any]:
-    """Return what a benchmark measured, and `ratio`: how many times ours is better.
+    """Return what a benchmark measured, and `ratio`: how many times ours is better. Raises ValueError if nothing was.
 
     Args:
         what: was measured, with its sizes; one line.
-        unit: of `stock` and `ours`.
         details: further numbers by name, the unit at the end of the name.
         higher_is_better: True for rates, False for times and sizes.
-
-    Raises:
-        ValueError: if nothing was measured.
     """
     if not all(math.isfinite(value) and value > 0 for value in (stock, ours)):
         raise ValueError(f"stock is {stock} {unit}, ours {ours}: nothing was measured")
@@ -40,10 +36,9 @@ def compare(
 def time_in_turn(
     ways: Mapping[str, Callable[[], object]], repeat: int, device: torch.device = _CPU
 ) -> dict[str, float]:
-    """Return the seconds of the fastest call of each way, without those of a first round.
+    """Return the seconds of the fastest call of each way, after an untimed one.
 
-    The ways take turns, so that a busy spell of the machine affects all of them. The clock stops when the device is
-    done. What a call returns is freed outside the timing.
+    They take turns, so that a busy spell of the machine affects all of them. What a call returns is freed untimed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeat + 1):

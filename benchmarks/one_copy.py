@@ -51,14 +51,7 @@ def share_model(
 ) -> Passed:
     """Start an engine and an actor on its base; time passes and steps, and compare log-probs.
 
-    Args:
-        model: its name, for the report.
-        shape: in MXFP4.
-        lengths: tokens of the sequences to train on.
-        sequences, timed: of the engine's passes.
-
-    Raises:
-        UserError: if the actor makes a copy of the base, or changes it, or computes other log-probs than the engine.
+    The actor must not copy the base, nor change it.
     """
     import torch
 

@@ -35,11 +35,7 @@ _UTILIZATION = 0.4  # of a GPU for the engine: with the actor's two layers, it f
 
 
 def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> Any:
-    """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device.
-
-    Args:
-        expert_rank: of each expert; 0 for an adapter of the attention alone.
-    """
+    """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device."""
     from peft import LoraConfig, get_peft_model
 
     from grpo.model import expert_lora
@@ -62,12 +58,7 @@ def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> An
 
 
 def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
-    """Return the log-probs of all tokens but the first, `[B, S - 1]`; zeros for padding.
-
-    Args:
-        ids, tokens: `[B, S]`; tokens are False for padding.
-        kept: the allocated rows of the vocabulary.
-    """
+    """Return the log-probs of all tokens but the first, `[B, S - 1]`; ids and tokens, False for padding: `[B, S]`."""
     from grpo.update import log_probs
 
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
@@ -107,11 +98,7 @@ def score(model: Any, prompts: Sequence[list[int]], answers: Sequence[Answer], t
 
 
 def judge(what: str, found: "Sequence[Rollout]") -> Passed:
-    """Return by how much an engine's log-probs differ from the actor's.
-
-    Raises:
-        UserError: if rounding does not explain the difference, or if too little was compared.
-    """
+    """Return by how much log-probs differ. Raises UserError if rounding does not explain it, or proves nothing."""
     from grpo.metrics.scored_rollouts import compare
 
     comparison = compare(found)
