@@ -2,9 +2,8 @@
 
     python -m benchmarks.compiled
 
-The launches are those of the actor and of vLLM's MXFP4 experts, on tensors without data. A stub takes the place of the
-CUDA driver: Triton's own ptxas makes machine code, and nothing runs. It finds kernels that do not compile or do not fit
-in shared memory, and spills in this project's; results and times are not checked. It takes about a minute.
+The launches are those of the actor and of vLLM's MXFP4 experts. A stub takes the place of the CUDA driver: Triton's
+ptxas makes machine code, and nothing runs. Kernels must compile and fit in shared memory, and ours must not spill.
 
 Exit code: 0 no fault; 1 a fault; 2 invalid call.
 """

@@ -1,7 +1,4 @@
-"""Launches the Triton kernels of the actor and of vLLM's MXFP4 experts, on tensors without data, as a run does.
-
-vLLM's own code chooses layouts, paddings and tiles. Engines' attention is FlashAttention 3, which is no Triton kernel.
-"""
+"""Launches the Triton kernels of the actor and of vLLM's MXFP4 experts as a run does, on tensors without data."""
 
 import importlib
 import importlib.metadata
