@@ -156,7 +156,8 @@ def _end_marked(mark: str) -> None:
                     left.append(process)
         memory |= processes.find_shared_memory(process.pid for process in left)
         for process in left:
-            processes.send(process, signum)
+            with suppress(psutil.Error):
+                process.send_signal(signum)
         psutil.wait_procs(left, timeout=GRACE_SECONDS)
     processes.remove_shared_memory(memory)
 
