@@ -1,7 +1,6 @@
-"""Benchmarks that run ours and what it replaces, called stock, side by side: `python -m benchmarks NAME [--json]`.
+"""What checks and times this project on a machine: the rungs of `python -m scripts.gpu_check`, and comparisons.
 
-A benchmark is a module of this package, with:
-- a docstring, whose first line is the summary;
-- `SIZES`, the defaults of its options, by their names in `harness.SIZES`;
-- a function `run(options, copy) -> Result`, see `harness` and `machine`.
+A rung is a function `check(gpus, ...)` that returns :class:`ladder.Passed`, or raises `UserError` with a remedy, or
+:class:`ladder.Skipped`. `python -m benchmarks NAME` runs what this project replaces, called stock, beside ours.
+`python -m benchmarks.compiled` compiles the kernels without a GPU.
 """

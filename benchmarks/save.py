@@ -7,43 +7,30 @@ save_checkpoint, plus the whole model gathered on rank 0, which writes the adapt
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness import Result
-from benchmarks.machine import Copy
-from benchmarks.parts.random_model import BF16_BYTES, FULL, write_random_model
-from benchmarks.parts.ranks import run_ranks
-
-GB, MB = 1e9, 1e6
-ADAPTER_120B = 47_775_744  # parameters at rank 64 on q, k, v and o
-SIZES = {"ranks": 2, "layers": 8, "lora_rank": 64}
+from benchmarks.measure import compare
+from benchmarks.random_model import shrink, write_model
+from benchmarks.ranks import run_ranks
 
 
-def run(options: argparse.Namespace, _: Copy) -> Result:
-    with tempfile.TemporaryDirectory(prefix="bench-save-") as scratch:
-        folder = Path(scratch, "model")
-        write_random_model(folder, layers=options.layers, experts=2, intermediate=32)
-        job = {"model": str(folder), "scratch": scratch, "lora_rank": options.lora_rank}
-        ranks = run_ranks("save_worker", options.ranks, job)
-    adapter = 2 * ranks[0]["adapter_parameters"]
-    stock, ours = ranks[0]["stock"], ranks[0]["ours"]
-    written = {"stock": sum(stock["written"].values()), "ours": sum(ours["written"].values())}
-    return Result(
-        what=f"written by {options.ranks} ranks for one checkpoint of an adapter of {adapter / MB:.1f} MB in bf16 on "
-        f"{options.layers} layers with the attention of gpt-oss-120b",
-        unit="MB",
-        stock=written["stock"] / MB,
-        ours=written["ours"] / MB,
-        details={
-            "adapter_files_over_adapter": ours["written"]["adapter"] / adapter,
-            "trainer_bytes_a_parameter": ours["written"]["trainer"] / (adapter / 2),
-            "ours_peak_over_adapter": max(rank["ours"]["peak_bytes"] for rank in ranks) / adapter,
-            "stock_peak_over_adapter": max(rank["stock"]["peak_bytes"] for rank in ranks) / adapter,
-            "ours_s": max(rank["ours"]["seconds"] for rank in ranks),
-            "stock_s": max(rank["stock"]["seconds"] for rank in ranks),
-        },
-        extrapolation=(
-            f"gpt-oss-120b: {ADAPTER_120B * 14 / MB:,.0f} MB ours ({ADAPTER_120B * 2 / MB:,.0f} MB of it the adapter); "
-            f"stock {(BF16_BYTES + ADAPTER_120B * 14) / GB:,.0f} GB, and {BF16_BYTES / GB:,.0f} GB of memory on rank 0",
-            f"assumes {FULL.layers} layers, rank 64, and that stock writes every weight once, as it does here",
-        ),
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Save both ways after a training step."""
+    with tempfile.TemporaryDirectory() as scratch:
+        write_model(Path(scratch, "model"), shrink(layers=options.layers, experts=2, intermediate=32))
+        job = {"scratch": scratch, "task": "save", "lora_rank": options.lora_rank, "offload": "cpu"}
+        ranks = run_ranks("zero3_worker", options.ranks, job)
+    adapter = 2 * ranks[0]["parameters"]
+    stock, ours = (sum(ranks[0][name]["written"].values()) / 1e6 for name in ("stock", "ours"))
+    details = {
+        "trainer_bytes_a_parameter": ranks[0]["ours"]["written"]["trainer"] / (adapter / 2),
+        "adapter_files_over_adapter": ranks[0]["ours"]["written"]["adapter"] / adapter,
+    }
+    for name in ("stock", "ours"):
+        details[f"{name}_peak_over_adapter"] = max(rank[name]["peak_bytes"] for rank in ranks) / adapter
+        details[f"{name}_s"] = max(rank[name]["seconds"] for rank in ranks)
+    what = (
+        f"written by {options.ranks} ranks for one checkpoint of an adapter of {adapter / 1e6:.1f} MB in bf16 on "
+        f"{options.layers} layers with the attention of gpt-oss-120b"
     )
+    return compare(what, "MB", stock, ours, details)

@@ -1,128 +1,167 @@
-"""A training step: OpenRLHF's own classes without and with our patches, with packed experts and with bf16 ones.
+"""A training step: OpenRLHF's own classes without our patches, from bf16, and with them, from packed MXFP4.
 
-A rollout is one optimizer step, and the entropy is logged with coefficient 0. It runs in one process without DeepSpeed.
-Attention and experts have the sizes of gpt-oss-120b, but there are few layers and experts. Gradients, entropy and loss
-must agree, which is checked. With several lengths, `stock` and `ours` are those of the longest that stock computes:
-its attention keeps a number for each head and each two tokens, several times. Processor seconds are those of all
-threads; other load on the machine changes them less.
+A rollout is one sequence and one optimizer step. Both run in this process without DeepSpeed and without an optimizer.
+Attention and experts have the sizes of gpt-oss-120b, but there are few layers and experts. Loss, entropy and gradients
+must agree.
 """
 
 import argparse
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Result
-from benchmarks.machine import Copy
-from benchmarks.parts.random_model import FULL, write_random_model
-from benchmarks.parts.ranks import run_ranks
-from benchmarks.parts.stock import copy_pristine
-from grpo.stack.problem import UserError
+from benchmarks import stock
+from benchmarks.measure import compare, measure_peak, time_in_turn
+from benchmarks.random_model import shrink, write_model
+from grpo.hooks.names import Arguments
+from grpo.model import attention, cpu_matmul
+from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.update import passes
+from grpo.update.loss import PolicyLoss
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
-GB = 1e9
-TOKENS_120B = 4096
-# Two implementations of a sum in bf16 differ by a few units in the last of its 8 bits.
-TOLERANCE = 0.02
-Reports = dict[str, dict[str, Any]]  # of each way
-SIZES = dict(layers=2, experts=4, intermediate=2880, vocabulary=32768, repeat=2, tokens=[256], stock_tokens=4096)
+_TOLERANCE = 0.02  # of two implementations of a sum in bf16
+Step = Callable[[], dict[str, float]]  # returns loss and entropy
 
 
-def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Write a model of these sizes in MXFP4, and in bf16 for stock, which cannot train from MXFP4."""
-    models = {"ours": folder / "mxfp4", "stock": folder / "bf16"}
-    sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-    write_random_model(models["ours"], layers=options.layers, experts=options.experts, **sizes)
-    dequantize_checkpoint(models["ours"], models["stock"])
-    return models
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare both on a sequence of `--tokens`."""
+    from openrlhf.models.actor import Actor
 
-
-def run(options: argparse.Namespace, _: Copy) -> Result:
-    if min(options.tokens) > options.stock_tokens:
-        raise UserError("all --tokens are longer than --stock-tokens", "give one that stock computes, too")
-    with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
-        models = write_models(options, Path(scratch))
-        stock = str(copy_pristine(Path(scratch, "openrlhf")))
-        lengths = {tokens: _ways(options, Path(scratch), models, stock, tokens) for tokens in sorted(options.tokens)}
-    longest = max(tokens for tokens in lengths if tokens <= options.stock_tokens)
-    last = lengths[longest]
-    logits = 4 * longest * options.vocabulary
-    saved = last["stock"]["peak_bytes"] - last["ours"]["peak_bytes"]
-    details = {
-        f"{name}_{tokens}_tokens_{unit}": report[key] / scale
-        for tokens, reports in lengths.items()
-        for name, report in reports.items()
-        for key, unit, scale in (
-            ("seconds", "s", 1),
-            ("processor_seconds", "processor_s", 1),
-            ("peak_bytes", "peak_gb", GB),
-        )
+    cpu_matmul.install()  # for both: it is not under comparison
+    args, batch = _arguments(options.tokens), _draw_rollout(options.tokens, options.vocabulary)
+    with tempfile.TemporaryDirectory() as scratch:
+        packed, whole, package = (Path(scratch, name) for name in ("mxfp4", "bf16", "openrlhf"))
+        sizes = {name: getattr(options, name) for name in ("vocabulary", "layers", "experts", "intermediate")}
+        write_model(packed, shrink(**sizes))
+        dequantize_checkpoint(packed, whole)
+        stock.copy_pristine(package)
+        models, trainer = (_load(package, name) for name in ("models.actor", "trainer.ray.ppo_actor"))
+        lora: dict[str, Any] = {"lora_rank": 64, "lora_alpha": 32, "target_modules": list(ATTENTION_PROJECTIONS)}
+        own = {"router_logits": passes.has_balancing_loss(args), "experts": "packed"}
+        actors = {
+            "stock": _adapt(models.Actor(str(whole), attn_implementation="eager", **lora)),
+            "ours": _adapt(Actor(str(packed), attn_implementation=attention.NAME, **lora, **own)),
+        }
+    steps = {
+        "stock": _stock_step(actors["stock"], trainer, args, batch),
+        "ours": _our_step(actors["ours"], args, batch),
     }
-    for name in last:
-        peaks = {tokens: reports[name]["peak_bytes"] for tokens, reports in lengths.items() if name in reports}
-        if len(peaks) > 1:
-            details[f"{name}_mb_per_token"] = _slope(peaks) / 1e6
-    return Result(
-        what=f"a training step on {longest} tokens, {options.layers} layers of {options.experts} experts, "
-        f"{options.vocabulary} rows of vocabulary, gradient checkpointing",
-        unit="s",
-        stock=last["stock"]["seconds"],
-        ours=last["ours"]["seconds"],
-        details=details | {"fp32_logits_gb": logits / GB} | last["ours"]["differences"],
-        extrapolation=(
-            f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
-            f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
-            "assumes one optimizer step a rollout, an entropy that is logged, and memory in proportion to the logits "
-            f"of {FULL.vocabulary} rows; on a GPU stock runs all {FULL.experts} experts for the old log-probs, which a "
-            "CPU does not do and this does not show",
-        ),
+    losses = {name: step() for name, step in steps.items()}
+    details = _compare(losses, {name: _list_trained(actor) for name, actor in actors.items()})
+    details |= {f"{name}_peak_gb": measure_peak(step, torch.device("cpu")) / 1e9 for name, step in steps.items()}
+    seconds = time_in_turn(steps, options.repeat)
+    what = (
+        f"a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} experts, "
+        f"{options.vocabulary} rows of vocabulary, gradient checkpointing"
     )
+    return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
-def _ways(options: argparse.Namespace, scratch: Path, models: dict[str, Path], stock: str, tokens: int) -> Reports:
-    """Return the report of each way on this length; without stock's if it is too long for stock.
+def _load(package: Path, name: str) -> ModuleType:
+    """Return a module of OpenRLHF without our patches; the installed one stays in its place."""
+    module = stock.load(package, name)
+    sys.modules[module.__name__] = stock.load(None, name)
+    return module
 
-    Raises:
-        RuntimeError: if their results differ.
-    """
-    ways: dict[str, dict[str, Any]] = {
-        "stock": {"model": str(models["stock"]), "package": stock},
-        "bf16": {"model": str(models["ours"]), "package": None, "experts": "bf16"},
-        "ours": {"model": str(models["ours"]), "package": None, "experts": "packed"},
+
+def _arguments(tokens: int) -> Any:
+    """Return the flags of a run whose rollout is one sample and one optimizer step."""
+    return Arguments(
+        entropy_loss_coef=0.0,
+        aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
+        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
+        loss_aggregation="token_mean", generate_max_len=tokens, policy_loss_type="ppo", dual_clip=None,
+        eps_clip_low_high=(0.2, 0.2), enable_vllm_is_correction=False, advantage_clip=None,
+    )  # fmt: skip
+
+
+def _draw_rollout(tokens: int, vocabulary: int) -> dict[str, Any]:
+    """Return one sequence: a quarter prompt, the rest response."""
+    generator, response = torch.Generator().manual_seed(1), tokens * 3 // 4
+    return {
+        "sequences": torch.randint(2, vocabulary, (1, tokens), generator=generator),
+        "attention_mask": torch.ones(1, tokens, dtype=torch.long),
+        "action_mask": torch.ones(1, response, dtype=torch.bool),
+        "advantages": torch.randn(1, response, generator=generator),
+        "base_action_log_probs": None,
+        "rollout_log_probs": None,
     }
-    if tokens > options.stock_tokens:
-        del ways["stock"]
-    reports, gradients = {}, {}
-    for name, way in ways.items():
-        file = scratch / f"{name}.pt"
-        job: dict[str, Any] = way | {
-            "gradients": str(file), "lora_rank": 64,
-            "vocabulary": options.vocabulary, "tokens": tokens, "repeat": options.repeat,
-        }  # fmt: skip
-        (reports[name],) = run_ranks("step_worker", 1, job)
-        gradients[name] = torch.load(file)
-    first, *others = ways
-    expected = reports[first]
-    for name in others:
-        differences = {f"{kind}_difference": abs(expected[kind] - reports[name][kind]) for kind in ("loss", "entropy")}
-        differences["gradient_difference"] = _difference(gradients[first], gradients[name])
-        if max(differences.values()) > TOLERANCE:
-            raise RuntimeError(f"{first} and {name} do not agree: {differences}")
-        reports[name]["differences"] = differences
-    return reports
 
 
-def _slope(peaks: dict[int, int]) -> float:
-    """Return by how many bytes a further token raises the peak, from the shortest length to the longest."""
-    short, long = min(peaks), max(peaks)
-    return (peaks[long] - peaks[short]) / (long - short)
+def _adapt(actor: Any) -> Any:
+    """Give an actor an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in _list_trained(actor).values():
+        parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
+    actor.gradient_checkpointing_enable()
+    return actor
 
 
-def _difference(expected: dict[str, torch.Tensor], actual: dict[str, torch.Tensor]) -> float:
-    """Return the norm of the difference over that of the expected gradients, over all tensors together."""
-    if expected.keys() != actual.keys():
+def _list_trained(actor: torch.nn.Module) -> dict[str, Any]:
+    return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+
+
+def _stock_step(actor: Any, module: ModuleType, args: Any, batch: dict[str, Any]) -> Step:
+    """Return stock's training of one micro-batch, with the pass for the old log-probs that it always makes."""
+    strategy = SimpleNamespace(
+        ring_attn_group=None, optimizer_step=lambda *_, **__: None, get_grad_norm=lambda _: 0.0,
+        backward=lambda loss, *_: loss.backward(),
+    )  # fmt: skip
+    trainer = SimpleNamespace(
+        actor=actor, args=args, strategy=strategy, replay_buffer=None, aux_loss=False, ema_model=None, actor_optim=None,
+        actor_loss_fn=module.PolicyLoss(), actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
+    )  # fmt: skip
+
+    def step() -> dict[str, float]:
+        actor.zero_grad()
+        experience = module.Experience(**batch)
+        experience.info = {}
+        actor.eval()
+        with torch.no_grad():
+            experience.action_log_probs = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
+        status = module.ActorPPOTrainer.training_step(trainer, experience, 0.0, 0)
+        return dict(status.get("metrics", status))  # OpenRLHF 0.11.2 has them with their weights
+
+    return step
+
+
+def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
+    """Return a rank's training of one micro-batch, which is the whole batch of the loss: it then equals stock's."""
+    from grpo.training.update import Rank
+
+    rank: Any = object.__new__(Rank)
+    rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
+    rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
+    rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
+    rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
+    model: Any = actor.model
+    model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
+    own = {"action_log_probs": None, "replay": None, "info": {"sample": torch.zeros(1)}}
+
+    def step() -> dict[str, float]:
+        actor.zero_grad()
+        return dict(rank._train(SimpleNamespace(**batch, **own)))
+
+    return step
+
+
+def _compare(losses: dict[str, dict[str, float]], trained: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return by how much the results of a step differ. Raises RuntimeError if rounding does not explain it."""
+    if trained["stock"].keys() != trained["ours"].keys():
         raise RuntimeError("stock and ours train other parameters")
-    error = sum((actual[name].float() - value.float()).square().sum() for name, value in expected.items())
-    return float((error / sum(value.float().square().sum() for value in expected.values())) ** 0.5)
+    error, norm = 0.0, 0.0
+    for name, parameter in trained["stock"].items():
+        error += float((trained["ours"][name].grad.float() - parameter.grad.float()).square().sum())
+        norm += float(parameter.grad.float().square().sum())
+    differences = {"gradient_difference": (error / norm) ** 0.5}
+    for name, key in (("loss", "policy_loss"), ("entropy", "entropy_loss")):
+        differences[f"{name}_difference"] = abs(float(losses["stock"][key]) - float(losses["ours"][key]))
+    if not max(differences.values()) < _TOLERANCE:
+        raise RuntimeError(f"stock and ours do not agree: {differences}")
+    return differences

@@ -95,7 +95,7 @@ if ((gpu_stack)); then
     stage "patches" python -m patches verify
     printf '== tests\n'
     DS_ACCELERATOR=cpu pytest -n "$(nproc)" "${pytest_arguments[@]}" tests/scripts/setup/test_imports.py \
-        tests/scripts/gpu_check/test_compile.py tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
+        tests/benchmarks/test_compiled.py tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
     exit
 fi
 stage "setup" scripts/setup.sh

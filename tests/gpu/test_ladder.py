@@ -4,24 +4,22 @@ from typing import Any
 
 import pytest
 
-from scripts.gpu_check import rung, seen
-from scripts.gpu_check.ladder import LADDER
-from scripts.gpu_check.rung import Rung
+from benchmarks import ladder, machine
+from benchmarks.ladder import LADDER, Rung
 
 
 @pytest.fixture(scope="module")
-def machine_facts() -> dict[str, Any]:
-    return seen.look()
+def found() -> dict[str, Any]:
+    return machine.look()
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("step", LADDER, ids=lambda step: step.name)
-def test_rung(machine_facts: dict[str, Any], step: Rung) -> None:
-    gpus = len(machine_facts["gpus"])
+def test_rung(found: dict[str, Any], step: Rung) -> None:
+    gpus = len(found["gpus"])
     if lacking := step.find_lack(gpus):
         pytest.skip(f"{step.name}: {lacking}")
-    result = rung.run_apart(step, gpus)
-    if result.verdict == rung.SKIPPED:
+    result = ladder.run_apart(step, gpus)
+    if result.verdict == ladder.SKIPPED:
         pytest.skip(f"{step.name}: {result.line}")
-    assert result.verdict == rung.PASSED, f"{result.line}\n{result.remedy}\n{result.traceback}\n{result.log}"
-    print(result.line)
+    assert result.verdict == ladder.PASSED, f"{result.line}\n{result.remedy}\n{result.traceback}\n{result.log}"

@@ -1,7 +1,5 @@
 """Checks that need a GPU: no wait for the device inside a layer, and the same gradients as transformers."""
 
-import warnings
-
 import pytest
 import torch
 from transformers import GptOssConfig
@@ -74,14 +72,5 @@ def test_a_layer_never_waits_for_the_device(layers):
     torch.cuda.set_sync_debug_mode("error")
     try:
         run_passes(ours, rotary, states, tokens, states)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_debug_mode_notices_a_wait(gpu):
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with warnings.catch_warnings(), pytest.raises(RuntimeError):
-            torch.ones(1, device="cuda").item()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -53,7 +53,7 @@ def run_ranks(tmp_path):
 @pytest.fixture(scope="session")
 def pristine_openrlhf(tmp_path_factory) -> Path:
     """The installed OpenRLHF with all patches reverted, in another place."""
-    from benchmarks.parts import stock
+    from benchmarks import stock
 
     return stock.copy_pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
 
@@ -61,7 +61,7 @@ def pristine_openrlhf(tmp_path_factory) -> Path:
 @pytest.fixture(params=["stock", "patched"])
 def load(request, pristine_openrlhf, monkeypatch):
     """Load a module of the stock or of the patched OpenRLHF from its file; what it imports is patched."""
-    from benchmarks.parts import stock
+    from benchmarks import stock
 
     def load_file(name: str) -> ModuleType:
         patched = importlib.import_module(f"openrlhf.{name}")

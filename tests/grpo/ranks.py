@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
-from benchmarks.parts import memory
+from benchmarks.measure import Peak
 from grpo.checkpoint import saving
 from grpo.lora import adapter
 from grpo.model import deepspeed_start, loading, zero
@@ -105,7 +105,7 @@ def gather_memory() -> None:
     init._convert_to_zero_parameters(list(model.parameters()))
     adapter.GATHERED = 8 << 21
     adapter.gather(model[:1])  # the first collective call allocates permanent buffers
-    peak = memory.Peak()
+    peak = Peak()
     flat, specs = adapter.gather(model)
     growth, part = peak.growth(), 2 * adapter.GATHERED
     assert len(specs) == 24 and flat.nbytes == (3 * part if dist.get_rank() == 0 else 0)

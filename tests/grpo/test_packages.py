@@ -23,7 +23,7 @@ PACKAGES = {
     "reward": set(),
     "data": {"reward", "grpo"},
     "eval": {"reward", "grpo"},
-    "scripts": {"patches", "reward", "data", "eval", "grpo", "benchmarks"},  # gpu_check measures with its parts
+    "scripts": {"patches", "reward", "data", "eval", "grpo", "benchmarks"},  # gpu_check
     "benchmarks": {"patches", "grpo", "scripts"},  # the tiny model and what converts checkpoints
 }
 

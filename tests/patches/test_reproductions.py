@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parts import stock
+from benchmarks import stock
 from patches.series import ROOT
 
 SCRIPTS = sorted((ROOT / "reproductions").glob("*.py"))

@@ -1,60 +1,48 @@
-"""The rungs of gpu_check about engines, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
+"""The rungs about engines, and `sync`, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 
-import psutil
 import pytest
 
-from grpo.model.architecture import Architecture
-from scripts.gpu_check import engine_speed, kept, one_copy, rung, width
-from scripts.gpu_check.ladder import LADDER
-from scripts.gpu_check.rung import Rung
+from benchmarks import engine_speed, ladder, one_copy, parity
+from benchmarks.random_model import shrink
+from grpo.stack.checkout import CHECKOUT
 
-TINY = Architecture(
-    layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, experts_per_token=2, intermediate=128,
-    vocabulary=768, attention_bias=True, mxfp4=False,
-)  # fmt: skip
+pytestmark = pytest.mark.timeout(900)
+TINY = shrink(
+    768, layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, intermediate=128, mxfp4=False
+)
 SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
 
 
-def find_rung(name: str) -> Rung:
-    found = next(each for each in LADDER if each.name == name)
-    assert found.find_lack(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
-    return found
-
-
-@pytest.mark.timeout(900)
 def test_an_engine_agrees_with_the_actor(tiny_model):
-    result = rung.run_apart(find_rung("engine"), 0)
-    assert result.verdict == rung.PASSED, result
+    [one] = [each for each in ladder.LADDER if each.name == "engine"]
+    result = ladder.run_apart(one, 0)
+    assert result.verdict == ladder.PASSED, result
     assert result.numbers["workers"] == 2
     assert result.numbers["difference_nat"] < 0.05 < result.numbers["without_adapter_nat"]
 
 
-@pytest.mark.timeout(900)
 def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
-    numbers = width.measure_width(0, replace(TINY, mxfp4=True), expert_rank=4).numbers
+    numbers = parity.measure_width(0, replace(TINY, mxfp4=True), expert_rank=4).numbers
     assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
     # On a CPU both round alike; on a GPU choices differ.
     assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3
-    assert 0 <= numbers["choices_differing"] < 0.5
+    assert 0 <= numbers["choices_differing"] < 0.6
 
 
-@pytest.mark.timeout(900)
 def test_the_passes_of_an_engine_are_timed():
-    passed = engine_speed.measure_ways("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
-    times = passed.numbers["decode_s"]["eager"]
+    numbers = engine_speed.measure_ways("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT).numbers
+    times = numbers["decode_s"]["eager"]
     assert list(times) == ["1", "4"] and all(map(math.isfinite, times.values()))
-    # Four tokens with two experts each.
-    assert 4 < passed.numbers["distinct_experts"] <= 8
-    assert passed.numbers["cache_tokens"]["eager"] > 1000 and passed.numbers["model"] == "tiny"
-    assert "tiny: ms a pass at 1, 4 sequences: eager " in passed.line and "of 32 experts a layer" in passed.line
+    assert 4 < numbers["distinct_experts"] <= 16  # four tokens with four experts each
+    assert numbers["cache_tokens"]["eager"] > 1000 and numbers["model"] == "tiny"
 
 
-@pytest.mark.timeout(900)
 def test_engine_and_actor_share_a_model():
     timed = replace(SHORT, prompt=128)
     numbers = one_copy.share_model(0, "tiny", replace(TINY, mxfp4=True), (64, 96), (1, 4), timed).numbers
@@ -63,34 +51,11 @@ def test_engine_and_actor_share_a_model():
     assert all(map(math.isfinite, [*numbers["decode_s"].values(), *numbers["old_s"], *numbers["train_s"]]))
 
 
-KILLED = """
-import json, os, sys
-from pathlib import Path
-from grpo.launch.supervise import ray_head
-from grpo.stack import rendezvous
-from scripts.gpu_check import engine
-
-scratch = Path(os.environ["TMPDIR"], "s")
-scratch.mkdir()
-os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))
-import psutil, ray
-from vllm import SamplingParams
-
-with engine.start_engine(engine.tiny_model() / "bf16", scratch, 2, 0) as actor:
-    ray.get(actor.generate.remote([1, 2, 3], SamplingParams(max_tokens=2)))
-    of_actor = [one for one in psutil.Process().children(recursive=True) if "LLMRayActor" in " ".join(one.cmdline())]
-    cores = [core.pid for one in of_actor for core in one.children(recursive=True)]
-    Path(sys.argv[1]).write_text(json.dumps(cores))
-    ray.kill(actor, no_restart=True)  # by SIGKILL, as Ray's memory monitor does
-"""
-
-
-@pytest.mark.timeout(900)
-def test_the_core_of_an_engine_that_was_killed_does_not_outlive_the_rung(tiny_model, tmp_path):
-    program, found = tmp_path / "program.py", tmp_path / "cores.json"
-    program.write_text(KILLED)
-    code = kept.run([sys.executable, str(program), str(found)], tmp_path, 600)
-    assert code == 0, (tmp_path / kept.LOG).read_text()[-4000:]
-    cores = json.loads(found.read_text())
-    assert len(cores) >= 3, "a core and two workers"
-    assert not [pid for pid in cores if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+def test_one_buffer_takes_one_call_instead_of_one_per_tensor():
+    sizes = {"engines": 1, "tensor-parallel": 1, "layers": 4, "repeat": 1}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    command = [sys.executable, "-m", "benchmarks", "sync", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
+    assert done.returncode == 0, done.stderr[-5000:]
+    details = json.loads(done.stdout)["details"]
+    assert (details["stock_calls_of_an_engine"], details["our_calls_of_an_engine"]) == (32, 1)

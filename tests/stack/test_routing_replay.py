@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from benchmarks.parts.tiny_engine import start_engine
+from benchmarks.engine_speed import make_actor
 from grpo.lora import adapter
 from grpo.model import routing
 from grpo.rollout import budget_executor
@@ -87,7 +87,7 @@ def engine(request, tiny_model):
             patch.setenv(name, value)
         patch.setitem(os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as OpenRLHF sets it
         config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: adapter.ALL}
-        actor = start_engine(
+        actor = make_actor(
             tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", eager, tensor_parallel_size=tensor_parallel,
             worker_extension_cls="grpo.lora.side_path.AdapterWorker", additional_config=config,
         )  # fmt: skip

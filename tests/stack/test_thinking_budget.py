@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from benchmarks.parts.tiny_engine import PROMPT, start_engine
+from benchmarks.engine_speed import make_actor
 from grpo.model.vocabulary import Allocated
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
@@ -18,6 +18,7 @@ from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
 from .rounding import bound_differences, compute_log_probs, load_reference_model, simulate
 
 LENGTH, THINKING, ANSWER, SAMPLES = 512, 150, 20, 4
+PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant<|channel|>analysis<|message|>"
 
 
 class Recorder:
@@ -42,7 +43,7 @@ class Recorder:
 async def cut_thoughts(actor, tokenizer):
     """Roll out with a budget that is hit; return rollouts, calls, and the delimiters' log-probs without a cache."""
     made = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
-    prompt = tokenizer.encode(PROMPT + "<|channel|>analysis<|message|>", add_special_tokens=False)
+    prompt = tokenizer.encode(PROMPT, add_special_tokens=False)
     recorder = Recorder(actor.llm)
     # Tokens that would end the thinking or the response are never drawn, and neither are header tokens.
     never = {token: -100.0 for token in tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))}
@@ -84,7 +85,7 @@ async def cut_thoughts(actor, tokenizer):
 def cut(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     with asyncio.Runner() as loop:
-        actor = start_engine(tiny_model / "bf16", SAMPLES, LENGTH, load_format="auto")
+        actor = make_actor(tiny_model / "bf16", SAMPLES, LENGTH, load_format="auto")
         try:
             return loop.run(cut_thoughts(actor, tokenizer))
         finally:

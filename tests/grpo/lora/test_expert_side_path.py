@@ -10,11 +10,11 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from vllm.model_executor.layers.quantization import mxfp4 as quantization
 
+from benchmarks.kernels import relative
 from grpo.lora import adapter, expert_form, side_path
 from grpo.model import expert_lora, mxfp4
 from grpo.model.experts import Experts
 from grpo.stack.problem import UserError
-from scripts.gpu_check.kernels import relative
 
 from .recorded_pass import RecordedPass
 from .workers_experts import ADDITIONAL, INTERMEDIATE, SERIAL, WorkersExperts, configure

@@ -15,8 +15,8 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
+from benchmarks.kernels import relative
 from grpo.lora import adapter, side_path
-from scripts.gpu_check.kernels import relative
 
 from .recorded_pass import RecordedPass
 from .workers_attention import (

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.kernels import Frozen
 from grpo.lora import side_path
-from scripts.gpu_check.side_path import Frozen
 
 HIDDEN, RANK, SCALE = 64, 8, 1.7
 SIZES = {"q": 128, "k": 32, "v": 32}

@@ -4,18 +4,16 @@ import pytest
 from vllm import AsyncEngineArgs
 from vllm.config.compilation import CUDAGraphMode
 
-from grpo.model.architecture import Architecture
+from benchmarks.random_model import shrink, write_config
 from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import engine
-from scripts.gpu_check.engine_speed import write_model
-from tests.scripts.gpu_check.test_full_size import TINY as SHAPE
 
 
 @pytest.mark.parametrize(
     ("sequences", "largest", "graphs"), [(DECODED_SEQUENCES, 128, 19), (1, 16, 5), (100, 112, 17), (500, 512, 51)]
 )
 def test_graphs_are_captured_up_to_the_sequences_of_an_engine(tmp_path, sequences, largest, graphs) -> None:
-    write_model(tmp_path, Architecture(**SHAPE))
+    write_config(tmp_path, shrink(layers=2))
     given = engine.arguments(sequences=sequences)
     config = AsyncEngineArgs(model=str(tmp_path), **given).create_engine_config()
     assert config.scheduler_config.max_num_seqs == sequences

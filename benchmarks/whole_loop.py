@@ -1,0 +1,96 @@
+"""The last rungs: `./train_grpo.sh --tiny` on the GPUs there are, ten steps and a resume, without and with CUDA graphs.
+
+One GPU holds engine and actor. With several, they have their own.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ladder import Passed, note
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import held_out, saved_steps
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.json_files import read_rows
+from grpo.stack.problem import UserError
+
+STEPS, MORE = 10, 3  # before and after the resume
+
+
+def eager(gpus: int) -> Passed:
+    """Run the loop with engines that launch each kernel."""
+    return _check(gpus, "1")
+
+
+def graphs(gpus: int) -> Passed:
+    """Run the loop with engines that replay CUDA graphs."""
+    return _check(gpus, "0")
+
+
+def _check(gpus: int, enforce_eager: str) -> Passed:
+    # Outside of TMPDIR, which is deleted with the rung: the run directory is kept if the run fails.
+    run_dir = Path(tempfile.mkdtemp(prefix="gpu-check-run-", dir="/tmp"), "tiny")
+    box, variables = _settings(gpus)
+    environment = os.environ | variables | {"ENFORCE_EAGER": enforce_eager}
+    for steps, options in ((STEPS, ("--run-dir", run_dir)), (STEPS + MORE, ("--resume", run_dir))):
+        begin = time.time()
+        command = ["./train_grpo.sh", "--tiny", *box, "--steps", str(steps), *map(str, options)]
+        print(*command, flush=True)
+        code = subprocess.run(command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL).returncode
+        numbers = verdict(run_dir, code, steps)
+        first = next(row for row in read_rows(RunFiles(run_dir).metrics) if row["time"] > begin)
+        numbers["start_s"] = first["time"] - first["seconds"]["total"] - begin
+        note(**{f"until step {steps}": numbers})
+    shutil.rmtree(run_dir.parent)
+    means, rewards = ", ".join(f"{mean:.4f}" for mean in numbers["mean_nat"]), numbers["reward"]
+    line = (
+        f"{STEPS} steps, and {len(rewards) - STEPS} after a resume, engine in {numbers['engine_model']}: reward "
+        f"{rewards[0]:.3f} to {rewards[-1]:.3f}, comparisons {means} nat apart; a step "
+        f"{numbers['seconds']['total']:.1f} s, started in {numbers['start_s']:.0f} s"
+    )
+    return Passed(line, numbers)
+
+
+def _settings(gpus: int) -> tuple[list[str], dict[str, str]]:
+    """Return the box as options of the launcher, and what else differs from a run."""
+    variables = {"JUDGE": "0", "RESTARTS": "0", "SIGTERM_SECONDS": "0"}
+    if gpus <= 1:
+        return ["--gpus", "1"], variables
+    workers = 2 if gpus >= 4 else 1
+    actor = 2 if gpus - workers >= 2 else 1
+    return [], variables | {"NUM_ENGINES": "1", "ENGINE_TP": str(workers), "ACTOR_GPUS": str(actor)}
+
+
+def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
+    """Judge an ended run of this many steps by its exit code and by what it wrote; return its numbers."""
+    files = RunFiles(run_dir)
+    rows, metrics = read_rows(files.parity), read_rows(files.metrics)
+    if problems := [problem for row in rows for problem in row["problems"]]:
+        remedy = f"{problems[0]['remedy']}; see docs/parity.md and {run_dir}"
+        raise UserError(f"engines and actor are not the same policy: {problems[0]['what']}", remedy)
+    if code:
+        raise UserError(f"the run ended with {code}", f"see {run_dir}/logs, and docs/first-evening.md for a report")
+    evaluations, saved = held_out(files.evals), saved_steps(files.find_folder("ckpt_path", files.read_config()))
+    missing = {
+        f"the steps 1 to {steps}": [row["step"] for row in metrics] != list(range(1, steps + 1)),
+        "a comparison with an adapter of zero": not any(not row["has_adapter"] for row in rows),
+        "a comparison with an adapter that is not zero": not any(row["has_adapter"] for row in rows),
+        "an evaluation after the first step": not any(evaluations),
+        "a checkpoint": not saved,
+        "a comparison after the resume": steps > STEPS and not any(row["step"] > STEPS for row in rows),
+    }
+    if lacking := [name for name, is_missing in missing.items() if is_missing]:
+        raise UserError(f"the run ended without {' and '.join(lacking)}", f"look at {run_dir}/logs")
+    phases = metrics[-1]["seconds"]
+    return {
+        "mean_nat": [row["rows"][0]["mean"]["value"] for row in rows],
+        "reward": [row["reward"] for row in metrics],
+        "exact_match": evaluations,
+        "seconds": {name: statistics.median(row["seconds"].get(name, 0.0) for row in metrics[1:]) for name in phases},
+        "engine_model": Path(files.read_config()["flags"]["engine_model"]).name,
+    }

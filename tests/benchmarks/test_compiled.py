@@ -1,0 +1,60 @@
+"""The Triton kernels of a run compile without a GPU, and those of the actor do not spill.
+
+`scripts/test.sh` compiles them with the Triton of the stack for CPUs, `scripts/test.sh --gpu-stack` with that of the
+stack for GPUs, whose vLLM alone has kernels for MXFP4 experts.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks.compiled import SHARED_MEMORY
+from grpo.stack.checkout import CHECKOUT
+
+pytestmark = pytest.mark.timeout(1800)
+GREEDY = """
+import json, torch, triton, triton.language as tl
+from benchmarks import compiled
+
+@triton.jit
+def greedy(values, out, SIZE: tl.constexpr):
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    tile = tl.load(values + row * SIZE + column)
+    tl.store(out + row * SIZE + column, tl.dot(tile, tile))
+
+def launch():
+    greedy[(1,)](*(torch.empty(256, 256, dtype=torch.bfloat16, device="meta") for _ in "ab"), SIZE=256, num_warps=4)
+
+print(json.dumps(compiled.compile_all(lambda: iter([("actor: a test", launch)]))))
+"""
+
+
+def test_every_kernel_compiles_and_the_actors_do_not_spill() -> None:
+    command = [sys.executable, "-m", "benchmarks.compiled"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    ours = [kernel for kernel in report["kernels"] if kernel["part"].startswith("actor:")]
+    assert {one["name"] for one in ours} == {"_forward", "_deltas", "_backward_keys", "_backward_queries", "_unpack"}
+    for one in ours:  # two blocks of 128 threads fit on a multiprocessor; it has 65,536 registers
+        assert one["registers"] * 2 * 128 <= 65_536 and one["shared"] * 2 <= SHARED_MEMORY, one
+    has_mxfp4 = find_spec("vllm.third_party.triton_kernels") is not None
+    assert bool(report["skipped"]) != has_mxfp4
+    owners = {one["part"].partition(":")[0] for one in report["kernels"] if "_matmul_ogs" in one["name"]}
+    assert owners == ({"engine", "engine with ACTOR_SHARD=engine"} if has_mxfp4 else set())
+
+
+def test_a_kernel_that_spills_is_a_fault(tmp_path) -> None:
+    program = tmp_path / "greedy.py"
+    program.write_text(GREEDY)
+    environment = {"PYTHONPATH": str(CHECKOUT), "TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_INTERPRET": "0"}
+    command = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    [kernel] = report["kernels"]
+    assert kernel["registers"] == 255 and kernel["spilled"] > 100
+    assert report["faults"] == [f"actor: a test: greedy spills {kernel['spilled']} bytes"]

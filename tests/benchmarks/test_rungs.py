@@ -1,0 +1,278 @@
+"""Rungs on a CPU, at small sizes: what is right passes, and what is broken is noticed.
+
+The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_kernels.py; rungs with engines in
+tests/stack/test_gpu_check.py.
+"""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
+from benchmarks.ladder import Skipped
+from benchmarks.random_model import FULL, shrink
+from grpo.launch import hours
+from grpo.lora import adapter
+from grpo.model import mxfp4
+from grpo.model.released import RELEASED
+from grpo.stack.problem import UserError
+from grpo.update import log_probs
+from tests import forked
+
+SMALL = shrink(
+    512, layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=8, intermediate=128, attention_bias=True
+)
+
+
+def test_experts_pass_and_a_wrong_scale_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = kernels.experts(0, count=8, hidden=64, tokens=50)
+    assert 0 < max(passed.numbers["errors"].values()) < 0.01
+    right = mxfp4.unpack_weights
+    monkeypatch.setattr(mxfp4, "unpack_weights", lambda *packed: right(*packed) * 1.05)
+    with pytest.raises(UserError, match="other results"):
+        kernels.experts(0, count=8, hidden=64, tokens=50)
+
+
+@pytest.mark.parametrize("factor", [0.9, float("nan")])
+def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    assert max(kernels.log_probs(0, 60, 2000).numbers["errors"].values()) < 0.01
+    right = log_probs.token_scores
+    monkeypatch.setattr(log_probs, "token_scores", lambda *given: right(*given, temperature=factor))
+    with pytest.raises(UserError, match="differs from float64"):
+        kernels.log_probs(0, 60, 2000)
+
+
+def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.receipt(0).numbers["tensors"] == 24
+    monkeypatch.setattr(adapter.Receipt, "of", lambda flat, specs: adapter.Receipt(24, 1, 2))
+    with pytest.raises(UserError, match="receipt of"):
+        kernels.receipt(0)
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from benchmarks import {module}
+from benchmarks.random_model import shrink
+passed = {module}.{call}
+Path(sys.argv[1]).write_text(json.dumps([passed.line, passed.numbers]))
+"""
+
+
+def run_program(folder: Path, module: str, call: str) -> tuple[str, dict]:
+    """Run a rung in a process of its own: it changes vLLM's classes, or leaves a group of ranks."""
+    program, result = folder / "program.py", folder / "result.json"
+    program.write_text(PROGRAM.format(module=module, call=call))
+    done = forked.run([sys.executable, str(program), str(result)], 250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(result.read_text())
+
+
+@pytest.mark.timeout(300)
+def test_the_side_path_equals_peft_in_halves(tmp_path: Path) -> None:
+    _, numbers = run_program(tmp_path, "kernels", "side_path(0)")
+    assert {"o in 2 parts", "qkv in 2 parts", "qkv in PEFT"} < numbers["errors"].keys()
+    assert 0 < max(numbers["errors"].values()) < 0.01
+
+
+@pytest.mark.timeout(300)
+def test_an_actor_is_trained_at_two_lengths(tmp_path: Path) -> None:
+    small = "shrink(512, layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=8, intermediate=128)"
+    line, numbers = run_program(tmp_path, "actor", f'measure_lengths(0, "tiny", {small}, (64, 96))')
+    assert numbers["tokens"] == [64, 96] and min(numbers["train_s"]) > 0 < min(numbers["old_s"])
+    assert numbers["peak_gb"][0] < numbers["peak_gb"][1] < 1
+    assert line.startswith("tiny: 64 tokens: log-probs ")
+
+
+def test_lengths_that_do_not_fit_are_said_unless_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(engine: object, shape: object, tokens: int) -> tuple[float, ...]:
+        if tokens > most:
+            raise torch.OutOfMemoryError
+        return 1.0, 2.0, 3.0, 4.0
+
+    monkeypatch.setattr(actor, "build", lambda shape, device: None)
+    monkeypatch.setattr(actor, "measure_at_length", measure)
+    most = 128
+    passed = actor.measure_lengths(0, "tiny", SMALL, (64, 128, 256))
+    assert passed.numbers["tokens"] == [64, 128] and passed.numbers["too_long"] == 256
+    most = 32
+    with pytest.raises(torch.OutOfMemoryError):
+        actor.measure_lengths(0, "tiny", SMALL, (64, 128, 256))
+
+
+@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed, one_copy.compute_needed])
+def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
+    large, small = RELEASED
+    sizes = {84e9: large, 80e9: large, 64e9: small, 25e9: small}  # H100, A100, two cards of others
+    assert {memory: actor.choose_model(memory, needed) for memory in sizes} == sizes
+    with pytest.raises(Skipped, match=r"gpt-oss-20b needs \d\d GB here; the GPU has 12 GB"):
+        actor.choose_model(12e9, needed)
+
+
+def test_the_plan_is_that_of_the_docs() -> None:
+    """docs/boxes.md: `--gpus 2`, whose table adds 1 GB and 5% of the GPU."""
+    for tokens, documented in ((4096, 74.8), (16_384, 79.6)):
+        assert actor.plan_bytes(FULL, tokens) / 1e9 + 1 + 0.05 * 85.9 == pytest.approx(documented, abs=0.06)
+
+
+def test_a_layer_is_timed_and_what_does_not_repeat_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = layer.check(0, (64, 128), SMALL).numbers
+    assert [len(numbers[name]) for name in ("forward_s", "train_s", "scores_s", "peak_gb")] == [2] * 4
+    assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100 and len(hours.fit_update(numbers)) == 2
+    right = layer.experts.activate
+    monkeypatch.setattr(layer.experts, "activate", lambda *given: right(*given) * torch.rand(()))
+    with pytest.raises(UserError, match="differs when it is repeated"):
+        layer.check(0, (32, 64), SMALL)
+
+
+@pytest.mark.timeout(400)
+def test_zero3_resumes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "start_process", forked.Program)
+    passed = zero3.check(0, experts=4, intermediate=64)
+    numbers = passed.numbers
+    assert numbers["ranks"] == 2 and numbers["losses_apart"] < 1e-3
+    # Two trainers of two ranks: a forward pass per step, four experts' tensors a layer that are packed.
+    packed, passes = 2 * 4, 2 * (4 + 2)
+    assert numbers["gathered"]["uint8"] == packed * passes and numbers["gathered"]["bfloat16"] > 10 * passes
+
+
+def test_other_bytes_after_a_gather_or_a_resume_are_noticed() -> None:
+    right = {"right": {"uint8": 4, "bfloat16": 9}, "wrong": [], "rank": 1}
+    with pytest.raises(UserError, match=r"rank 1 computed with .* lm_head\.weight"):
+        zero3.count_gathered([right, right | {"wrong": ["lm_head.weight", "model.norm.weight"]}])
+    with pytest.raises(UserError, match="parameters of bfloat16 were compared"):
+        zero3.count_gathered([right | {"right": {"bfloat16": 9}}])
+    with pytest.raises(UserError, match="rank 0: draws differs after a resume"):
+        zero3.compare([{"saved": {"master": "a", "draws": [1, 2]}}], [{"saved": {"master": "a", "draws": [1, 3]}}])
+
+
+def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
+    from benchmarks.random_model import write_model
+    from benchmarks.zero3_worker import Gathered
+    from grpo.model import loading
+
+    write_model(tmp_path, shrink(layers=1, experts=4, intermediate=64))
+    model = parity.add_adapter(loading.load_gpt_oss(tmp_path, "eager"), 4, 0.1)
+    gathered, ids = Gathered(model, tmp_path), torch.arange(8)[None]
+    model(ids)
+    assert not gathered.wrong and gathered.right["uint8"] >= 4
+    model.base_model.model.model.layers[0].mlp.experts.down_proj_blocks.data[3, 5, 1, 7] ^= 1
+    model(ids)
+    assert gathered.wrong == {"model.layers.0.mlp.experts.down_proj_blocks"}
+
+
+@pytest.mark.timeout(200)
+def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = machine.all_reduce(0, megabytes=2).numbers
+    assert numbers["ranks"] == 2 and numbers["all_reduce_gb_per_s"] > 0 < numbers["all_gather_gb_per_s"]
+    assert machine.host_copies(0, 4).numbers["to_device_gb_per_s"] > 0
+    assert machine.pin_memory(0, 0.125).numbers["available_gb"] > 0.25
+    with pytest.raises(UserError, match="GB of host memory are available"):
+        machine.pin_memory(0, 1e6)
+    assert machine.toolkit(0).numbers["compiler"]
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
+    with pytest.raises(UserError, match=r"Python\.h"):
+        machine.toolkit(0)
+
+
+@pytest.mark.parametrize(("link", "name"), [("NV18", "NVLink"), ("PHB", "PCIe"), ("SYS", "PCIe"), ("??", "unknown")])
+def test_links_are_read_from_the_matrix(link: str, name: str) -> None:
+    head = "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
+    rows = f"GPU0\t X \t{link}\tSYS\t0-23\t0\nGPU1\t{link}\t X \tSYS\t24-47\t1\nNIC0\tSYS\tSYS\t X\n"
+    assert machine.parse_links(head + rows) == name
+
+
+def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.sched_getaffinity(0)
+    gpus = [SimpleNamespace(index=number, bus=str(node)) for number, node in enumerate((0, 0, 1))]
+    monkeypatch.setattr("grpo.stack.machine.gpus", lambda: gpus)
+    monkeypatch.setattr("grpo.stack.numa.find_node", lambda gpu: int(gpu.bus))
+    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own)
+    assert machine.numa(3).numbers["gpus_of_nodes"] == {"0": ["0", "1"], "1": ["2"]}
+    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own if node == 0 else set())
+    with pytest.raises(UserError, match="no core of NUMA node 1"):
+        machine.numa(3)
+
+
+def test_engines_and_actors_are_judged() -> None:
+    from grpo.metrics.scored_rollouts import Rollout
+
+    def make(difference: float, without: float, count: int = 12) -> list[Rollout]:
+        torch.manual_seed(0)
+        scored = -3 * torch.rand(count, 40)
+        parts = zip(scored, difference * torch.randn(scored.shape), strict=True)
+        positions = torch.arange(40)
+        return [
+            Rollout(0, 0, prompt, positions, one + of, one, one + without * torch.randn(40))
+            for prompt, (one, of) in enumerate(parts)
+        ]
+
+    assert parity.judge("2 layers", make(0.01, 0.5)).numbers["difference_nat"] < 0.02
+    for numbers, said in (((0.2, 0.5), "mean difference"), ((0.01, 0.01), "nothing"), ((0.01, 0.5, 2), "few")):
+        with pytest.raises(UserError, match=said):
+            parity.judge("2 layers", make(*numbers))
+
+
+def test_weights_that_choose_the_same_experts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(SMALL, experts=128)  # four tokens: 15.3 if they are independent
+    engine = engine_speed.Engine(None, None, [], engine_speed.Lengths())
+    monkeypatch.setattr(engine, "generate", lambda count, tokens: 1 + tokens / 2)
+    assert engine.seconds_per_pass(4) == pytest.approx(0.5)
+    monkeypatch.setattr(engine, "call", lambda method, *_: [8, 8])
+    assert engine.distinct_experts(4, shape) == 8
+    monkeypatch.setattr(engine, "call", lambda method, *_: [4, 4])
+    with pytest.raises(UserError, match=r"choose 4\.0 of 128 .* independent ones 15"):
+        engine.distinct_experts(4, shape)
+
+
+def write_run(run_dir: Path, steps: int, left_out: str = "") -> Path:
+    """Write what a run of so many steps leaves, except for what is left out."""
+    compared = [n for n in (1, 2, whole_loop.STEPS + 1) if n <= steps and left_out != f"comparison_{n}"]
+    rows = [{"step": n, "has_adapter": n > 1, "problems": [], "rows": [{"mean": {"value": n / 1e3}}]} for n in compared]
+    seconds = {"generate": 1.0, "total": 2.0}
+    metrics = [{"step": n + 1, "time": 1e12, "reward": n / 10, "seconds": seconds} for n in range(steps)]
+    evaluations = [{"step": n, "exact_match": 0.5, "n": 8} for n in (0, 10) if n == 0 or left_out != "evaluation"]
+    run_dir.mkdir(parents=True)
+    for name, written in (("parity", rows), ("metrics", metrics), ("eval", evaluations)):
+        (run_dir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    if left_out != "checkpoint":
+        (run_dir / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
+    (run_dir / "config.json").write_text(json.dumps({"flags": {"engine_model": "/models/mxfp4"}}))
+    return run_dir
+
+
+@pytest.mark.parametrize("left_out", ["evaluation", "checkpoint", "comparison_1", "comparison_2", "comparison_11"])
+def test_a_loop_must_leave_everything(tmp_path: Path, left_out: str) -> None:
+    steps = 13 if left_out == "comparison_11" else 10
+    with pytest.raises(UserError, match=r"ended without (a|an) [a-z]+"):
+        whole_loop.verdict(write_run(tmp_path / "run", steps, left_out), 0, steps)
+
+
+@pytest.mark.parametrize("fails", ["", "first", "resumed"])
+def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, fails: str) -> None:
+    monkeypatch.setattr(whole_loop.tempfile, "mkdtemp", lambda **_: str(tmp_path / "made"))
+    calls = []
+
+    def run(command: list[str], env: dict[str, str], **rest: object) -> SimpleNamespace:
+        assert command[:4] == ["./train_grpo.sh", "--tiny", "--gpus", "1"] and env["ENFORCE_EAGER"] == "0"
+        calls.append(command[4:])
+        shutil.rmtree(command[7], ignore_errors=True)
+        write_run(Path(command[7]), int(command[5]))
+        return SimpleNamespace(returncode=int(fails == ("first" if len(calls) == 1 else "resumed")))
+
+    monkeypatch.setattr(whole_loop.subprocess, "run", run)
+    if fails:
+        with pytest.raises(UserError, match="ended with 1"):
+            whole_loop.graphs(1)
+    else:
+        assert "10 steps, and 3 after a resume, engine in mxfp4: reward 0.000 to 1.200" in whole_loop.graphs(1).line
+        run_dir = str(tmp_path / "made" / "tiny")
+        assert calls == [["--steps", "10", "--run-dir", run_dir], ["--steps", "13", "--resume", run_dir]]
+    assert (tmp_path / "made").exists() is bool(fails)
