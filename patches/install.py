@@ -1,7 +1,7 @@
 """The installed package: its state, and the transaction that replaces it.
 
-Beside the package, `.openrlhf-original/` keeps OpenRLHF's own package and the digest that `apply` left last. The state
-is derived from digests: a package that has neither of the two known ones, nor that one, was edited by hand.
+`.openrlhf-original/`, beside the package, keeps OpenRLHF's own package and the digest that `apply` left last. Digests
+tell the state. A package was edited by hand if its digest is neither that one nor one of the series' two.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def find_package(target: Path | None = None) -> Path:
     """Return the `openrlhf` package to patch: the one given, or the one that this Python would import.
 
     Raises:
-        PatchError: MISSING if there is none, or if it is a symbolic link or another package.
+        PatchError: MISSING without a package, or for a symbolic link or another package.
     """
     if target is None:
         spec = importlib.util.find_spec("openrlhf")  # does not import it

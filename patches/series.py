@@ -60,7 +60,7 @@ def load(version: str) -> Series:
     """Return the series of a version.
 
     Raises:
-        PatchError: UNKNOWN_VERSION if there is none; BAD_SERIES if its files are missing or unreadable.
+        PatchError: UNKNOWN_VERSION for a version without patches; BAD_SERIES for missing or unreadable files.
     """
     here = folder(version)
     if version not in known_versions():

@@ -37,7 +37,7 @@ class JudgeActor:
 def make_asker() -> Callable[..., tuple[float, Verdict]]:
     """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process asks, for all threads.
 
-    Raises SettingsError, ValueError or OSError if there is none; the asker raises RayError if the actor has died.
+    Raises SettingsError, ValueError or OSError without a judge; the asker raises RayError if the actor has died.
     """
     name = os.environ.get(VARIABLE)
     if not name:

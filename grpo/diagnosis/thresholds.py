@@ -160,7 +160,7 @@ def _is_useless(run: Record, name: str, step: int) -> bool:
 
 
 def _resolve(run: Record, name: str, how: str, step: int) -> str:
-    """Return a change with the run's values; "" if there is none."""
+    """Return a change with the run's values; "" for a change that would do nothing."""
     if _is_useless(run, name, step):
         return ""
     if name == "ADAPTER":

@@ -10,7 +10,7 @@ import datetime
 import difflib
 import importlib.util
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,10 +54,6 @@ class Config:
         parser, given = trainer_parser(), self.given | values
         argv = command_line(parser, given)
         return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
-
-    def assume_flags(self, **values: Any) -> "Config":
-        """Return the configuration with other values for a calculation; `given` and `argv` stay."""
-        return replace(self, args=argparse.Namespace(**vars(self.args) | values))
 
     @property
     def rollouts_per_step(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.lost_writes import LOSSY
-from grpo.run.measure import OUR_REWARD, get_reward_source, get_value
+from grpo.run.measure import get_value
 from grpo.run.progress import Progress, is_number, sort_by_step
 from grpo.run.run_files import RunFiles, read_parts
 from grpo.stack.json_files import read_json
@@ -117,12 +117,6 @@ class Run:
     def step(self) -> int:
         """Return the last logged step; 0 if there is none."""
         return self.metrics[-1]["step"] if self.metrics else 0
-
-    @property
-    def has_own_reward(self) -> bool:
-        """Tell whether the user's own function or an environment gives the reward."""
-        source = get_reward_source(self.part("flags").get("remote_rm_url"))
-        return bool(self.part("environment")) or Path(source).name != OUR_REWARD.name
 
     @property
     def planned(self) -> int | None:

@@ -31,7 +31,7 @@ def read_series(rows: Sequence[dict[str, Any]]) -> dict[str, Points]:
 
 @dataclass(frozen=True)
 class Tile:
-    """One number of the summary; `interval` is "" if there is none, `note` says what it is of."""
+    """One number of the summary. `note` says how it was computed."""
 
     label: str
     value: str
