@@ -20,7 +20,7 @@ from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.counted import format_count
-from grpo.update import old_policy
+from grpo.train import optimizer_steps
 
 Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's rungs that passed, by name
 _LARGE = RELEASED["openai/gpt-oss-120b"]
@@ -111,7 +111,7 @@ def time_update(config: Config, model: Architecture, numbers: Numbers) -> float:
     args = config.args
     of_batch, of_token = fit_update(numbers["layer"]) if "layer" in numbers else _UPDATE
     rollouts = config.rollouts_per_step / config.actor_ranks
-    passes = args.max_epochs + _FORWARD * (old_policy.share_of_old_pass(args) + (args.init_kl_coef > 0))
+    passes = args.max_epochs + _FORWARD * (optimizer_steps.share_of_old_pass(args) + (args.init_kl_coef > 0))
     layers = model.layers / _LARGE.layers
     experts = layers * model.experts / _LARGE.experts
     batches = rollouts / args.micro_train_batch_size

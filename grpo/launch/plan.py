@@ -19,7 +19,7 @@ from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
-from grpo.update.learning_rate import LearningRate, count_steps, count_updates
+from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import get_batch_branches, group_rows
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.unlikely_tokens import least_likely
@@ -20,8 +19,7 @@ from grpo.metrics.update_metrics import (
     log_probs_by_sample,
     policy_metrics,
 )
-from grpo.rollout.rows import Batch, Sample
-from grpo.stack.upstream.arguments import Arguments
+from grpo.rollout.rows import Batch, Sample, get_batch_branches, group_rows
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
@@ -50,7 +48,6 @@ def add_step_metrics(
     status: dict[str, Any],
     experiences: Sequence[Batch],
     samples: Sequence[Sample],
-    args: Arguments,
     tokenizer: Tokenizer | None,
 ) -> None:
     """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the rollouts.
@@ -70,7 +67,7 @@ def add_step_metrics(
     parts: list[Callable[[], dict[str, float] | None]] = [
         lambda: _leave_out_unknown(status, experiences),
         lambda: _means(experiences),
-        lambda: experience_metrics(experiences, args.n_samples_per_prompt, tokenizer),
+        lambda: experience_metrics(experiences, tokenizer),
         lambda: policy_metrics(micro_batches),
         lambda: gradient_metrics(status.get("grad_norms", [])),
         lambda: engine_metrics(trainer, engine),

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import get_branches
-from grpo.rollout.rows import Sample
+from grpo.rollout.rows import Sample, get_branches
 
 SHOWN = 3  # tokens of a rollout
 CONTEXT = 24  # tokens before the unlikely one

@@ -4,7 +4,7 @@ B rows, S tokens of a row with its prompt, and A = S - 1 positions that predict 
 t + 1. Rows are padded on the right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -27,7 +27,7 @@ class Rows:
             (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
             the rollout (``sample``).
         index: the number of each rollout in the step; [] for branches.
-        routing: for each row, the engine's choice of experts, see :mod:`grpo.batch.recorded_routing`. Only with
+        routing: for each row, the engine's choice of experts, see :mod:`grpo.train.rollouts`. Only with
             ROUTING_REPLAY.
     """
 
@@ -61,14 +61,14 @@ class Rows:
 
 @dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Sample(Rows):
-    """One rollout, B = 1, from :func:`grpo.batch.rollouts.build_rollout`.
+    """One rollout, B = 1, from :func:`grpo.train.rollouts.build_rollout`.
 
     Attributes:
         sampled_by: the id of the engine's Ray actor.
         branches: one row for each branch; rollouts without an environment have none. Read it with
-            :func:`grpo.batch.branches.get_branches`.
+            :func:`get_branches`.
         engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
-        missing: names of the numbers that the rollout lacked, from :func:`grpo.batch.rewards.complete`.
+        missing: names of the numbers that the rollout lacked, from :func:`grpo.train.rewards.complete`.
         details: what is known about the rollout after the update, from :mod:`grpo.metrics.step_metrics`.
     """
 
@@ -81,17 +81,17 @@ class Sample(Rows):
 
 @dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Batch(Rows):
-    """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss, or one of its rows.
+    """A micro-batch of rollouts, from :func:`grpo.train.micro_batches.build` to the loss, or one of its rows.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.add_log_probs`; None where the current
-            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.train.passes.add_log_probs`; None where the current
+            log-probs are used, see :func:`grpo.train.passes.set_old_log_probs`.
         base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
-        advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
+        advantages, returns: float32 ``[B, A]``, once :func:`grpo.train.advantages.compute` has computed them.
         branch_counts: branches of each rollout, which are rows after the rollouts, for the forward passes.
-        branches: for each rollout, its branches of one row each, from :func:`grpo.batch.branches.separate_branches`.
-            Read it with :func:`grpo.batch.branches.get_batch_branches`.
+        branches: for each rollout, its branches of one row each, from
+            :func:`grpo.train.micro_batches.separate_branches`. Read it with :func:`get_batch_branches`.
         replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
     """
 
@@ -103,6 +103,37 @@ class Batch(Rows):
     branch_counts: list[int] = field(init=False)
     branches: "list[list[Batch]]" = field(init=False)
     replay: Any = field(init=False)
+
+
+def get_branches(rollout: Sample) -> Sequence[Sample]:
+    """Return the branches of a rollout; () without an environment."""
+    return getattr(rollout, "branches", ())
+
+
+def get_batch_branches(batch: Batch) -> Sequence[Sequence[Batch]]:
+    """Return the branches of each rollout of a micro-batch of :func:`grpo.train.micro_batches.separate_branches`."""
+    return getattr(batch, "branches", [()] * len(batch.action_mask))
+
+
+def group_rows(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
+    """Yield the rows of each rollout, the earliest first: a micro-batch and the number of the row in it.
+
+    Args:
+        batch: of :func:`grpo.train.micro_batches.separate_branches`.
+    """
+    for number, rows in enumerate(get_batch_branches(batch)):
+        yield [*((row, 0) for row in rows), (batch, number)]
+
+
+def list_inputs(batches: "Sequence[Batch]") -> dict[str, list[Any]]:
+    """Return the arguments of a forward pass of the ranks, each a list with one item for each micro-batch.
+
+    ``routing`` is among them if the choices of experts are replayed.
+    """
+    names = ("sequences", "action_mask", "attention_mask")
+    inputs: dict[str, list[Any]] = {name: [getattr(batch, name) for batch in batches] for name in names}
+    routings = [batch.routing for batch in batches]
+    return inputs if None in routings else inputs | {"routing": routings}
 
 
 _TENSORS = ("attention_mask", "action_mask", "rollout_log_probs", "rewards", "scores")

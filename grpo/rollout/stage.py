@@ -1,4 +1,4 @@
-"""What the engines sample for: an evaluation, or a step of the training (:class:`grpo.batch.step.Step`).
+"""What the engines sample for: an evaluation, or a step of the training (:class:`grpo.train.rollout_filters.Step`).
 
 A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
 responses, whichever engine gets a prompt and in whatever order the engines finish.

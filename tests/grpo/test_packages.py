@@ -7,14 +7,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ORDER = (
-    *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
-    *("checkpoint", "training", "launch", "hooks"),
+    *("stack", "settings", "model", "lora", "rollout", "metrics", "run", "diagnosis"),
+    *("checkpoint", "train", "launch", "hooks"),
 )
 OUTSIDE = {
     "stack": {"patches"},  # the digest of the installed OpenRLHF
     "rollout": {"reward"},  # the grader's markers; the built-in environment grades
-    "batch": {"reward"},
     "run": {"reward"},
+    "train": {"reward"},
     "launch": {"reward", "data", "patches"},
     "hooks": {"reward"},  # the driver starts the judge
 }

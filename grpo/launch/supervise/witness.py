@@ -22,7 +22,7 @@ _ENGINE, _CORE, _WORKER = "an engine", "the core of an engine", "a worker of an 
 # Start of a process's title: what the user calls it. Ray and vLLM set these titles.
 ROLES = {
     "ray::LLMRayActor": _ENGINE,
-    "ray::Rank": "an actor rank",
+    "ray::PolicyWorker": "an actor rank",
     "ray::JudgeActor": "the judge",
     "VLLM::EngineCore": _CORE,
     "VLLM::Worker": _WORKER,

@@ -10,8 +10,8 @@ import torch
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
-from grpo.training.trainer import Trainer
-from grpo.update import passes
+from grpo.train import passes
+from grpo.train.trainer import Trainer
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
 
@@ -74,6 +74,7 @@ def make_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_
                 rollout_log_probs=base + moved * (base + 2) + off,
                 index=index,
                 info={},
+                routing=None,
             )
         )
     return made, samples
@@ -187,7 +188,7 @@ def test_samples_of_unknown_engines_are_left_out():
 
 
 def test_rollouts_without_a_reward_are_left_out():
-    """All of one rank, and some of the other: branches.give_advantages empties their masks."""
+    """All of one rank, and some of the other: micro_batches.give_advantages empties their masks."""
     gate = Gate()
     batches, samples = make_step(gate, batches=4)
     for batch in batches[2:]:

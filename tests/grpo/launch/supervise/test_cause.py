@@ -95,7 +95,7 @@ def test_processes_of_vllm_need_no_title(children: str, roles: list[str | None])
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
-    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::Rank.update")
+    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::PolicyWorker.update")
     witness = make_witness(engine, rank, spawn("ray::IDLE"))
     assert witness.list_watched() == {engine.pid: "an engine", rank.pid: "an actor rank"}
     engine.send_signal(signum)
@@ -118,7 +118,7 @@ def test_deaths_that_are_noticed_late_keep_their_order(spawn, order: Sequence[in
 
 
 def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
-    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::Rank.update")
+    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::PolicyWorker.update")
     witness = make_witness(engine, rank)
     engine.kill()
     engine.wait()

@@ -10,10 +10,10 @@ from grpo.rollout import thinking_settings
 from grpo.rollout.multi_turn.harmony import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
-from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.test_budgeted_turns import StreamingEngine
 from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
+from tests.grpo.train.made_batches import make_experiences
 
 FAILING = """
 from grpo.rollout.multi_turn import environment

@@ -12,10 +12,10 @@ from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
-from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, encode_oddly, make_params, roll_out_script
 from tests.grpo.rollout.multi_turn.test_history import make_answer, make_call, make_thought
 from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
+from tests.grpo.train.made_batches import make_experiences
 
 
 def sample_tokens(codec, text, seed):

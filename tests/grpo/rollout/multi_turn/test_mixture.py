@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.batch.rewards import complete
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.multi_turn.settings import AGENT, environments_by_prompt
 from grpo.rollout.stage import Stage
-from tests.grpo.batch.test_rewards import make_sample
+from grpo.train.rewards import complete
 from tests.grpo.rollout.multi_turn.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.test_agent import load_actor
 from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
+from tests.grpo.train.test_rewards import make_sample
 
 GUESS = """
 from grpo.rollout.multi_turn import environment

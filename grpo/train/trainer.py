@@ -1,0 +1,250 @@
+"""The controller: the loop over the steps of GRPO.
+
+A step samples G prompts with N rollouts each, rewards them, and makes one or several optimizer steps on the adapter.
+Where this differs from the paper (https://arxiv.org/abs/2402.03300):
+
+- Advantages are not divided by the group's deviation, and the loss is a sum over tokens with a constant divisor: Dr.
+  GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
+- There is no KL term by default, and no reference model: with a coefficient, the actor as it started is one.
+- Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
+- The loss is normalized over the whole optimizer batch, not over a micro-batch: :mod:`grpo.train.loss`.
+- A group whose rollouts all have the same reward has advantages of exactly 0.
+"""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import ray
+from openrlhf.utils import get_tokenizer
+
+from grpo.checkpoint import trainer_state
+from grpo.checkpoint.on_request import SaveOnRequest
+from grpo.metrics import step_metrics
+from grpo.rollout.rows import Batch, Sample
+from grpo.run.evaluation import Evaluation
+from grpo.run.parity_gate import ParityGate
+from grpo.run.run_log import RunLog, open_log
+from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream.trainer import ActorGroup
+from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewards, rollout_filters
+from grpo.train.lengths import Schedule
+from grpo.train.prefetch import Batches, Result
+from grpo.train.sampler import Sampler, make_loaders
+
+logger = logging.getLogger("openrlhf.grpo.trainer")
+
+
+class Trainer:
+    """Runs the loop, in the driver.
+
+    Attributes:
+        step, episode: the last ones that were made; episodes count from 0.
+        drawn_prompts: in all steps so far.
+        batches: hands out the batch of each step.
+
+    Args:
+        pretrain: the model.
+        strategy: OpenRLHF's ``DeepspeedStrategy``; its ``args`` are those of the run.
+        actors: the ranks, see :class:`grpo.train.worker.PolicyWorker`.
+        critic, reward_model, reference: models that OpenRLHF's trainer may have, and a run does not.
+        engines: handles of the engines.
+    """
+
+    step: int
+    episode: int
+    drawn_prompts: int
+    lengths: Schedule
+    gate: ParityGate
+    sampler: Sampler
+    batches: Batches
+    log: RunLog
+    saver: SaveOnRequest
+    evaluation: Evaluation
+
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Any,
+        actors: ActorGroup,
+        critic: None,
+        reward_model: None,
+        reference: None,
+        engines: list[EngineActor],
+        **_: Any,
+    ) -> None:
+        self.args = args = strategy.args
+        for name in ("eval_steps", "save_steps"):
+            if getattr(args, name) == -1:
+                setattr(args, name, float("inf"))
+        self.actors, self.engines = actors, engines
+        self.tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.disable_fast_tokenizer)
+        self.problems, self.held_out = make_loaders(strategy, self.tokenizer)
+
+    def get_max_steps(self) -> int:
+        """Return the optimizer steps of the run, for the schedule of the learning rate."""
+        problems = len(self.problems.dataset)
+        return optimizer_steps.count_steps(self.args, problems) * optimizer_steps.count_updates(self.args)
+
+    def fit(self) -> None:
+        """Train from the start, or from the checkpoint that the ranks have loaded."""
+        args = self.args
+        self._start(ray.get(self.actors.async_run_method("states"))[0])
+        self.evaluation.run_first(self.step)
+        for episode in range(self.episode, args.num_episodes):
+            while not self._is_finished(self.step) and self.train_step(episode):
+                pass
+        with self.log.phase("save"):
+            self.saver.save_last()
+        self.evaluation.run_last(self.step)
+        self.log.trackers.close()
+
+    def train_step(self, episode: int) -> bool:
+        """Make the next global step; return False if the prompts of the episode did not suffice for it.
+
+        G prompts with N rollouts each are R = G * N rollouts. They are in micro-batches of B rows (more with branches)
+        of S tokens, which A = S - 1 positions predict.
+        """
+        number, args = self.step + 1, self.args
+        rollouts_R, pass_rate, drawn, is_over = self._sample(episode, number)  # generate, and reward each answer
+        self.drawn_prompts += drawn
+        if is_over:
+            return False
+        self.saver.begin_step()
+        with self.log.phase("old_log_probs"):
+            batches = self._make_batches(rollouts_R)
+            passes.add_log_probs(batches, args, self.actors)  # old log-probs [B, A], or none if the update makes them
+            batches = self._give_advantages(batches)  # rewards [G, N] become advantages [B, A]
+        self._compare_with_engines(number, batches, rollouts_R)
+        with self.log.phase("train"):
+            status = self._update(batches)
+        self._measure(status, batches, rollouts_R, pass_rate)
+        self.batches.wait()
+        with self.log.phase("sync"):
+            self._sync()
+        self.step, self.episode = number, episode
+        self.log.write_rollouts(number, rollouts_R, self.tokenizer)  # before the checkpoint: a resume draws no others
+        self.saver.end_step(number, self._states(status, rollouts_R), self.log.phase)
+        self.log.write_step(number, status)
+        logger.info("step %d: %s", number, status)
+        if number % args.eval_steps == 0:
+            self.evaluation.run(number)
+        return True
+
+    # The parts of a step
+
+    def _sample(self, episode: int, number: int) -> Result:
+        """Return the rollouts of a step. With PIPELINE=1, begin to sample those of the next one before its rewards."""
+        if self.args.pipeline and not self._is_finished(number):
+            self.batches.sample_ahead(episode, number)
+        return self.batches.take(episode, number)
+
+    def _make_batches(self, rollouts_R: list[Sample]) -> list[Batch]:
+        """Return the rollouts as micro-batches. Each has a reward or counts as missing, and all have the same logs."""
+        rewards.complete(rollouts_R, self.args.n_samples_per_prompt)
+        return micro_batches.build(rollouts_R, self.args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
+
+    def _give_advantages(self, batches: list[Batch]) -> list[Batch]:
+        """Return the micro-batches with the advantage of each rollout on its tokens and those of its branches."""
+        batches = micro_batches.separate_branches(batches)
+        advantages.penalise(batches, self.args)
+        advantages.compute(batches, self.args, self.args.init_kl_coef)
+        advantages.mark_masked(batches, self.args)
+        return micro_batches.give_advantages(batches)
+
+    def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
+        """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
+
+        With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
+        """
+        if self.batches.staleness() == 0:
+            self.gate.check(self.log, number, batches, rollouts_R)
+        elif self.gate.is_due() and (ahead := self.batches.next_samples()):
+            with self.log.phase("old_log_probs"):
+                made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
+                passes.add_log_probs(made, self.args, self.actors)
+                made = self._give_advantages(made)
+            self.gate.check(self.log, number, made, ahead)
+
+    def _update(self, batches: list[Batch]) -> dict[str, Any]:
+        """Let the ranks train on the micro-batches; return what they report, merged."""
+        step_metrics.number_samples(batches)
+        ray.get(self.actors.async_run_method_batch("append", batch=batches))
+        status: dict[str, Any] = {}
+        for result in ray.get(self.actors.async_run_method("update")):
+            step_metrics.merge(status, result)
+        return status
+
+    def _measure(
+        self, status: dict[str, Any], batches: list[Batch], rollouts_R: list[Sample], pass_rate: float | None
+    ) -> None:
+        """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
+        assert self.batches.current is not None
+        if pass_rate is not None:
+            status["dynamic_filtering_pass_rate"] = pass_rate
+        status |= rollout_filters.measure(self.args, self.batches.current.groups)
+        if self.args.pipeline:
+            status["staleness"] = float(self.batches.staleness())
+        self.batches.policy += len(status.get("grad_norms", []))
+        status |= advantages.measure_spread(batches, self.args)
+        step_metrics.add_step_metrics(status, batches, rollouts_R, self.tokenizer)
+
+    def _sync(self) -> None:
+        """Bring the engines to the adapter."""
+        if self.args.vllm_enable_sleep:
+            self.sampler.engine_calls.wake_up(["weights"])
+        ray.get(self.actors.async_run_method("sync"))
+
+    # Start and checkpoints
+
+    def _start(self, states: dict[str, Any]) -> None:
+        """Continue from the states of a checkpoint; {} at the start of a run."""
+        args, engines = self.args, self.engines
+        self.step, self.episode = states.get("global_step", 0), states.get("episode", 0)
+        self.drawn_prompts = states.get("total_consumed_prompts", 0)
+        self.lengths = Schedule(args, states.get("lengths"))
+        self.gate = ParityGate(args, self.actors, engines)
+        self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
+        self.batches = Batches(args, self.sampler.begin_step, self.sampler.sample_step)
+        if self.step or args.adapter:  # otherwise the adapter is zero
+            self._sync()
+        if self.step:
+            self._restore(states)
+        self.log = open_log(args, self.problems.dataset, self.step, states)
+        self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds
+        calls = self.sampler.engine_calls
+        self.saver = SaveOnRequest(args, self._save, self.step)
+        self.evaluation = Evaluation(args, self.tokenizer, self.held_out, calls, self.sampler.sample_held_out, self.log)
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        """Restore the position in the problems, the random states, and what has been sampled for later steps."""
+        if states["data_loader_state_dict"]:
+            self.problems.load_state_dict(states["data_loader_state_dict"])
+        self.sampler.restore_prompts()
+        trainer_state.set_random_state(states["random"])
+        if "ahead" in states:
+            self.batches.restore(states["ahead"])
+
+    def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
+        """Return the states for a checkpoint of the last step.
+
+        A value may be a function that first waits for its state, see :class:`SaveOnRequest`.
+        """
+        states = {
+            "episode": self.episode,
+            "global_step": self.step,
+            "total_consumed_prompts": self.drawn_prompts,
+            "data_loader_state_dict": self.problems.state_dict(),
+            **trainer_state.collect_controller_state(status),
+        }
+        waiting: Callable[[], dict[str, Any]] | None = self.batches.state()
+        if waiting:
+            states["ahead"] = waiting
+        return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}
+
+    def _save(self, states: dict[str, Any]) -> None:
+        ray.get(self.actors.async_run_method("save", states=states))
+
+    def _is_finished(self, number: int) -> bool:
+        return self.args.max_steps is not None and number >= self.args.max_steps
