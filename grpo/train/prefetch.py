@@ -1,33 +1,31 @@
 """The batch of each global step: sampled when the step begins or, with PIPELINE=1, while the step before trains.
 
 A batch is always sampled whole by one policy, that of the last sync: the engines get a new adapter only after
-:meth:`Batches.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after
-it can be begun (:meth:`Batches.sample_ahead`). Between two steps nothing is sampled: evaluations have the engines to
-themselves, and a checkpoint holds the batch of the next step as it is (:meth:`Batches.state`).
+:meth:`Prefetch.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after
+it can be begun (:meth:`Prefetch.sample_ahead`). Between two steps nothing is sampled: evaluations have the engines to
+themselves, and a checkpoint contains the batch of the next step (:meth:`Prefetch.state`).
 """
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.rollout.rows import Sample, dump_sample, restore_sample
+from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
-from grpo.train.rollout_filters import Step, StepGroups
+from grpo.train.rollout_filters import Drawn, Step, StepGroups
+from grpo.train.sampler import Sampler
 from reward import judge_place
-
-# Rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended before the batch was full
-Result = tuple[list[Sample], float | None, int, bool]
 
 
 class Sampled(threading.Event):
-    """Is set while the engines sample nothing for a batch.
+    """Is set once the engines have sampled a batch.
 
     Attributes:
-        seconds: from the beginning of the sampling to its end.
+        seconds: that it took.
     """
 
     def __init__(self) -> None:
@@ -49,8 +47,8 @@ class StepBatch:
         step: the global step.
         policy: the optimizer steps of the policy that samples it.
         groups: what the step draws and leaves out.
-        results: one for each episode that ended before the batch was full, and then the batch.
-        taken: how many of the results are handed out.
+        drawn: one for each episode that ended before the batch was full, and then the batch.
+        taken: how many of these the step has.
         sampled: whether the engines have sampled it.
         end: of its sampling and its rewards, in a thread; None if it was not sampled in one.
     """
@@ -58,61 +56,46 @@ class StepBatch:
     step: int
     policy: int
     groups: StepGroups
-    results: list[Result] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
     taken: int = 0
     sampled: Sampled = field(default_factory=Sampled)
     end: "Future[None] | None" = None
 
-    def wait_sampled(self) -> "StepBatch":
+    def wait_sampled(self) -> None:
         """Wait until the engines have sampled the batch. Raises what the sampling raised, if that has ended."""
         if self.end is not None:
             self.sampled.wait()
             if self.end.done():
                 self.end.result()
-        return self
-
-    def wait(self) -> "StepBatch":
-        """Wait until the batch has its rewards. Raises what the sampling raised."""
-        if self.end is not None:
-            self.end.result()
-        return self
-
-    def ended_episodes(self) -> int:
-        """Return how many episodes ended before the batch was full, once it is sampled."""
-        return sum(result[-1] for result in self.results)
 
     def is_full(self) -> bool:
         """Return whether the prompts sufficed for the batch, once it is sampled."""
-        has_all_results = self.end is None or self.end.done()
-        return not (has_all_results and self.results[-1][-1])
+        has_ended = self.end is None or self.end.done()
+        return not (has_ended and self.drawn[-1].is_over)
 
 
-class Batches:
-    """Hands out the batch of each step.
+class Prefetch:
+    """Samples the batch of each step, when the step begins or ahead of it.
 
     Args:
         args: OpenRLHF's.
-        begin_step: makes the sampling of a global step.
-        sample: samples one batch, or as much of it as the prompts of the episode suffice for.
+        sampler: begins steps and samples their batches.
+        log: of the run, for the seconds of its phases.
 
     Attributes:
         policy: the optimizer steps of the policy that the engines hold.
-        current: the batch that is handed out; None before the first.
-        phase: the context of a phase of the step, as ``RunLog.phase``.
-        note_seconds: adds seconds to a phase of the step, as ``RunLog.note_seconds``.
+        current: the batch that the step has; None before the first.
     """
 
     current: StepBatch | None
 
-    def __init__(self, args: Arguments, begin_step: Callable[[int], Step], sample: Callable[[Step], Result]) -> None:
-        self._args, self._begin_step, self._sample_batch = args, begin_step, sample
+    def __init__(self, args: Arguments, sampler: Sampler, log: RunLog) -> None:
+        self._args, self._sampler, self._log = args, sampler, log
         self.policy, self.current = 0, None
         self._waiting: list[StepBatch] = []  # for their steps, in order: one, or two while the first gets its rewards
-        self.phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
-        self.note_seconds: Callable[[str, float], None] = lambda *_: None
 
-    def take(self, episode: int, step: int) -> Result:
-        """Return the next result of a step's batch: the batch, or that the episode ended before it was full.
+    def take(self, episode: int, step: int) -> Drawn:
+        """Return what a step draws next: its batch, or that the episode ended before it was full.
 
         Args:
             episode: from 0.
@@ -123,16 +106,16 @@ class Batches:
         """
         if not self._waiting:
             batch, sampling = self._begin(step)
-            with self.phase("generate"):
+            with self._log.phase("generate"):
                 self._sample(batch, sampling, episode)
         batch = self._wait_for(self._waiting[0])
-        result = batch.results[batch.taken]
+        drawn = batch.drawn[batch.taken]
         batch.taken += 1
-        if batch.taken == len(batch.results):
+        if batch.taken == len(batch.drawn):
             self.current = self._waiting.pop(0)
             if batch.end is not None:
-                self.note_seconds("generate", batch.sampled.seconds)
-        return result
+                self._log.note_seconds("generate", batch.sampled.seconds)
+        return drawn
 
     def sample_ahead(self, episode: int, step: int) -> None:
         """Start to sample the batch of the step after `step` as soon as the engines have sampled that of `step`.
@@ -143,10 +126,9 @@ class Batches:
             self._start(episode, step)
         if len(self._waiting) == 1:
             batch = self._waiting[0]
-            with self.phase("wait"):
-                batch.wait_sampled()
+            self.wait()
             if batch.is_full():
-                self._start(episode + batch.ended_episodes(), step + 1)
+                self._start(episode + sum(drawn.is_over for drawn in batch.drawn), step + 1)
 
     def wait(self) -> None:
         """Wait until the engines sample nothing: the sync is next.
@@ -155,16 +137,16 @@ class Batches:
             Exception: what the sampling raised.
         """
         for batch in self._waiting:
-            with self.phase("wait"):
+            with self._log.phase("wait"):
                 batch.wait_sampled()
 
-    def next_samples(self) -> list[Sample]:
+    def next_rollouts(self) -> list[Sample]:
         """Wait for the rewards of the batch that waits for its step. Return its rollouts, [] if there is none.
 
         Raises:
             Exception: what the sampling raised.
         """
-        return self._wait_for(self._waiting[0]).results[-1][0] if self._waiting else []
+        return self._wait_for(self._waiting[0]).drawn[-1].rollouts if self._waiting else []
 
     def staleness(self) -> int:
         """Return by how many optimizer steps the policy that sampled the current batch is behind the engines'."""
@@ -172,21 +154,24 @@ class Batches:
         return self.policy - self.current.policy
 
     def _wait_for(self, batch: StepBatch) -> StepBatch:
+        """Wait until a batch has its rewards. Raises what the sampling raised."""
         if batch.end is not None:
-            with self.phase("wait"):
-                batch.wait()
+            with self._log.phase("wait"):
+                batch.end.result()
         return batch
 
     def _begin(self, step: int) -> tuple[StepBatch, Step]:
-        sampling = self._begin_step(step)
+        sampling = self._sampler.begin_step(step)
         batch = StepBatch(step, self.policy, sampling.groups)
-        sampling.sampled = batch.sampled if _ends_with_its_prompts(self._args) else None
+        # Dynamic filtering draws other prompts in place of those that rewards leave out: only its end is known.
+        if self._args.pipeline and not self._args.dynamic_filtering:
+            sampling.sampled = batch.sampled
         self._waiting.append(batch)
         return batch, sampling
 
     def _start(self, episode: int, step: int) -> None:
         batch, sampling = self._begin(step)
-        end = Future[None]()
+        batch.end = end = Future[None]()
 
         def sample() -> None:
             try:
@@ -197,22 +182,20 @@ class Batches:
             finally:
                 batch.sampled.set()
 
-        batch.end = end
         # A run that fails meanwhile ends without waiting for the engines.
         threading.Thread(target=sample, name=f"sampling of step {step}", daemon=True).start()
 
     def _sample(self, batch: StepBatch, sampling: Step, episode: int) -> None:
         for _ in range(episode, self._args.num_episodes):
-            batch.results.append(self._sample_batch(sampling))
-            if not batch.results[-1][-1]:
+            batch.drawn.append(self._sampler.sample_step(sampling))
+            if not batch.drawn[-1].is_over:
                 break
         judge_place.require()
 
     def state(self) -> Callable[[], dict[str, Any]] | None:
         """Return what computes the state of the batch that waits for its step; None if there is none.
 
-        It waits for the batch's rewards. The result holds tensors and plain values. It is the same until the step of
-        the batch begins to train.
+        It waits for the batch's rewards. Its result is the same until the step of the batch begins to train.
         """
         if not self._waiting:
             return None
@@ -224,23 +207,16 @@ class Batches:
                 "step": batch.step,
                 "staleness": staleness,
                 "groups": batch.groups.state(),
-                "results": [([dump_sample(sample) for sample in samples], *rest) for samples, *rest in batch.results],
+                "results": [
+                    ([dump_sample(one) for one in drawn.rollouts], drawn.pass_rate, drawn.prompts, drawn.is_over)
+                    for drawn in batch.drawn
+                ],
             }
 
         return compute
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        results: list[Result] = [
-            ([restore_sample(sample) for sample in samples], *rest) for samples, *rest in state["results"]
-        ]
+        drawn = [Drawn([restore_sample(one) for one in rollouts], *rest) for rollouts, *rest in state["results"]]
         groups = StepGroups(**state["groups"])
-        self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
-
-
-def _ends_with_its_prompts(args: Arguments) -> bool:
-    """Return whether a batch is sampled once its prompts are.
-
-    Dynamic filtering draws others in place of those that rewards leave out.
-    """
-    return args.pipeline and not args.dynamic_filtering
+        self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, drawn)]

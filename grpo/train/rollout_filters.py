@@ -7,13 +7,11 @@ resume has the same groups.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout import routing
-from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.stack.upstream.arguments import Arguments
@@ -22,7 +20,7 @@ from grpo.train.rewards import explain_missing_rewards
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-logger = logging.getLogger("openrlhf.grpo.step")
+logger = logging.getLogger("openrlhf.grpo.rollout_filters")
 
 
 @dataclass
@@ -40,8 +38,25 @@ class StepGroups:
     filled: int = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the groups as plain values."""
+        """Return the groups for a checkpoint."""
         return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step has drawn from one episode.
+
+    Attributes:
+        rollouts: of the batch; [] if the episode ended before it was full.
+        pass_rate: groups inside the window, in percent of those drawn; None without dynamic filtering.
+        prompts: drawn from this episode.
+        is_over: whether the episode ended before the batch was full.
+    """
+
+    rollouts: list[Sample]
+    pass_rate: float | None
+    prompts: int
+    is_over: bool
 
 
 class Step(Stage):
@@ -50,25 +65,15 @@ class Step(Stage):
     Args:
         args: OpenRLHF's.
         number: the global step.
-        engines: answer the prompts.
         records_routing: whether the engines record their choice of experts.
         max_new_tokens: the limit on response length.
     """
 
-    def __init__(
-        self,
-        args: Arguments,
-        number: int,
-        engines: EngineCalls,
-        *,
-        records_routing: bool = False,
-        max_new_tokens: int = 0,
-    ) -> None:
-        super().__init__(args, f"train {number}", engines)
+    def __init__(self, args: Arguments, number: int, *, records_routing: bool = False, max_new_tokens: int = 0) -> None:
+        super().__init__(args, f"train {number}")
         self.groups, self.max_new_tokens = StepGroups(number), max_new_tokens
         self._records_routing = records_routing
         self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it
-        self._accepted: list[Sample] = []  # those inside it, from an episode that ended before the batch was full
         self._unscored: list[Sample] = []  # of consecutive groups without a score
 
     def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
@@ -76,19 +81,13 @@ class Step(Stage):
         mine = super().seed_params(params, prompt)
         return routing.mark_recorded(mine) if self._records_routing else mine
 
-    def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return as :meth:`Stage.begin`: a step may draw a limited number of prompts."""
-        carried, self._accepted, self._unscored = self._accepted, [], []
-        missing = groups - len(carried) // self.args.n_samples_per_prompt
-        left = self._count_left() if self.args.dynamic_filtering else missing
-        return carried, min(missing, left), islice(prompts, left)
-
-    def _count_left(self) -> int:
+    def count_allowed(self) -> int:
         """Return how many prompts the step may still draw."""
-        return self.args.rollout_batch_size * self.args.dynamic_filtering_batches - self.drawn.total()
+        batches = self.args.dynamic_filtering_batches if self.args.dynamic_filtering else 1
+        return int(self.args.rollout_batch_size * batches - self.drawn.total())
 
-    def keep(self, group: list[Sample]) -> list[Sample]:
-        """Return the rollouts of a finished group, or [] if dynamic filtering leaves it out.
+    def add(self, group: list[Sample]) -> None:
+        """Add a finished group to the batch, unless dynamic filtering leaves it out.
 
         Raises:
             UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout
@@ -97,40 +96,38 @@ class Step(Stage):
         rate = solve_rate(group)
         self.groups.drawn.append((group[0].prompts[0], rate))
         if not self.args.dynamic_filtering:
-            return group
+            super().add(group)
+            return
         self._unscored = [*self._unscored, *group] if math.isnan(rate) else []
         if len(self._unscored) >= self.args.rollout_batch_size * self.args.n_samples_per_prompt:
             raise explain_missing_rewards(self._unscored)
         low, high = self.args.dynamic_filtering_reward_range
         if low < rate < high:
-            return group
+            super().add(group)
+            return
         distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
         self._rejected.append((distance, group))
         logger.info("left out: a group with a mean score of %.3g, not between %g and %g", rate, low, high)
-        return []
 
-    def end(self, accepted: list[Sample], is_exhausted: bool) -> tuple[list[Sample], bool]:
-        """Return the rollouts of the batch, and whether the episode ran out of prompts before it was full.
+    def finish(self, prompts: int) -> Drawn:
+        """Return what the step has drawn from an episode.
 
-        - If the prompts ran out, the accepted groups wait for the first prompts of the next episode. They are still
-          on-policy: no training step lies in between.
+        - If the prompts ran out, the groups wait for the first prompts of the next episode. They are still on-policy:
+          no training step lies in between.
         - If the step may draw no more, the rejected groups nearest to the window fill the batch.
-        """
-        missing = self.args.rollout_batch_size - len(accepted) // self.args.n_samples_per_prompt
-        if missing and self.args.dynamic_filtering and self._count_left() <= 0:
-            place = self.make_sort_key()
-            nearest = sorted(self._rejected, key=lambda one: (one[0], place(one[1][0])))[:missing]
-            self.groups.filled = missing
-            return [*accepted, *(sample for _, group in nearest for sample in group)], False
-        if missing:
-            self._accepted = accepted
-            return [], True
-        return accepted, False
 
-    def pass_rate(self) -> float:
-        """Return the groups inside the window, in percent of those drawn."""
-        drawn = len(self.groups.drawn)
-        return 100 * (1 - len(self._rejected) / drawn) if drawn else 0.0
+        Args:
+            prompts: drawn from this episode.
+        """
+        rate = 100 * (1 - len(self._rejected) / max(1, len(self.groups.drawn)))
+        missing = self.args.rollout_batch_size - len(self.kept)
+        if missing and self.args.dynamic_filtering and not self.count_allowed():
+            place = self.rank_groups()
+            nearest = sorted(self._rejected, key=lambda one: (one[0], place(one[1])))[:missing]
+            self.kept += [group for _, group in nearest]
+            self.groups.filled, missing = missing, 0
+        rollouts = [] if missing else self.list_rollouts()
+        return Drawn(rollouts, rate if self.args.dynamic_filtering else None, prompts, is_over=missing > 0)
 
 
 def solve_rate(group: Sequence[Sample]) -> float:

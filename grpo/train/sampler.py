@@ -1,8 +1,9 @@
-"""From prompts to rewarded rollouts: draws prompts, and makes rollouts of what the engines answer."""
+"""From prompts to rewarded rollouts: draws prompts, lets the engines answer them, and checks what comes back."""
 
 import heapq
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,6 @@ from openrlhf.datasets import PromptDataset
 from tqdm import tqdm
 from vllm import SamplingParams
 
-from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.problem_files import read_problems
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
@@ -24,10 +24,11 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptLoader
 from grpo.train import rollouts
 from grpo.train.lengths import Schedule
-from grpo.train.prefetch import Result
-from grpo.train.rollout_filters import Step
+from grpo.train.rollout_filters import Drawn, Step
 
-logger = logging.getLogger("openrlhf.grpo.sampling")
+logger = logging.getLogger("openrlhf.grpo.sampler")
+
+_POLL_SECONDS = 0.1  # how often the engines are asked whether they only wait for rewards
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class SamplingOptions:
     samples: int
     temperature: float
     max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt that an engine answers. The seed identifies it there."""
+
+    engine: EngineActor
+    seed: int | None
 
 
 def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, PromptLoader | None]:
@@ -61,7 +70,7 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
 
 
 class Sampler:
-    """Draws the prompts of steps and evaluations, and makes rollouts of what the engines answer.
+    """Samples for steps and evaluations. If an engine dies, Ray raises its death from the next call that needs it.
 
     Args:
         args: OpenRLHF's.
@@ -69,25 +78,21 @@ class Sampler:
         train, held_out: loaders of the problems; ``held_out`` may be None.
         lengths: the limit on response length of each step.
         gate: compares engines and trainer, and needs the engines' choice of experts for it.
-
-    Attributes:
-        engine_calls: what the engines are asked.
     """
 
     def __init__(
         self,
         args: Arguments,
         tokenizer: Tokenizer,
-        engines: list[EngineActor],
+        engines: Sequence[EngineActor],
         train: PromptLoader,
         held_out: PromptLoader | None,
         lengths: Schedule,
         gate: ParityGate,
     ) -> None:
-        self.args, self._tokenizer, self._lengths, self._gate = args, tokenizer, lengths, gate
+        self.args, self._tokenizer, self._engines, self._lengths, self._gate = args, tokenizer, engines, lengths, gate
         self._train, self._held_out = train, held_out
         self._prompts: Iterator[Any] | None = None
-        self.engine_calls = EngineCalls(engines, tokenizer)
 
     def begin_step(self, step: int) -> Step:
         """Return the sampling of a global step.
@@ -98,24 +103,20 @@ class Sampler:
         args = self.args
         if step == 1:
             self._train.sampler.generator.manual_seed(args.seed)
-        return Step(
-            args,
-            step,
-            self.engine_calls,
-            records_routing=args.routing_replay or self._gate.is_due(),
-            max_new_tokens=self._lengths.limit(step),
-        )
+        records_routing = args.routing_replay or self._gate.is_due()
+        return Step(args, step, records_routing=records_routing, max_new_tokens=self._lengths.limit(step))
 
-    def sample_step(self, step: Step) -> Result:
+    def sample_step(self, step: Step) -> Drawn:
         """Sample the batch of a step, or as much of it as the prompts of the episode suffice for."""
         args = self.args
         if self._prompts is None:
             self._prompts = iter(self._train)
-        drawn = SamplingOptions(args.n_samples_per_prompt, args.temperature, step.max_new_tokens)
-        samples, consumed, is_exhausted = self._sample(step, self._prompts, args.rollout_batch_size, drawn)
-        if is_exhausted:
+        how = SamplingOptions(args.n_samples_per_prompt, args.temperature, step.max_new_tokens)
+        prompts = self._sample(step, self._prompts, how, args.rollout_batch_size, step.count_allowed())
+        drawn = step.finish(prompts)
+        if drawn.is_over:
             self._prompts = None
-        return samples, step.pass_rate() if args.dynamic_filtering else None, consumed, is_exhausted
+        return drawn
 
     def restore_prompts(self) -> None:
         """Begin to draw where the loader's restored state says. Uses random numbers."""
@@ -124,47 +125,41 @@ class Sampler:
     def sample_held_out(self, stage: Stage, samples: int) -> list[Sample]:
         """Sample all held-out problems, `samples` times each."""
         assert self._held_out is not None
-        drawn = SamplingOptions(samples, self.args.eval_temperature, self.args.generate_max_len)
-        return self._sample(stage, iter(self._held_out), len(self._held_out), drawn)[0]
+        how = SamplingOptions(samples, self.args.eval_temperature, self.args.generate_max_len)
+        self._sample(stage, iter(self._held_out), how, len(self._held_out))
+        return stage.list_rollouts()
 
     def _sample(
-        self, stage: Stage, prompts: Iterator[Any], groups: int, how: SamplingOptions
-    ) -> tuple[list[Sample], int, bool]:
-        """Return the rollouts of a batch, how many prompts were drawn for it, and whether they ran out before."""
-        if self.args.vllm_enable_sleep:
-            self.engine_calls.wake_up(["weights", "kv_cache"])
-        result = self._fill(stage, prompts, groups, how)
-        if self.args.vllm_enable_sleep:
-            self.engine_calls.sleep()
-        return result
+        self, stage: Stage, prompts: Iterator[Any], how: SamplingOptions, groups: int, most: float = math.inf
+    ) -> int:
+        """Draw prompts until the stage has so many groups, the prompts run out, or `most` are drawn.
 
-    def _fill(
-        self, stage: Stage, prompts: Iterator[Any], groups: int, how: SamplingOptions
-    ) -> tuple[list[Sample], int, bool]:
-        accepted, missing, prompts = stage.begin(prompts, groups)
-        new = list(islice(prompts, missing))
-        if len(new) < missing:
-            stage.end(accepted, True)
-            return [], 0, True
-        consumed, is_exhausted = len(new), False
-        references = self._send(stage, new, how)
-        with tqdm(total=missing, desc=f"sampling: {stage.name}") as bar:
-            while references:
-                ready, references = stage.wait(references)
-                for reference in ready:
-                    kept = stage.keep(self._rollouts(ray.get(reference), how))
-                    accepted += kept
-                    bar.update(bool(kept))
-                    if not kept:  # another prompt takes the place of the group
-                        new = list(islice(prompts, 1))
-                        is_exhausted = not new
-                        consumed += len(new)
-                        references += self._send(stage, new, how)
-        accepted, is_exhausted = stage.end(accepted, is_exhausted)
-        return stage.sort_samples(accepted), consumed, is_exhausted
+        Each group that the stage leaves out is replaced at once. Returns how many prompts were drawn: none, if there
+        are too few for a first attempt. The last prompts of an episode that make no batch are left out.
+        """
+        if self.args.vllm_enable_sleep:
+            self.wake_up(["weights", "kv_cache"])
+        pending: dict[Any, Request] = {}
+        drawn = 0
+        with tqdm(total=groups, initial=len(stage.kept), desc=f"sampling: {stage.name}") as bar:
+            while True:
+                wanted = int(min(groups - len(stage.kept) - len(pending), most - drawn))
+                new = list(islice(prompts, wanted))
+                if drawn or len(new) == wanted:
+                    pending |= self._send(stage, new, how)
+                    drawn += len(new)
+                if not pending:
+                    break
+                for reference in self._wait(pending, stage):
+                    del pending[reference]
+                    stage.add([self._build_rollout(response, how) for response in ray.get(reference)])
+                    bar.update(len(stage.kept) - bar.n)
+        if self.args.vllm_enable_sleep:
+            ray.get([engine.sleep.remote() for engine in self._engines])
+        return drawn
 
-    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> list[Any]:
-        """Send problems to the engines, each to the one with the fewest requests; return Ray's references."""
+    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> dict[Any, Request]:
+        """Send problems to the engines, each to the one with the fewest requests; return them by Ray's references."""
         params = SamplingParams(
             temperature=how.temperature,
             top_p=self.args.top_p,
@@ -173,22 +168,49 @@ class Sampler:
             skip_special_tokens=False,
             logprobs=0,  # of the sampled tokens alone
         )
-        loads = [(load, number) for number, load in enumerate(self.engine_calls.loads())] if problems else []
+        loads = self._count_requests() if problems else []
         heapq.heapify(loads)
-        references = []
+        sent = {}
         for row in problems:
             _, [prompt], [label] = row[:3]
             load, number = heapq.heappop(loads)
             heapq.heappush(loads, (load + how.samples, number))
-            call = {
-                "prompt": prompt,
-                "label": label,
-                "sampling_params": stage.seed_params(params, prompt),
-                "max_length": self.args.prompt_max_len + how.max_new_tokens,
-                "num_samples": how.samples,
-            }
-            references.append(stage.send(self.engine_calls.engines[number], call))
-        return references
+            engine, seeded = self._engines[number], stage.seed_params(params, prompt)
+            reference = engine.generate_responses.remote(
+                prompt=prompt,
+                label=label,
+                sampling_params=seeded,
+                max_length=self.args.prompt_max_len + how.max_new_tokens,
+                num_samples=how.samples,
+                hf_tokenizer=self._tokenizer,
+            )
+            sent[reference] = Request(engine, seeded.seed)
+        return sent
 
-    def _rollouts(self, responses: list[dict[str, Any]], how: SamplingOptions) -> list[Sample]:
-        return [rollouts.build_rollout(each, self.args, self._tokenizer, how.max_new_tokens) for each in responses]
+    def _wait(self, pending: dict[Any, Request], stage: Stage) -> list[Any]:
+        """Wait for the rollouts of a prompt, for some seconds at most; return the references that are ready.
+
+        If the stage asks for it, it learns when the engines have sampled all prompts, which then only wait for rewards.
+        """
+        is_asked = stage.sampled is not None and not stage.sampled.is_set()
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS if is_asked else 10.0)
+        if stage.sampled is not None and is_asked and not ready and self._have_sampled(list(pending.values())):
+            stage.sampled.set()
+        return list(ready)
+
+    def _have_sampled(self, requests: Sequence[Request]) -> bool:
+        asked = [engine for engine in self._engines if any(request.engine is engine for request in requests)]
+        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in asked]) for seed in known}
+        return seeds.issuperset(request.seed for request in requests)
+
+    def _count_requests(self) -> list[tuple[int, int]]:
+        """Return the number of requests that each engine has not finished, and the number of the engine."""
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self._engines])
+        return [(load, number) for number, load in enumerate(loads)]
+
+    def _build_rollout(self, response: dict[str, Any], how: SamplingOptions) -> Sample:
+        return rollouts.build_rollout(response, self.args, self._tokenizer, how.max_new_tokens)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""
+        ray.get([engine.wake_up.remote(tags=list(tags)) for engine in self._engines])

@@ -30,7 +30,8 @@ from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewards, rollout_filters
 from grpo.train.lengths import Schedule
-from grpo.train.prefetch import Batches, Result
+from grpo.train.prefetch import Prefetch
+from grpo.train.rollout_filters import Drawn
 from grpo.train.sampler import Sampler, make_loaders
 
 logger = logging.getLogger("openrlhf.grpo.trainer")
@@ -42,7 +43,7 @@ class Trainer:
     Attributes:
         step, episode: the last ones that were made; episodes count from 0.
         drawn_prompts: in all steps so far.
-        batches: hands out the batch of each step.
+        prefetch: has the batch of each step.
 
     Args:
         pretrain: the model.
@@ -58,7 +59,7 @@ class Trainer:
     lengths: Schedule
     gate: ParityGate
     sampler: Sampler
-    batches: Batches
+    prefetch: Prefetch
     log: RunLog
     saver: SaveOnRequest
     evaluation: Evaluation
@@ -107,10 +108,11 @@ class Trainer:
         of S tokens, which A = S - 1 positions predict.
         """
         number, args = self.step + 1, self.args
-        rollouts_R, pass_rate, drawn, is_over = self._sample(episode, number)  # generate, and reward each answer
-        self.drawn_prompts += drawn
-        if is_over:
+        drawn = self._sample(episode, number)  # generate, and reward each answer
+        self.drawn_prompts += drawn.prompts
+        if drawn.is_over:
             return False
+        rollouts_R = drawn.rollouts
         self.saver.begin_step()
         with self.log.phase("old_log_probs"):
             batches = self._make_batches(rollouts_R)
@@ -119,8 +121,8 @@ class Trainer:
         self._compare_with_engines(number, batches, rollouts_R)
         with self.log.phase("train"):
             status = self._update(batches)
-        self._measure(status, batches, rollouts_R, pass_rate)
-        self.batches.wait()
+        self._measure(status, batches, drawn)
+        self.prefetch.wait()
         with self.log.phase("sync"):
             self._sync()
         self.step, self.episode = number, episode
@@ -134,11 +136,11 @@ class Trainer:
 
     # The parts of a step
 
-    def _sample(self, episode: int, number: int) -> Result:
+    def _sample(self, episode: int, number: int) -> Drawn:
         """Return the rollouts of a step. With PIPELINE=1, begin to sample those of the next one before its rewards."""
         if self.args.pipeline and not self._is_finished(number):
-            self.batches.sample_ahead(episode, number)
-        return self.batches.take(episode, number)
+            self.prefetch.sample_ahead(episode, number)
+        return self.prefetch.take(episode, number)
 
     def _make_batches(self, rollouts_R: list[Sample]) -> list[Batch]:
         """Return the rollouts as micro-batches. Each has a reward or counts as missing, and all have the same logs."""
@@ -158,9 +160,9 @@ class Trainer:
 
         With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
         """
-        if self.batches.staleness() == 0:
+        if self.prefetch.staleness() == 0:
             self.gate.check(self.log, number, batches, rollouts_R)
-        elif self.gate.is_due() and (ahead := self.batches.next_samples()):
+        elif self.gate.is_due() and (ahead := self.prefetch.next_rollouts()):
             with self.log.phase("old_log_probs"):
                 made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
                 passes.add_log_probs(made, self.args, self.actors)
@@ -176,24 +178,22 @@ class Trainer:
             step_metrics.merge(status, result)
         return status
 
-    def _measure(
-        self, status: dict[str, Any], batches: list[Batch], rollouts_R: list[Sample], pass_rate: float | None
-    ) -> None:
+    def _measure(self, status: dict[str, Any], batches: list[Batch], drawn: Drawn) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
-        assert self.batches.current is not None
-        if pass_rate is not None:
-            status["dynamic_filtering_pass_rate"] = pass_rate
-        status |= rollout_filters.measure(self.args, self.batches.current.groups)
+        assert self.prefetch.current is not None
+        if drawn.pass_rate is not None:
+            status["dynamic_filtering_pass_rate"] = drawn.pass_rate
+        status |= rollout_filters.measure(self.args, self.prefetch.current.groups)
         if self.args.pipeline:
-            status["staleness"] = float(self.batches.staleness())
-        self.batches.policy += len(status.get("grad_norms", []))
+            status["staleness"] = float(self.prefetch.staleness())
+        self.prefetch.policy += len(status.get("grad_norms", []))
         status |= advantages.measure_spread(batches, self.args)
-        step_metrics.add_step_metrics(status, batches, rollouts_R, self.tokenizer)
+        step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
 
     def _sync(self) -> None:
         """Bring the engines to the adapter."""
         if self.args.vllm_enable_sleep:
-            self.sampler.engine_calls.wake_up(["weights"])
+            self.sampler.wake_up(["weights"])
         ray.get(self.actors.async_run_method("sync"))
 
     # Start and checkpoints
@@ -206,16 +206,14 @@ class Trainer:
         self.lengths = Schedule(args, states.get("lengths"))
         self.gate = ParityGate(args, self.actors, engines)
         self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
-        self.batches = Batches(args, self.sampler.begin_step, self.sampler.sample_step)
+        self.log = open_log(args, self.problems.dataset, self.step, states)
+        self.prefetch = Prefetch(args, self.sampler, self.log)
         if self.step or args.adapter:  # otherwise the adapter is zero
             self._sync()
         if self.step:
             self._restore(states)
-        self.log = open_log(args, self.problems.dataset, self.step, states)
-        self.batches.phase, self.batches.note_seconds = self.log.phase, self.log.note_seconds
-        calls = self.sampler.engine_calls
         self.saver = SaveOnRequest(args, self._save, self.step)
-        self.evaluation = Evaluation(args, self.tokenizer, self.held_out, calls, self.sampler.sample_held_out, self.log)
+        self.evaluation = Evaluation(args, self.tokenizer, self.held_out, self.sampler.sample_held_out, self.log)
 
     def _restore(self, states: dict[str, Any]) -> None:
         """Restore the position in the problems, the random states, and what has been sampled for later steps."""
@@ -224,7 +222,7 @@ class Trainer:
         self.sampler.restore_prompts()
         trainer_state.set_random_state(states["random"])
         if "ahead" in states:
-            self.batches.restore(states["ahead"])
+            self.prefetch.restore(states["ahead"])
 
     def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.
@@ -238,7 +236,7 @@ class Trainer:
             "data_loader_state_dict": self.problems.state_dict(),
             **trainer_state.collect_controller_state(status),
         }
-        waiting: Callable[[], dict[str, Any]] | None = self.batches.state()
+        waiting: Callable[[], dict[str, Any]] | None = self.prefetch.state()
         if waiting:
             states["ahead"] = waiting
         return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}

@@ -214,7 +214,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
         return samples
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
-    trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait)
+    trainer.prefetch = SimpleNamespace(staleness=lambda: 4, next_rollouts=wait)
     monkeypatch.setattr(passes, "add_log_probs", lambda *_: None)
     trainer.actors, trainer._give_advantages = gate.group, lambda made: made
     trainer._make_batches = lambda copies: scored.append(copies) or batches
@@ -223,7 +223,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
     assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]
     assert len(waited) == 1, "later steps do not wait"
     assert scored[0] is not samples and scored[0][0] is not samples[0], "making micro-batches changes them"
-    trainer.batches.staleness, trainer.gate = lambda: 0, Gate()
+    trainer.prefetch.staleness, trainer.gate = lambda: 0, Gate()
     trainer.gate.group.adapter = 0.1
     with pytest.raises(PolicyMismatch):
         trainer._compare_with_engines(4, stale, old)

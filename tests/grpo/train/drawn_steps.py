@@ -8,13 +8,13 @@ import hashlib
 import itertools
 import random
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.rollout import engine_calls
 from grpo.train import lengths, prefetch, rollout_filters, rollouts, sampler
 from grpo.train.trainer import Trainer
 
@@ -79,8 +79,7 @@ class Run:
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        for module in (sampler, engine_calls):
-            monkeypatch.setattr(module, "ray", FakeRay(order))
+        monkeypatch.setattr(sampler, "ray", FakeRay(order))
         monkeypatch.setattr(rollouts, "build_rollout", _make_sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_split_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
@@ -104,9 +103,8 @@ class Run:
         self.trainer.sampler = self.sampler = sampler.Sampler(
             self.args, None, [engine], loader, None, self.trainer.lengths, gate
         )
-        self.trainer.batches = self.batches = prefetch.Batches(
-            self.args, self.sampler.begin_step, self.sampler.sample_step
-        )
+        log = SimpleNamespace(phase=lambda _: nullcontext(), note_seconds=lambda *_: None)
+        self.trainer.prefetch = self.prefetch = prefetch.Prefetch(self.args, self.sampler, log)
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
 
@@ -114,18 +112,18 @@ class Run:
         """Make global steps until this one, as the loop does; the policy's number is that of its last step."""
         trainer = self.trainer
         while trainer.step < until and trainer.episode < self.args.num_episodes:
-            samples, pass_rate, _, is_exhausted = trainer._sample(trainer.episode, trainer.step + 1)
-            if is_exhausted:
+            drawn = trainer._sample(trainer.episode, trainer.step + 1)
+            if drawn.is_over:
                 trainer.episode += 1
                 continue
             trainer.step += 1
-            metrics = rollout_filters.measure(self.args, self.batches.current.groups)
-            metrics["pass_rate"] = pass_rate
-            metrics["staleness"] = self.batches.staleness()
-            self.batches.policy += 1
-            self.batches.wait()
-            self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
-            states = trainer._states({}, samples)
+            metrics = rollout_filters.measure(self.args, self.prefetch.current.groups)
+            metrics["pass_rate"] = drawn.pass_rate
+            metrics["staleness"] = self.prefetch.staleness()
+            self.prefetch.policy += 1
+            self.prefetch.wait()
+            self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in drawn.rollouts], metrics))
+            states = trainer._states({}, drawn.rollouts)
             self.states.append({name: value() if callable(value) else value for name, value in states.items()})
         return self
 

@@ -4,7 +4,7 @@ import collections
 import threading
 from types import SimpleNamespace
 
-from grpo.train.rollout_filters import Step
+from grpo.train.rollout_filters import Drawn, Step
 
 
 class Judged:
@@ -23,9 +23,9 @@ class Judged:
         self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
 
     def begin_step(self, number: int) -> Step:
-        return Step(self.args, number, None, max_new_tokens=self.limit)
+        return Step(self.args, number, max_new_tokens=self.limit)
 
-    def sample(self, step: Step):
+    def sample_step(self, step: Step) -> Drawn:
         number = step.groups.step
         self.begun.append(number)
         assert self.may_be_sampled[number].wait(60)
@@ -34,4 +34,4 @@ class Judged:
         assert self.may_be_rewarded[number].wait(60)
         if self.error:
             raise self.error
-        return [SimpleNamespace(of=number, limit=step.max_new_tokens)], None, 1, False
+        return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], None, 1, False)

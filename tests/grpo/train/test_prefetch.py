@@ -3,6 +3,8 @@
 import tempfile
 import threading
 from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.checkpoint import state_files
-from grpo.train.prefetch import Batches
+from grpo.train.prefetch import Prefetch
+from grpo.train.rollout_filters import Drawn
 from reward import judge_place
 from tests.supervised import wait_until
 
@@ -80,8 +83,9 @@ def test_the_last_step_samples_nothing_ahead(monkeypatch):
     assert "ahead" in run.states[1] and "ahead" not in run.states[2]
 
 
-def make_batches(generator: Judged) -> Batches:
-    return Batches(generator.args, generator.begin_step, generator.sample)
+def make_batches(generator: Judged) -> Prefetch:
+    log = SimpleNamespace(phase=lambda _: nullcontext(), note_seconds=lambda *_: None)
+    return Prefetch(generator.args, generator, log)
 
 
 def run_in_thread(function, *arguments) -> Future:
@@ -112,12 +116,12 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     waited.result(60)  # the sync may come, with all rewards missing
     assert not taken.done()
     generator.may_be_rewarded[1].set()
-    assert taken.result(60) == ([SimpleNamespace(of=1, limit=9)], None, 1, False)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], None, 1, False)
     batches.sample_ahead(0, 2)
     wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = run_in_thread(batches.take, 0, 2)
     generator.may_be_rewarded[2].set()
-    assert taken.result(60) == ([SimpleNamespace(of=2, limit=9)], None, 1, False)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=2, limit=9)], None, 1, False)
 
 
 def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
@@ -171,7 +175,7 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     state = {"step": 2, "staleness": 4, "groups": {"step": 2, "drawn": [], "filled": 0}}
     for again in (computed.result(60), compute()):
         assert again.pop("results") == [([{"of": 2, "limit": 9}], None, 1, False)] and again == state
-    assert batches.take(0, 2)[0] == [SimpleNamespace(of=2, limit=9)]
+    assert batches.take(0, 2).rollouts == [SimpleNamespace(of=2, limit=9)]
     assert compute()["results"] == [([{"of": 2, "limit": 9}], None, 1, False)]
 
 
@@ -184,22 +188,22 @@ def test_a_batch_is_sampled_under_the_limit_of_its_start():
     for step in (1, 2):
         generator.may_be_sampled[step].set()
         generator.may_be_rewarded[step].set()
-        assert batches.take(0, step)[0] == [SimpleNamespace(of=step, limit=9)]
+        assert batches.take(0, step).rollouts == [SimpleNamespace(of=step, limit=9)]
 
 
 def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
     generator = Judged()
     batches = make_batches(generator)
-    assert batches.next_samples() == []
+    assert batches.next_rollouts() == []
     generator.may_be_sampled[1].set()
     batches.sample_ahead(0, 1)
-    samples = run_in_thread(batches.next_samples)
+    samples = run_in_thread(batches.next_rollouts)
     assert not samples.done()
     generator.may_be_rewarded[1].set()
     assert samples.result(60) == [SimpleNamespace(of=1, limit=9)]
 
 
-def make_failing_batches(generator: Judged) -> Batches:
+def make_failing_batches(generator: Judged) -> Prefetch:
     """Batches of which the second one fails."""
     batches = make_batches(generator)
     generator.may_be_sampled[1].set()
@@ -243,13 +247,14 @@ def test_a_sample_keeps_its_branches():
     branch = SimpleNamespace(sequences=torch.tensor([[1, 2]]), info={})
     sample = SimpleNamespace(sequences=torch.tensor([[3]]), branches=[branch], sampled_by="engine", kl=None)
     generator = Judged()
-    generator.sample = lambda _: ([sample], 12.5, 3, False)
+    generator.sample_step = lambda _: Drawn([sample], 12.5, 3, False)
     first, second = make_batches(generator), make_batches(generator)
     first.sample_ahead(0, 1)
     first.take(0, 1)
     first.policy = 4
     second.restore(save_and_read(first.state()()))
-    ([again], *rest) = second.take(0, 2)
-    assert rest == [12.5, 3, False] and second.staleness() == 4
+    drawn = second.take(0, 2)
+    [again] = drawn.rollouts
+    assert replace(drawn, rollouts=[]) == Drawn([], 12.5, 3, False) and second.staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)
     assert torch.equal(again.branches[0].sequences, branch.sequences)

@@ -152,7 +152,7 @@ def test_missing_values_are_null_in_the_sample_file(tmp_path):
 
 def test_seeds_follow_from_run_stage_and_prompt():
     def draw_seeds(run_seed: int, name: str, prompts: list[str]) -> dict[str, list[int]]:
-        stage = Stage(SimpleNamespace(seed=run_seed), name, None)
+        stage = Stage(SimpleNamespace(seed=run_seed), name)
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)
         for prompt in prompts:

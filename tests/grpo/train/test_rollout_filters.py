@@ -56,7 +56,7 @@ def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, ch
 def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(monkeypatch):
     """Nothing is between 0.9 and 1, so all 12 draws are rejected."""
     run = Run(monkeypatch, order=1, dynamic_filtering_reward_range=[0.9, 1]).run_until(1)
-    (samples, metrics), rates = run.rows[0], dict(run.batches.current.groups.drawn)
+    (samples, metrics), rates = run.rows[0], dict(run.prefetch.current.groups.drawn)
     assert metrics["groups_filled"] == 3 and metrics["groups_drawn"] == 12 and metrics["pass_rate"] == 0
     taken = [rates[prompt] for prompt, _ in samples[::4]]
     distances = sorted(max(0.9 - rate, rate - 1) for rate in rates.values())
@@ -67,8 +67,13 @@ def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(mon
 def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
     """Two of five problems never have a spread, so each episode has at most three groups for the batches of three."""
     run = Run(monkeypatch, order=1, problems=5)
-    carried, end = [], Step.end
-    monkeypatch.setattr(Step, "end", lambda *given: carried.append(len(given[1]) * given[2]) or end(*given))
+    carried, finish = [], Step.finish
+    monkeypatch.setattr(Step, "finish", lambda step, prompts: note(finish(step, prompts), step))
+
+    def note(drawn, step):
+        carried.append(drawn.is_over and len(step.kept))
+        return drawn
+
     run.run_until(6)
     assert any(carried), "an episode has ended with accepted groups"
     trained = [draw for samples, _ in run.rows for _, draw in samples]

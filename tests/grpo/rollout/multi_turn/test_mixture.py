@@ -98,7 +98,7 @@ def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
 
 
 def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two_environments):
-    stage = Stage(two_environments, "train 1", None)
+    stage = Stage(two_environments, "train 1")
     given = {
         prompt: stage.seed_params(make_params(), prompt).extra_args
         for prompt in environments_by_prompt(two_environments)
