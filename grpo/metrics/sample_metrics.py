@@ -32,7 +32,7 @@ def experience_metrics(experiences: Sequence[Batch], tokenizer: Tokenizer | None
         tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
     """
     # Experiences are padded to different lengths, so token quantities are summed per rollout first.
-    sampled = [_select_sampled(rows) for experience in experiences for rows in group_rows(experience)]
+    sampled = [_select_sampled(experience, rows) for experience in experiences for rows in group_rows(experience)]
     sampled = [one for one in sampled if one[0]] or sampled  # a rollout without a reward has no trained tokens
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
@@ -113,10 +113,10 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return (a * b).sum() / scale if scale > 1e-12 else None
 
 
-def _select_sampled(rows: Sequence[tuple[Batch, int]]) -> tuple[list[int], torch.Tensor]:
+def _select_sampled(batch: Batch, rows: Sequence[int]) -> tuple[list[int], torch.Tensor]:
     """Return the sampled tokens of a rollout, and the advantage of each."""
     tokens, advantages = [], []
-    for batch, row in rows:
+    for row in rows:
         mask = batch.action_mask[row].bool()
         tokens += batch.sequences[row, 1:][: len(mask)][mask].tolist()
         advantages.append(batch.advantages[row][mask])

@@ -95,8 +95,7 @@ class ActorMetrics:
         """Record a micro-batch between its forward and its backward pass.
 
         Args:
-            experience: ``action_mask`` and ``advantages`` ``[B, A]``, and ``info["sample"]`` (see
-                :func:`grpo.metrics.step_metrics.number_samples`).
+            experience: ``action_mask`` and ``advantages`` ``[B, A]``, and the ``index`` of its rows.
             log_probs, old: of the trained policy and of the one that sampled, ``[B, A]``.
             output: the model's output, with ``scores`` (see :class:`grpo.train.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
@@ -115,7 +114,7 @@ class ActorMetrics:
 
         self._micro_batches.append(
             MicroBatch(
-                samples=[int(index) for index in experience.info["sample"]],
+                samples=experience.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
                 log_probs=copy_masked(log_probs),

@@ -13,7 +13,7 @@ import ray
 
 from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
-from grpo.rollout.rows import Batch, Sample, list_inputs
+from grpo.rollout.rows import Batch, Sample, drop_branches, list_inputs
 from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
@@ -51,14 +51,14 @@ class ParityGate:
             log: of the run.
             step: the global step.
             batches: the micro-batches of the step, as many on each rank.
-            samples: the rollouts that :attr:`Batch.index` counts.
+            samples: the rollouts of the step.
 
         Raises:
             PolicyMismatch: if rounding does not explain the difference.
         """
         if not self.is_due():
             return
-        chosen, limit = choose(self._args, batches), self._args.parity_limit
+        chosen, limit = [drop_branches(batch) for batch in choose(self._args, batches)], self._args.parity_limit
         rollouts = self._score(chosen, samples, list_inputs(chosen))
         if not rollouts:
             return
@@ -151,7 +151,7 @@ def is_compared(args: Arguments) -> bool:
 def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
     """Return about ROWS rows of the micro-batches, evenly spaced, and as many on each rank."""
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    per_batch = len(batches[0].sequences)
+    per_batch = len(batches[0].prompts)
     count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
     return [batches[number * len(batches) // count] for number in range(count)]
 

@@ -14,54 +14,96 @@ rounding leaves of r - m by 1e-9, and clips the result to 10.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from grpo.rollout.rows import Batch
+from grpo.rollout.rows import Batch, Sample, get_branches
 from grpo.stack.upstream.arguments import Arguments
-from grpo.train.micro_batches import find_left_out
 
 ROUNDING = 1e-6  # of the largest reward, or of 1: a smaller spread comes from the order of additions in float32
 
 
-def compute(experiences: Sequence[Batch], args: Arguments, kl_coef: float) -> None:
-    """Give every token of each rollout its return and its advantage, in place; the logs ``return`` and
-    ``group_reward_std``, too.
+@dataclass(frozen=True)
+class Advantages:
+    """The advantages of G groups of N rollouts, before they are given to tokens.
+
+    Attributes:
+        values: float64 ``[G, N]``; 0 for a rollout that is compared with no other.
+        counts: which rollouts take part in the update, bool ``[G, N]``: those with a reward and a sampled token.
+        compared: which are compared with others, bool ``[G, N]``.
+        flat: which groups have no spread, bool ``[G]``.
+        logs: of the rollouts by name, float32 ``[G * N]``.
+    """
+
+    values: torch.Tensor
+    counts: torch.Tensor
+    compared: torch.Tensor
+    flat: torch.Tensor
+    logs: dict[str, torch.Tensor]
+
+    def measure_spread(self) -> dict[str, float]:
+        """Return the share of groups without spread among those with a rollout that counts; {} if there are none."""
+        flat = self.flat[self.counts.any(-1)]
+        return {"zero_spread_groups": float(flat.double().mean())} if len(flat) else {}
+
+
+def compute(rollouts: Sequence[Sample], args: Arguments) -> Advantages:
+    """Return the advantages of the rollouts of a step, which lie in the order of their groups."""
+    penalised, logs = penalise(rollouts, args)
+    rewards = penalised.double().view(-1, args.n_samples_per_prompt)
+    counts = torch.tensor([_counts(rollout) for rollout in rollouts]).view_as(rewards)
+    values, compared = shape_rewards(rewards, counts, args)
+    logs["group_reward_std"] = _deviation(rewards, counts).expand_as(rewards).flatten().float()
+    if args.mask_truncated:  # after the advantages: a group's mean is that of all its rollouts
+        logs["masked_rollouts"] = ((_read(rollouts, "truncated") > 0) & counts.flatten()).float()
+    return Advantages(values, counts, compared, ~has_spread(rewards, counts), logs)
+
+
+def give(batches: Sequence[Batch], made: Advantages, args: Arguments) -> None:
+    """Give each sampled token of rollouts and branches its advantage, in place, and the rollouts their logs.
 
     The KL of the reward (``--init_kl_coef`` without ``--use_kl_loss``) is subtracted at each token. It is no
-    comparison of rollouts, so a group without spread keeps it.
+    comparison of rollouts, so a group without spread keeps it. With an environment, the launcher refuses it, and the
+    estimators that do not compare a group.
 
-    Args:
-        experiences: the micro-batches of a step: ``rewards`` ``[B]`` with penalties, ``kl`` ``[B, A]``.
-        kl_coef: the factor of ``kl``.
+    Rollouts that take no part in the update lose their action mask. With an advantage of zero, their tokens would still
+    count in the KL, the entropy, the loss's token count, and the metrics.
     """
-    rewards, counts = group_rewards(experiences, args.n_samples_per_prompt)
-    values, compared = shape_rewards(rewards, counts, args)
-    deviations = _deviation(rewards, counts).expand_as(rewards)
     gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0
-    for experience in experiences:
-        value, deviation = (column.flatten()[experience.index] for column in (values, deviations))
-        earned = _rewards_of_tokens(experience, value, kl_coef)
-        experience.info["return"] = earned.sum(-1).float()
-        experience.info["group_reward_std"] = deviation.float()
-        experience.advantages = _returns(earned, gamma)
-        experience.returns = experience.advantages.float()
-        experience.kl = None
-    if args.advantage_estimator in ("reinforce", "reinforce_baseline"):
-        _standardise(experiences, compared, not args.no_advantage_std_norm)
-    for experience in experiences:
-        experience.advantages = experience.advantages.float()
+    values, counts, compared = (column.flatten() for column in (made.values, made.counts, made.compared))
+    tokens: list[torch.Tensor] = []  # float64 [B, A] for each micro-batch
+    for batch in batches:
+        earned = _rewards_of_tokens(batch, values[batch.index], args.init_kl_coef)
+        rollouts = batch.index[: len(batch.prompts)]
+        batch.info["return"] = earned[: len(rollouts)].sum(-1).float()
+        batch.info |= {name: log[rollouts] for name, log in made.logs.items()}
+        batch.action_mask = batch.action_mask * counts[batch.index][:, None]
+        tokens.append(_returns(earned, gamma) * batch.action_mask)
+        batch.kl = None
+    if args.advantage_estimator in ("reinforce", "reinforce_baseline") and compared.any():
+        sampled = torch.cat([one[batch.action_mask.bool()] for batch, one in zip(batches, tokens, strict=True)])
+        mean, scale = sampled.mean(), 1.0
+        if not args.no_advantage_std_norm:  # 0 remains where --reward_clip_range has made all tokens equal
+            scale = float(sampled.std(correction=0).clamp(min=1e-12))
+        # Rollouts that were compared with no other are not shifted: theirs stay 0, or the KL alone.
+        tokens = [
+            (one - mean * compared[batch.index][:, None]) / scale * batch.action_mask
+            for batch, one in zip(batches, tokens, strict=True)
+        ]
+    for batch, one in zip(batches, tokens, strict=True):
+        batch.advantages = one.float()
 
 
-def group_rewards(experiences: Sequence[Batch], group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rewards of all rollouts by group, float64 ``[G, N]``, and which of them count, bool ``[G, N]``.
+def _counts(rollout: Sample) -> bool:
+    """Return whether a rollout takes part in the update."""
+    is_sampled = any(row.action_mask.any() for row in (rollout, *get_branches(rollout)))
+    return is_sampled and not rollout.info["reward_missing"] > 0
 
-    Rollouts that :func:`grpo.train.micro_batches.find_left_out` names do not count.
-    """
-    order = torch.tensor([number for experience in experiences for number in experience.index]).argsort()
-    rewards = torch.cat([experience.rewards for experience in experiences]).double()
-    counts = ~torch.cat([find_left_out(experience) for experience in experiences])
-    return rewards[order].view(-1, group_size), counts[order].view(-1, group_size)
+
+def _read(rollouts: Sequence[Sample], name: str) -> torch.Tensor:
+    """Return a log of all rollouts, ``[G * N]``."""
+    return torch.cat([rollout.info[name] for rollout in rollouts])
 
 
 def has_spread(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -70,20 +112,13 @@ def has_spread(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return high - low > ROUNDING * rewards.where(counts, 0.0).abs().amax(-1).clamp(min=1.0)
 
 
-def measure_spread(experiences: Sequence[Batch], args: Arguments) -> dict[str, float]:
-    """Return the share of groups without spread among those with a rollout that counts; {} if there are none."""
-    rewards, counts = group_rewards(experiences, args.n_samples_per_prompt)
-    is_flat = ~has_spread(rewards, counts)[counts.any(-1)]
-    return {"zero_spread_groups": float(is_flat.double().mean())} if len(is_flat) else {}
-
-
 def shape_rewards(rewards: torch.Tensor, counts: torch.Tensor, args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the rewards contribute to the advantages, and which rollouts are compared with others.
 
     Rollouts that do not count and those of groups without spread contribute 0.
 
     Args:
-        rewards, counts: of :func:`group_rewards`, ``[G, N]``.
+        rewards, counts: ``[G, N]``; rollouts that take no part in the update do not count.
 
     Returns:
         float64 and bool ``[G, N]``.
@@ -114,13 +149,13 @@ def _deviation(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return (squares / (counts.sum(-1, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
-def _rewards_of_tokens(experience: Batch, values: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """Return what each token earns, float64 ``[B, A]``: the KL of its own, and the last sampled one the reward."""
-    assert experience.kl is not None
-    mask = experience.action_mask.double()
+def _rewards_of_tokens(batch: Batch, values: torch.Tensor, kl_coef: float) -> torch.Tensor:
+    """Return what each token earns, float64 ``[B, A]``: the KL of its own, and the last sampled one the advantage."""
+    assert batch.kl is not None
+    mask = batch.action_mask.double()
     last = (mask * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)
     at_last = torch.zeros_like(mask).scatter_(-1, last, values[:, None])
-    return mask * (at_last - max(kl_coef, 0.0) * experience.kl.double())
+    return mask * (at_last - max(kl_coef, 0.0) * batch.kl.double())
 
 
 def _returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -131,26 +166,6 @@ def _returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:
         to_come = earned[:, position] + gamma * to_come
         returns[:, position] = to_come
     return returns
-
-
-def _standardise(experiences: Sequence[Batch], compared: torch.Tensor, divide: bool) -> None:
-    """Subtract from the advantages their mean over the tokens of the step, and divide them by their deviation.
-
-    Rollouts that were compared with no other are not shifted: theirs stay 0, or the KL alone.
-
-    Args:
-        compared: of :func:`shape_rewards`, ``[G, N]``.
-        divide: whether to divide.
-    """
-    if not compared.any():
-        return
-    masks = [experience.action_mask.bool() & ~find_left_out(experience)[:, None] for experience in experiences]
-    tokens = torch.cat([experience.advantages[mask] for experience, mask in zip(experiences, masks, strict=True)])
-    # A deviation of 0 remains where --reward_clip_range has made all tokens equal.
-    mean, scale = tokens.mean(), tokens.std(correction=0).clamp(min=1e-12) if divide else 1.0
-    for experience in experiences:
-        is_compared = compared.flatten()[experience.index][:, None]
-        experience.advantages = (experience.advantages - mean * is_compared) / scale
 
 
 def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float) -> torch.Tensor:
@@ -166,39 +181,24 @@ def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, fac
     return factor * ((lengths - (limits - buffer)) / buffer).clamp(0, 1)
 
 
-def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Subtract the overlong penalty from the rewards, and scale those of truncated responses (ProRL).
+def penalise(rollouts: Sequence[Sample], args: Arguments) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the rewards after penalties, and the overlong penalty as a log.
 
-    Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
-    takes the limit from the flags. Here only sampled tokens count, against the limit under which a rollout was drawn.
-    Those of a conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
-    ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
+    Rewards of truncated responses are scaled (ProRL); the overlong penalty is subtracted from all. Stock OpenRLHF
+    measures from the first to the last sampled token, including the environment's tokens in between, and takes the
+    limit from the flags. Here only sampled tokens count, against the limit under which a rollout was drawn. Those of a
+    conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
 
-    Args:
-        experiences: the micro-batches of a step: ``rewards`` and ``info["length_limit"]`` ``[B]``, ``action_mask``
-            ``[B, A]``.
+    Returns:
+        float32 ``[G * N]``.
     """
-    for experience in experiences:
-        if args.stop_properly_penalty_coef is not None:
-            is_cut = experience.info["truncated"].bool()
-            scaled = experience.rewards * args.stop_properly_penalty_coef
-            experience.rewards = experience.rewards.where(~is_cut, scaled)
-        if args.overlong_buffer_len is not None:
-            lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
-            limits = experience.info["length_limit"].to(lengths.device)
-            penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
-            experience.rewards = experience.rewards - penalty
-            experience.info["length_penalty"] = penalty
-
-
-def mark_masked(batches: Sequence[Batch], args: Arguments) -> None:
-    """Give each rollout ``info["masked_rollouts"]``, 1 or 0; does nothing without MASK_TRUNCATED.
-
-    This comes after the advantages, so that a group's mean is that of all its rollouts. A rollout that takes no part in
-    the update anyway is not marked.
-
-    Args:
-        batches: the micro-batches of a step: ``info["truncated"]``, ``[B]``.
-    """
-    for batch in batches if args.mask_truncated else ():
-        batch.info["masked_rollouts"] = ((batch.info["truncated"] > 0) & ~find_left_out(batch)).float()
+    rewards = torch.cat([rollout.rewards for rollout in rollouts])
+    if args.stop_properly_penalty_coef is not None:
+        rewards = torch.where(_read(rollouts, "truncated") > 0, rewards * args.stop_properly_penalty_coef, rewards)
+    if args.overlong_buffer_len is None:
+        return rewards, {}
+    sampled = [rollout.info.get("rollout_tokens", rollout.action_mask.bool().sum(-1)) for rollout in rollouts]
+    penalty = soft_penalty(
+        torch.cat(sampled), _read(rollouts, "length_limit"), args.overlong_buffer_len, args.overlong_penalty_factor
+    )
+    return rewards - penalty, {"length_penalty": penalty}

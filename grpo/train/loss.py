@@ -199,11 +199,9 @@ class PolicyLoss(nn.Module):
 def number_rollouts(micro_batch: Batch) -> torch.Tensor:
     """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
 
-    All rows of a rollout are in the same micro-batch. ``info["sample"]`` (see
-    :func:`grpo.metrics.step_metrics.number_samples`) is the rollout's unique number in the step.
+    All rows of a rollout are in the same micro-batch.
     """
-    numbers = torch.tensor([int(number) for number in micro_batch.info["sample"]])
-    return numbers.unique(return_inverse=True)[1]
+    return torch.tensor(micro_batch.index).unique(return_inverse=True)[1]
 
 
 class WholeBatches:

@@ -52,8 +52,8 @@ def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup)
         batch.kl = difference = torch.zeros_like(ours)
         if reference is not None and not args.use_kl_loss:
             batch.kl, difference = estimate_kl(ours, reference, args.kl_estimator), ours.float() - reference.float()
-        batch.info["kl"] = masked_mean(batch.kl, batch.action_mask)
-        batch.info["logprobs_diff"] = masked_mean(difference, batch.action_mask)
+        for name, values in (("kl", batch.kl), ("logprobs_diff", difference)):
+            batch.info[name] = masked_mean(values, batch.action_mask)[: len(batch.prompts)]
 
 
 def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:

@@ -29,6 +29,7 @@ from grpo.run.run_log import RunLog, open_log
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.trainer import ActorGroup
 from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewards, rollout_filters
+from grpo.train.advantages import Advantages
 from grpo.train.lengths import Schedule
 from grpo.train.prefetch import Prefetch
 from grpo.train.rollout_filters import Drawn
@@ -115,13 +116,11 @@ class Trainer:
         rollouts_R = drawn.rollouts
         self.saver.begin_step()
         with self.log.phase("old_log_probs"):
-            batches = self._make_batches(rollouts_R)
-            passes.add_log_probs(batches, args, self.actors)  # old log-probs [B, A], or none if the update makes them
-            batches = self._give_advantages(batches)  # rewards [G, N] become advantages [B, A]
+            batches, made = self._prepare(rollouts_R)  # rewards [G, N] become advantages [G, N], then [B, A]
         self._compare_with_engines(number, batches, rollouts_R)
         with self.log.phase("train"):
             status = self._update(batches)
-        self._measure(status, batches, drawn)
+        self._measure(status, batches, made, drawn)
         self.prefetch.wait()
         with self.log.phase("sync"):
             self._sync()
@@ -142,18 +141,15 @@ class Trainer:
             self.prefetch.sample_ahead(episode, number)
         return self.prefetch.take(episode, number)
 
-    def _make_batches(self, rollouts_R: list[Sample]) -> list[Batch]:
-        """Return the rollouts as micro-batches. Each has a reward or counts as missing, and all have the same logs."""
-        rewards.complete(rollouts_R, self.args.n_samples_per_prompt)
-        return micro_batches.build(rollouts_R, self.args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
-
-    def _give_advantages(self, batches: list[Batch]) -> list[Batch]:
-        """Return the micro-batches with the advantage of each rollout on its tokens and those of its branches."""
-        batches = micro_batches.separate_branches(batches)
-        advantages.penalise(batches, self.args)
-        advantages.compute(batches, self.args, self.args.init_kl_coef)
-        advantages.mark_masked(batches, self.args)
-        return micro_batches.give_advantages(batches)
+    def _prepare(self, rollouts_R: list[Sample]) -> tuple[list[Batch], Advantages]:
+        """Return the rollouts as micro-batches with log-probs and advantages, and the advantages of the groups."""
+        args = self.args
+        rewards.complete(rollouts_R, args.n_samples_per_prompt)
+        made = advantages.compute(rollouts_R, args)
+        batches = micro_batches.build(rollouts_R, args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
+        passes.add_log_probs(batches, args, self.actors)
+        advantages.give(batches, made, args)  # less the KL of the reward, which needs log-probs
+        return batches, made
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
         """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
@@ -164,21 +160,18 @@ class Trainer:
             self.gate.check(self.log, number, batches, rollouts_R)
         elif self.gate.is_due() and (ahead := self.prefetch.next_rollouts()):
             with self.log.phase("old_log_probs"):
-                made = self._make_batches(deepcopy(ahead))  # it changes rollouts, and their step comes
-                passes.add_log_probs(made, self.args, self.actors)
-                made = self._give_advantages(made)
-            self.gate.check(self.log, number, made, ahead)
+                now, _ = self._prepare(deepcopy(ahead))  # it changes rollouts, and their step comes
+            self.gate.check(self.log, number, now, ahead)
 
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
-        step_metrics.number_samples(batches)
         ray.get(self.actors.async_run_method_batch("append", batch=batches))
         status: dict[str, Any] = {}
         for result in ray.get(self.actors.async_run_method("update")):
             step_metrics.merge(status, result)
         return status
 
-    def _measure(self, status: dict[str, Any], batches: list[Batch], drawn: Drawn) -> None:
+    def _measure(self, status: dict[str, Any], batches: list[Batch], made: Advantages, drawn: Drawn) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
         assert self.prefetch.current is not None
         if drawn.pass_rate is not None:
@@ -187,7 +180,7 @@ class Trainer:
         if self.args.pipeline:
             status["staleness"] = float(self.prefetch.staleness())
         self.prefetch.policy += len(status.get("grad_norms", []))
-        status |= advantages.measure_spread(batches, self.args)
+        status |= made.measure_spread()
         step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
 
     def _sync(self) -> None:

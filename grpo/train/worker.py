@@ -4,7 +4,6 @@ The loss is in :mod:`grpo.train.loss`, normalized over the whole optimizer batch
 """
 
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, model_files, vocabulary, zero
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.shared_base import Description, MappedBase
-from grpo.rollout.rows import Batch, get_batch_branches
+from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, numa, rendezvous
 from grpo.stack.hub import downloaded_folder
@@ -61,7 +60,7 @@ class PolicyWorker(BaseModelActor):
         self.controller_states = saving.load_step(self.actor.model, self.args)
         self.metrics = ActorMetrics(self.args, self.actor.model)
         self.loss = PolicyLoss(self.args)
-        self.rows: list[Batch] = []
+        self.rollouts: list[list[Batch]] = []  # of the step, each with its rows
         dist.barrier()
 
     def _join_ranks(self) -> Ranks:
@@ -133,29 +132,35 @@ class PolicyWorker(BaseModelActor):
     # The update of a step
 
     def append(self, batch: Batch) -> None:
-        """Take a micro-batch of a step, whose advantages are known."""
-        rows = micro_batches.split_rollouts(batch)
-        mask_rollouts(rows)
-        self.rows += rows
+        """Take a micro-batch of a step, whose advantages are known.
+
+        Rollouts that MASK_TRUNCATED masks lose their tokens here. They count in their group, but not in the loss and
+        its denominator, in KL and entropy terms, and in metrics of the update. The controller's own metrics see them.
+        """
+        for rows in micro_batches.split(batch):
+            if rows[0].info.get("masked_rollouts", 0) > 0:
+                for row in rows:
+                    row.action_mask = torch.zeros_like(row.action_mask)
+            self.rollouts.append(rows)
 
     def update(self) -> dict[str, Any]:
-        """Train on the step's rows; return the rank's notes, see :meth:`ActorMetrics.pop`, and means over all ranks."""
+        """Train on the step's rollouts; return the rank's notes (:meth:`ActorMetrics.pop`) and means over all ranks."""
         args, device = self.args, get_accelerator().current_device_name()
         self.empty_cache()
         loader = DataLoader(
-            cast(Any, self.rows),
+            cast(Any, self.rollouts),
             batch_size=args.micro_train_batch_size,
             shuffle=True,
             drop_last=True,
             pin_memory=True,
-            collate_fn=micro_batches.join_rollouts,
+            collate_fn=micro_batches.collate,
         )
         means = [
             self._train(micro_batch.to_device(device))
             for _ in range(args.max_epochs)
             for micro_batch in tqdm(self._micro_batches(loader), "train", disable=dist.get_rank() > 0)
         ]
-        self.rows.clear()
+        self.rollouts.clear()
         self.empty_cache()
         return self._average_over_ranks(means) | self.metrics.pop()
 
@@ -260,18 +265,3 @@ class PolicyWorker(BaseModelActor):
     def save_model(self) -> None:
         """Save the adapter of the last step as the run's result."""
         self.strategy.save_model(self.actor, self.tokenizer, self.args.save_path)
-
-
-def mask_rollouts(rows: Sequence[Batch]) -> None:
-    """Remove the tokens of the rollouts that MASK_TRUNCATED masks from the action masks, in place.
-
-    They count in their group, and not in the loss and its denominator, in KL and entropy terms, and in the metrics of
-    the update. The controller's own metrics still see them.
-
-    Args:
-        rows: of :func:`grpo.train.micro_batches.split_rollouts`, one rollout each, with its branches.
-    """
-    for rollout in rows:
-        if "masked_rollouts" in rollout.info and rollout.info["masked_rollouts"] > 0:
-            for row in (rollout, *get_batch_branches(rollout)[0]):
-                row.action_mask = torch.zeros_like(row.action_mask)

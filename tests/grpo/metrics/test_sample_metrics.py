@@ -59,6 +59,7 @@ def make_experiences(samples: list[dict], order: list[int], size: int) -> list[S
                 advantages=torch.tensor([[sample["advantage"]] for sample in batch]).float() * mask,
                 rewards=torch.tensor([sample["reward"] for sample in batch]),
                 index=rows,
+                prompts=rows,
                 info={
                     name: torch.tensor([sample[name] for sample in batch])
                     for name in ("correct", "judge_quality", "judge_calls", "judge_cached", "judge_failed", "truncated")

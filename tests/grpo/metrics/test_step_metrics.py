@@ -67,20 +67,20 @@ def make_experience(index: int, sample: dict) -> Batch:
         ["p"], ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
         action_log_probs=place_at_actions(sample["old"]),
     )  # fmt: skip
-    made.advantages = made.returns = mask * sample["advantage"]
+    made.advantages = mask * sample["advantage"]
     return made
 
 
 def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
-    rows = [row for experience in experiences for row in micro_batches.split_rollouts(experience)]
+    rows = [row for experience in experiences for row in micro_batches.split(experience)]
     for start in range(0, len(rows), size):
-        batch = micro_batches.join_rollouts(rows[start : start + size])
+        batch = micro_batches.collate(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
-        for row, index in enumerate(batch.info["sample"]):
-            sample = samples[int(index)]
+        for row, index in enumerate(batch.index):
+            sample = samples[index]
             begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
             logits[row, begin:end] = torch.tensor(sample["logits"])
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
@@ -109,8 +109,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
     experiences = [join([single[index] for index in cut], 0) for cut in cuts]
-    step_metrics.number_samples(experiences)
-    status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
+    status: dict = {"ppo_kl": 99.0, "correct": 99.0}
     for rank in range(ranks):
         engine = SimpleNamespace(
             global_steps=0,
@@ -160,7 +159,7 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
     }  # fmt: skip
     for name, value in expected.items():
         assert status[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    assert "sample" not in status and "micro_batches" not in status
+    assert "micro_batches" not in status
     numbers = {name for name, value in status.items() if isinstance(value, float)}
     assert numbers <= BY_NAME.keys()
     for sample, known in zip(described, samples, strict=True):
@@ -177,7 +176,6 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
 def test_micro_batch_spike_is_shown_with_its_samples():
     samples = draw_samples(0)
     single = [make_experience(index, sample) for index, sample in enumerate(samples)]
-    step_metrics.number_samples(single)
     for one in single:
         one.rollout_log_probs = None
     notes = [
@@ -193,7 +191,6 @@ def test_micro_batch_spike_is_shown_with_its_samples():
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
     single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(1))]
-    step_metrics.number_samples(single)
     status: dict = {}
     step_metrics.add_step_metrics(status, single, single, None)
     assert "advantage_mean" in status and "entropy" not in status

@@ -8,9 +8,9 @@ import ray
 import torch
 
 from grpo.metrics.parity import PolicyMismatch
+from grpo.rollout.rows import Batch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
-from grpo.train import passes
 from grpo.train.trainer import Trainer
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
@@ -67,14 +67,17 @@ def make_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_
         off, moved = shift * is_second, adapter * (1 - is_second * lacks_adapter)
         mask = torch.ones(rows, LENGTH - 1, dtype=torch.long)
         made.append(
-            SimpleNamespace(
+            Batch(
                 sequences=sequences,
                 action_mask=mask,
                 attention_mask=torch.ones_like(sequences),
                 rollout_log_probs=base + moved * (base + 2) + off,
                 index=index,
                 info={},
-                routing=None,
+                prompts=index,
+                labels=index,
+                rewards=torch.zeros(rows),
+                scores=torch.zeros(rows),
             )
         )
     return made, samples
@@ -215,9 +218,8 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
     trainer.prefetch = SimpleNamespace(staleness=lambda: 4, next_rollouts=wait)
-    monkeypatch.setattr(passes, "add_log_probs", lambda *_: None)
-    trainer.actors, trainer._give_advantages = gate.group, lambda made: made
-    trainer._make_batches = lambda copies: scored.append(copies) or batches
+    trainer.actors = gate.group
+    trainer._prepare = lambda copies: (scored.append(copies) or batches, None)
     for step in (2, 3):
         trainer._compare_with_engines(step, stale, old)
     assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]

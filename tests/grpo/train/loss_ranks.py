@@ -34,9 +34,8 @@ def make_samples() -> list[SimpleNamespace]:
     for length in LENGTHS:
         ids = torch.randint(2, 97, (1, PROMPT + length), generator=generator)
         mask = torch.arange(1, PROMPT + length)[None] >= PROMPT
-        info = {"sample": [torch.tensor(len(samples))]}
         advantages = torch.randn(1, 1, generator=generator)
-        samples.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, info=info))
+        samples.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, index=[len(samples)]))
     return samples
 
 
@@ -52,7 +51,7 @@ def join_samples(parts: list[SimpleNamespace]) -> SimpleNamespace:
         attention_mask=pad_rows([torch.ones_like(part.ids) for part in parts]),
         action_mask=pad_rows([part.action_mask for part in parts]),
         advantages=torch.cat([part.advantages for part in parts]),
-        info={"sample": [part.info["sample"][0] for part in parts]},
+        index=[number for part in parts for number in part.index],
     )
 
 

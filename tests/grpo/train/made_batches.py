@@ -8,7 +8,7 @@ import torch
 from grpo.launch.config import trainer_parser
 from grpo.rollout.multi_turn.harmony import template_for
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.train import micro_batches, rollouts
+from grpo.train import micro_batches, passes, rollouts
 from grpo.train.trainer import Trainer
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
 from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
@@ -45,18 +45,21 @@ def make_response(script, replies, reward):
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
-def make_experiences(responses, monkeypatch, *estimator, limit=900, **changes):
+def make_batches(responses, monkeypatch, *estimator, limit=900, **changes):
     """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
     trainer = object.__new__(Trainer)
     trainer.args, trainer.tokenizer, trainer.actors = make_arguments(*estimator), TOKENIZER, None
     vars(trainer.args).update(changes)
     made = [rollouts.build_rollout(one, trainer.args, TOKENIZER, limit) for one in responses]
-    batches = trainer._make_batches(made)
-    for batch in batches:
-        batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
-        batch.kl = torch.zeros_like(batch.action_log_probs)
-        batch.info["kl"] = torch.zeros(len(batch.sequences))
-    return made, trainer._give_advantages(batches)
+
+    def add_log_probs(batches, *_):
+        for batch in batches:
+            batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
+            batch.kl = torch.zeros_like(batch.action_log_probs)
+            batch.info["kl"] = torch.zeros(len(batch.prompts))
+
+    monkeypatch.setattr(passes, "add_log_probs", add_log_probs)
+    return made, trainer._prepare(made)[0]
 
 
 def make_four_rollouts(monkeypatch, *estimator, branching=True):
@@ -64,9 +67,9 @@ def make_four_rollouts(monkeypatch, *estimator, branching=True):
     scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
     replies = [["a", "b", "c"], [], [], ["a"]] if branching else [[]] * 4
     responses = [make_response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
-    return make_experiences(responses, monkeypatch, *estimator)
+    return make_batches(responses, monkeypatch, *estimator)
 
 
 def list_rows(made):
     """The rollouts of micro-batches, as a rank keeps them."""
-    return [row for batch in made for row in micro_batches.split_rollouts(batch)]
+    return [rollout for batch in made for rollout in micro_batches.split(batch)]

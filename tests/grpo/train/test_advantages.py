@@ -33,27 +33,49 @@ def steps(draw) -> list[list[float]]:
     return draw(st.lists(groups(size), min_size=1, max_size=4))
 
 
-def make_batches(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[SimpleNamespace]:
-    """Micro-batches in any order and size, with rollouts that have no reward or no tokens."""
-    draw = random.Random(seed)
-    rewards = [reward for group in step for reward in group]
-    order = draw.sample(range(len(rewards)), len(rewards))
-    batches = []
+def make_rollout(reward, mask: list[float], kl: list[float], missing: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(
+        rewards=torch.as_tensor(reward).view(1), action_mask=torch.tensor([mask]), kl=torch.tensor([kl]),
+        info={"reward_missing": torch.tensor([missing])},
+    )  # fmt: skip
+
+
+def draw_rollouts(step: list[list[float]], dtype: torch.dtype, seed: int) -> list[SimpleNamespace]:
+    """The rollouts of a step, of which some have no reward or no tokens."""
+    draw, rollouts = random.Random(seed), []
+    for reward in (reward for group in step for reward in group):
+        mask = [float(draw.random() < 0.5) for _ in range(WIDTH)] if draw.random() < 0.9 else [0.0] * WIDTH
+        missing = float(draw.random() < 0.2)
+        given_reward = torch.tensor(math.nan if missing else reward, dtype=dtype)
+        rollouts.append(make_rollout(given_reward, mask, [draw.gauss(0, 0.1) for _ in range(WIDTH)], missing))
+    return rollouts
+
+
+def give_advantages(rollouts: list[SimpleNamespace], args: SimpleNamespace, seed: int = 0) -> list[SimpleNamespace]:
+    """Micro-batches of rollouts in any order and size, with their advantages."""
+    draw, batches = random.Random(seed), []
+    made = advantages.compute(rollouts, args)
+    order = draw.sample(range(len(rollouts)), len(rollouts))
     while order:
         count = draw.randint(1, 9)
-        rows, order = order[:count], order[count:]
-        mask = torch.tensor([[float(draw.random() < 0.5) for _ in range(WIDTH)] for _ in rows])
-        flags = {"reward_missing": torch.tensor([float(draw.random() < 0.2) for _ in rows])}
-        mask[torch.tensor([draw.random() < 0.1 for _ in rows])] = 0.0
-        given_rewards = torch.tensor([rewards[row] for row in rows], dtype=dtype)
-        given_rewards[flags["reward_missing"] > 0] = math.nan
-        kl = torch.tensor([[draw.gauss(0, 0.1) for _ in range(WIDTH)] for _ in rows])
-        batches.append(SimpleNamespace(index=rows, rewards=given_rewards, action_mask=mask, kl=kl, info=flags))
+        index, order = order[:count], order[count:]
+        mask, kl = (torch.cat([getattr(rollouts[number], name) for number in index]) for name in ("action_mask", "kl"))
+        batches.append(SimpleNamespace(index=index, prompts=index, action_mask=mask, kl=kl, info={}))
+    advantages.give(batches, made, args)
     return batches
 
 
+def list_by_rollout(batches: list[SimpleNamespace], name: str) -> list[float]:
+    """A log of the rollouts, in their order."""
+    found = {number: float(batch.info[name][row]) for batch in batches for row, number in enumerate(batch.index)}
+    return [found[number] for number in sorted(found)]
+
+
 def make_arguments(estimator: str, size: int, **changes) -> SimpleNamespace:
-    values = {"gamma": 1.0, "reward_clip_range": (-10, 10), "no_advantage_std_norm": False}
+    values = {
+        "gamma": 1.0, "reward_clip_range": (-10, 10), "no_advantage_std_norm": False, "init_kl_coef": 0.0,
+        "mask_truncated": False, "overlong_buffer_len": None, "stop_properly_penalty_coef": None,
+    }  # fmt: skip
     return SimpleNamespace(advantage_estimator=estimator, n_samples_per_prompt=size, **values | changes)
 
 
@@ -73,16 +95,14 @@ def apply_formula(rewards: list[float], estimator: str) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def compute_advantages(batches: list[SimpleNamespace], args: SimpleNamespace, beta: float) -> dict[int, list[float]]:
+def compute_advantages(made: list[SimpleNamespace], args: SimpleNamespace) -> dict[int, list[float]]:
     """The advantage of each sampled token of each rollout that is trained on."""
-    low, high = args.reward_clip_range
+    (low, high), beta = args.reward_clip_range, args.init_kl_coef
     rollouts = {}
-    for batch in batches:
-        for row, number in enumerate(batch.index):
-            mask = batch.action_mask[row] > 0
-            if mask.any() and not batch.info["reward_missing"][row]:
-                at = mask.nonzero().flatten().tolist()
-                rollouts[number] = (batch.rewards[row].item(), at, batch.kl[row][mask].tolist())
+    for number, one in enumerate(made):
+        mask = one.action_mask[0] > 0
+        if mask.any() and not one.info["reward_missing"]:
+            rollouts[number] = (one.rewards.item(), mask.nonzero().flatten().tolist(), one.kl[0][mask].tolist())
     if args.advantage_estimator == "reinforce":
         members = [list(rollouts)]
     else:
@@ -119,20 +139,21 @@ def compute_advantages(batches: list[SimpleNamespace], args: SimpleNamespace, be
     return result
 
 
-def find_largest_difference(step, dtype, seed, args, beta) -> float:
+def find_largest_difference(step, dtype, seed, args) -> float:
     """The largest difference from the formula, as a share of the step's largest advantage or of 1."""
-    batches = make_batches(step, dtype, seed)
-    expected = compute_advantages(batches, args, beta)
-    advantages.compute(batches, args, beta)
+    rollouts = draw_rollouts(step, dtype, seed)
+    expected = compute_advantages(rollouts, args)
     worst, largest = 0.0, max([1.0, *(abs(token) for values in expected.values() for token in values)])
-    for batch in batches:
-        assert batch.advantages.dtype == batch.returns.dtype == torch.float32
+    for batch in give_advantages(rollouts, args, seed):
+        assert batch.advantages.dtype == torch.float32
         assert batch.advantages.isfinite().all() and batch.kl is None
         for row, number in enumerate(batch.index):
+            mask = batch.action_mask[row] > 0
+            assert mask.any() == (number in expected) and not batch.advantages[row][~mask].any()
             if number not in expected:
                 continue
-            got = batch.advantages[row][batch.action_mask[row] > 0].tolist()
-            if not beta and not any(expected[number]):
+            got = batch.advantages[row][mask].tolist()
+            if not args.init_kl_coef and not any(expected[number]):
                 assert not any(got), "not about 0 but 0"
             differences = [abs(one - other) for one, other in zip(got, expected[number], strict=True)]
             worst = max(worst, *differences)
@@ -151,38 +172,36 @@ def test_every_estimator_is_its_formula(estimator, step, dtype, seed, beta, is_o
     changes = {"reward_clip_range": (-0.5, 1.5), "no_advantage_std_norm": True} if is_other else {}
     if estimator == "reinforce" and is_other:
         changes["gamma"] = 0.9
-    args = make_arguments(estimator, len(step[0]), **changes)
-    assert find_largest_difference(step, dtype, seed, args, beta) < 2e-7
+    args = make_arguments(estimator, len(step[0]), init_kl_coef=beta, **changes)
+    assert find_largest_difference(step, dtype, seed, args) < 2e-7
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_kl_of_the_reward_stays_without_spread(estimator):
     """It is no comparison of rollouts. The sum over what a token and the later ones cost, times the factor."""
-    batch = SimpleNamespace(
-        index=[0, 1], rewards=torch.tensor([0.6, 0.6]), kl=torch.tensor([[9.0, 0.1, 0.2], [9.0, 0.3, 9.0]]),
-        action_mask=torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]]), info={},
-    )  # fmt: skip
-    advantages.compute([batch], make_arguments(estimator, 2), 0.5)
-    got = batch.advantages[batch.action_mask > 0]
-    torch.testing.assert_close(got, torch.tensor([-0.15, -0.1, -0.15]))
-    torch.testing.assert_close(batch.info["return"], torch.tensor([-0.15, -0.15]))
+    rollouts = [
+        make_rollout(0.6, [0.0, 1.0, 1.0], [9.0, 0.1, 0.2]),
+        make_rollout(0.6, [0.0, 1.0, 0.0], [9.0, 0.3, 9.0]),
+    ]
+    batches = give_advantages(rollouts, make_arguments(estimator, 2, init_kl_coef=0.5))
+    got = {n: b.advantages[row][b.action_mask[row] > 0] for b in batches for row, n in enumerate(b.index)}
+    torch.testing.assert_close(got, {0: torch.tensor([-0.15, -0.1]), 1: torch.tensor([-0.15])})
+    assert list_by_rollout(batches, "return") == pytest.approx([-0.15, -0.15])
 
 
 def test_logs_are_those_of_the_rollouts_that_count():
-    batch = SimpleNamespace(
-        index=[0, 1, 2, 3, 4, 5], rewards=torch.tensor([0.0, 1.0, math.nan, 0.5, 7.0, 0.5]), kl=torch.zeros(6, 1),
-        action_mask=torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0]]),
-        info={"reward_missing": torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])},
-    )  # fmt: skip
-    advantages.compute([batch], make_arguments("dr_grpo", 3), 0.0)
-    assert batch.info["group_reward_std"].tolist() == pytest.approx([math.sqrt(0.5)] * 3 + [0.0] * 3)
-    assert batch.info["return"].tolist() == [-0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+    rewards, masks = [0.0, 1.0, math.nan, 0.5, 7.0, 0.5], [1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+    rollouts = [
+        make_rollout(reward, [mask], [0.0], float(math.isnan(reward)))
+        for reward, mask in zip(rewards, masks, strict=True)
+    ]
+    batches = give_advantages(rollouts, make_arguments("dr_grpo", 3))
+    assert list_by_rollout(batches, "group_reward_std") == pytest.approx([math.sqrt(0.5)] * 3 + [0.0] * 3)
+    assert list_by_rollout(batches, "return") == [-0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_range_that_makes_all_rewards_equal_gives_finite_advantages(estimator):
-    batch = SimpleNamespace(
-        index=[0, 1], rewards=torch.tensor([0.0, 1.0]), kl=torch.zeros(2, 1), action_mask=torch.ones(2, 1), info={}
-    )
-    advantages.compute([batch], make_arguments(estimator, 2, reward_clip_range=(5, 9)), 0.0)
-    assert batch.advantages.isfinite().all()
+    rollouts = [make_rollout(reward, [1.0], [0.0]) for reward in (0.0, 1.0)]
+    batches = give_advantages(rollouts, make_arguments(estimator, 2, reward_clip_range=(5, 9)))
+    assert all(batch.advantages.isfinite().all() for batch in batches)

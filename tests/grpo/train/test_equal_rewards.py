@@ -8,7 +8,7 @@ import torch
 
 from grpo.train import advantages
 
-from .made_batches import ESTIMATORS, make_experiences
+from .made_batches import ESTIMATORS, make_arguments, make_batches
 
 
 def make_plain_response(reward, length=3):
@@ -24,7 +24,7 @@ def make_plain_response(reward, length=3):
 def compute_advantages(monkeypatch, responses, group, estimator, **changes):
     """The advantage of each response's tokens; None without tokens to train on."""
     sizes = {"n_samples_per_prompt": group, "micro_rollout_batch_size": len(responses)}
-    _, (batch,) = make_experiences(responses, monkeypatch, estimator, **sizes | changes)
+    _, (batch,) = make_batches(responses, monkeypatch, estimator, **sizes | changes)
     assert batch.index == list(range(len(responses)))
     masks = batch.action_mask.bool()
     return [row[mask].unique() if mask.any() else None for row, mask in zip(batch.advantages, masks, strict=True)]
@@ -66,6 +66,6 @@ def test_a_length_penalty_that_all_share_gives_no_spread(monkeypatch, estimator)
 def test_a_spread_that_is_rounding_or_of_a_rollout_without_a_reward_is_none(monkeypatch):
     rewards = [0.6, 0.6000001, 0.6, 0.6, 0.6, math.nan, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6]
     sizes = {"n_samples_per_prompt": 4, "micro_rollout_batch_size": 5}
-    _, batches = make_experiences([make_plain_response(reward) for reward in rewards], monkeypatch, **sizes)
-    spread = advantages.measure_spread(batches, SimpleNamespace(**sizes))
-    assert spread == {"zero_spread_groups": pytest.approx(2 / 3)}
+    rollouts, _ = make_batches([make_plain_response(reward) for reward in rewards], monkeypatch, **sizes)
+    args = SimpleNamespace(**vars(make_arguments()) | sizes)
+    assert advantages.compute(rollouts, args).measure_spread() == {"zero_spread_groups": pytest.approx(2 / 3)}

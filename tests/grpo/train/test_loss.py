@@ -59,8 +59,8 @@ def pad_samples(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
         for name in samples[0]
         if name != "rollout"
     }
-    info = {"sample": [sample["rollout"] for sample in samples]}
-    return SimpleNamespace(action_mask=stacked.pop("mask"), info=info, **stacked)
+    index = [int(sample["rollout"]) for sample in samples]
+    return SimpleNamespace(action_mask=stacked.pop("mask"), index=index, **stacked)
 
 
 def compute_reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:

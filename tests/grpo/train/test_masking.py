@@ -5,23 +5,24 @@ import math
 import pytest
 import torch
 
-from grpo.rollout.rows import get_batch_branches
-from grpo.train import micro_batches, worker
+from grpo.train.worker import PolicyWorker
 
-from .made_batches import ESTIMATORS, PLAIN, THOUGHTFUL, make_experiences, make_response
+from .made_batches import ESTIMATORS, PLAIN, THOUGHTFUL, make_batches, make_response
 from .test_equal_rewards import make_plain_response
 
 
 def find_hidden(batches) -> list[bool]:
     """Say of each rollout whether a rank sees none of its tokens."""
-    rows = [row for batch in batches for row in micro_batches.split_rollouts(batch)]
-    worker.mask_rollouts(rows)
-    return [not any(part.action_mask.any() for part in (row, *get_batch_branches(row)[0])) for row in rows]
+    rank = object.__new__(PolicyWorker)
+    rank.rollouts = []
+    for batch in batches:
+        rank.append(batch)
+    return [not any(row.action_mask.any() for row in rows) for rows in rank.rollouts]
 
 
-def make_batches(monkeypatch, responses, *estimator, **masks):
+def make_one_batch(monkeypatch, responses, *estimator, **masks):
     sizes = {"n_samples_per_prompt": len(responses) // 2, "micro_rollout_batch_size": len(responses)}
-    return make_experiences(responses, monkeypatch, *estimator, **sizes | masks)[1]
+    return make_batches(responses, monkeypatch, *estimator, **sizes | masks)[1]
 
 
 CUT = {"truncated": True}
@@ -38,15 +39,10 @@ def make_two_groups() -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("masks", "marked"),
-    [
-        ({"mask_truncated": True}, [1, 0, 0, 0, 0, 1]),
-    ],
-)
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if not name.startswith("reinforce")])
-def test_what_is_masked_keeps_its_advantage_and_loses_its_tokens(monkeypatch, estimator, masks, marked):
-    (free,), (batch,) = (make_batches(monkeypatch, make_two_groups(), estimator, **each) for each in ({}, masks))
+def test_what_is_masked_keeps_its_advantage_and_loses_its_tokens(monkeypatch, estimator):
+    masks, marked = {"mask_truncated": True}, [1, 0, 0, 0, 0, 1]
+    (free,), (batch,) = (make_one_batch(monkeypatch, make_two_groups(), estimator, **each) for each in ({}, masks))
     assert torch.equal(batch.advantages, free.advantages) and free.advantages[:2].any(), "the mean is that of all"
     assert torch.equal(batch.action_mask, free.action_mask), "the controller's metrics see them"
     assert batch.info["masked_rollouts"].tolist() == marked and "masked_rollouts" not in free.info
@@ -62,6 +58,6 @@ def test_branches_are_hidden_with_their_rollout(monkeypatch):
         make_response(THOUGHTFUL, ["a"], 0.0),
         make_response(PLAIN, [], 1.0),
     ]
-    [batch] = make_batches(monkeypatch, responses, mask_truncated=True)
-    assert [len(rows) for rows in batch.branches] == [3, 0, 1, 0]
+    [batch] = make_one_batch(monkeypatch, responses, mask_truncated=True)
+    assert batch.index == [0, 1, 2, 3, 0, 0, 0, 2]
     assert find_hidden([batch]) == [True, False, False, False]

@@ -20,7 +20,7 @@ from .made_batches import (
     THOUGHTFUL,
     TOKENIZER,
     list_rows,
-    make_experiences,
+    make_batches,
     make_four_rollouts,
     make_response,
 )
@@ -32,23 +32,21 @@ def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, 
     assert [len(rollout.branches) for rollout in rollouts] == [3, 0, 0, 1]
     _, single = make_four_rollouts(monkeypatch, estimator, branching=False)
     for batch, plain in zip(made, single, strict=True):
-        assert batch.index == plain.index and torch.equal(batch.rewards, plain.rewards)
-        for number, rows in enumerate(batch.branches):
-            want = plain.advantages[number][plain.action_mask[number].bool()][0]
-            for row, advantage in [(batch, batch.advantages[number]), *((row, row.advantages[0]) for row in rows)]:
-                mask = row.action_mask[number if row is batch else 0].bool()
-                assert mask.any() and (advantage[mask] == want).all()
+        assert batch.index[:2] == plain.index and torch.equal(batch.rewards, plain.rewards)
+        for row, number in enumerate(batch.index):
+            of_plain, mask = plain.index.index(number), batch.action_mask[row].bool()
+            want = plain.advantages[of_plain][plain.action_mask[of_plain].bool()][0]
+            assert mask.any() and (batch.advantages[row][mask] == want).all()
         assert torch.equal(batch.info["group_reward_std"], plain.info["group_reward_std"])
 
 
 def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
     rollouts, made = make_four_rollouts(monkeypatch)
-    step_metrics.number_samples(made)
     by_number = {}
-    for batch in DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.join_rollouts):
+    for batch in DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.collate):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
-        numbers = [int(number) for number in batch.info["sample"]]
+        numbers = batch.index
         empty = torch.zeros(0)
         note = MicroBatch(
             numbers, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, log_probs[mask], empty, empty, empty
@@ -69,14 +67,12 @@ def list_parts(rollout):
 def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(monkeypatch):
     rollouts, made = make_four_rollouts(monkeypatch)
     for batch in made:  # of the trainer: 0.01 nat above the engine, in the last branch of the last rollout 2 nats
-        for row in (batch, *(row for rows in batch.branches for row in rows)):
-            row.action_log_probs = row.rollout_log_probs + 0.01
-    made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
-    step_metrics.number_samples(made)
+        batch.action_log_probs = batch.rollout_log_probs + 0.01
+    made[1].action_log_probs[2] = made[1].rollout_log_probs[2] - 2
     notes = []
-    for batch in DataLoader(list_rows(deepcopy(made)), batch_size=2, collate_fn=micro_batches.join_rollouts):
+    for batch in DataLoader(list_rows(deepcopy(made)), batch_size=2, collate_fn=micro_batches.collate):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
-        numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
+        numbers, empty = batch.index, torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
         lengths = mask.sum(-1).tolist()
         notes.append(MicroBatch(numbers, lengths, 0.0, noted, empty, noted, empty, empty, empty))
@@ -100,10 +96,9 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
 
 
 def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
-    rollouts, made = make_experiences(
+    rollouts, made = make_batches(
         [make_response(PLAIN, [], 1.0), make_response(THOUGHTFUL, ["a"], math.nan)], monkeypatch
     )
-    step_metrics.number_samples(made)
     length = int(rollouts[0].action_mask.sum())
     values = torch.full((length,), -1.0)
     status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 6)], "grad_norms": [1.0]}
@@ -118,7 +113,7 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
 def test_branches_do_not_change_micro_batches(monkeypatch, micro):
     rollouts, made = make_four_rollouts(monkeypatch)
     assert len(list_rows(made)) == 4
-    batches = list(DataLoader(list_rows(made), batch_size=micro, shuffle=False, collate_fn=micro_batches.join_rollouts))
+    batches = list(DataLoader(list_rows(made), batch_size=micro, shuffle=False, collate_fn=micro_batches.collate))
     assert len(batches) == 4 // micro
     assert sum(len(batch.sequences) for batch in batches) == 8
     # Each sampled token of each rollout is there once, with its log-prob from the engine.
@@ -143,11 +138,7 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
 def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
     """In float64, over the rollouts, for any batching"""
     rollouts, made = make_four_rollouts(monkeypatch)
-    step_metrics.number_samples(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
-    for rows in made[1].branches:
-        for row in rows:
-            row.advantages = row.advantages + 0.25 * row.action_mask
     lengths = [sum(len(tokens) for tokens, _ in list_parts(rollout)) for rollout in rollouts]
     assert len({len(rollout.branches) for rollout in rollouts}) == 3 and len(set(lengths)) > 1
     ranks = SimpleNamespace(world_size=1, micro_batches=4 // micro, sum=lambda values: values)
@@ -156,7 +147,7 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    loader = DataLoader(list_rows(made), batch_size=micro, shuffle=True, collate_fn=micro_batches.join_rollouts)
+    loader = DataLoader(list_rows(made), batch_size=micro, shuffle=True, collate_fn=micro_batches.collate)
     for batch in loss.batches(loader, ranks):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
         value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)
@@ -170,12 +161,6 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
     assert total == pytest.approx(float((of_token * sampled).sum()), rel=1e-4)
     tokens = of_token.repeat_interleave(sampled)
     torch.testing.assert_close(steps.double().sort().values, tokens.sort().values, rtol=1e-4, atol=1e-9)
-
-
-def test_rollouts_without_branches_stay_as_they_are(monkeypatch):
-    rollouts, made = make_four_rollouts(monkeypatch, branching=False)
-    assert not any(rollout.branches for rollout in rollouts)
-    assert all(not hasattr(batch, "branches") for batch in made)
 
 
 def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypatch):

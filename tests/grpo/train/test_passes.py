@@ -147,7 +147,7 @@ def score_batches(monkeypatch, routings=None, engine=None, **changes):
     ranks = Ranks(forward=trainer, reference_forward=base)
     batches = [make_micro_batch(one) for one in routings or (None, None)]
     for batch in batches:
-        batch.rollout_log_probs, batch.info = engine, {}
+        batch.rollout_log_probs, batch.info, batch.prompts = engine, {}, ["p"] * len(TOKENS)
         batch.action_mask = batch.action_mask.clone()
         batch.action_mask[:, :3] = 0
     passes.add_log_probs(batches, make_arguments(**changes), ranks)

@@ -14,7 +14,7 @@ from grpo.rollout import rows
 from grpo.train import micro_batches, rollouts
 from tests.upstream import read_noted
 
-PER_TOKEN = ("action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "returns")
+PER_TOKEN = ("action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages")
 COMPARED = ("sequences", "attention_mask", *PER_TOKEN)
 
 
@@ -32,7 +32,7 @@ def make_singles(seed: int) -> list[rows.Batch]:
         sequences = torch.randint(0, 5, (1, length), generator=generator)  # 0 pads, and may be a token too
         one = rows.Batch(
             sequences, torch.ones_like(sequences), per_token["action_mask"], per_token["rollout_log_probs"], ["p"],
-            ["l"], reward, reward, {"reward": reward, "sample": torch.tensor([number])}, [number],
+            ["l"], reward, reward, {"reward": reward}, [number],
         )  # fmt: skip
         for name in PER_TOKEN:
             setattr(one, name, per_token[name])
@@ -62,14 +62,14 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
         stock, ours = Experience.concat_experiences([make_stock(one) for one in made], 0), rows.join(made, 0)
         assert_equal(ours, stock)
         buffer.append(stock)
-        kept += micro_batches.split_rollouts(ours)
+        kept += micro_batches.split(ours)
     assert len(kept) == len(buffer) == 9
     order = random.Random(seed).sample(range(9), 9)
     for size in (1, 2, 4):
         for at in range(0, 9, size):
             numbers = order[at : at + size]
             stock = buffer.collate_fn([buffer[number] for number in numbers])
-            assert_equal(micro_batches.join_rollouts([kept[number] for number in numbers]), stock)
+            assert_equal(micro_batches.collate([kept[number] for number in numbers]), stock)
 
 
 def test_rows_that_lack_what_comes_later_can_be_shown_and_compared():

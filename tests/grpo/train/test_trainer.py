@@ -56,12 +56,9 @@ class Loader(list):
 def make_stub_trainer(monkeypatch, tmp_path: Path):
     """Return a function that makes a trainer whose ranks and engines do nothing but note the calls."""
     monkeypatch.setattr(module.ray, "get", lambda references: references)
-    monkeypatch.setattr(module.step_metrics, "number_samples", lambda *_: None)
     monkeypatch.setattr(module.step_metrics, "add_step_metrics", lambda *_: None)
-    monkeypatch.setattr(module.advantages, "measure_spread", lambda *_: {})
-    monkeypatch.setattr(Trainer, "_make_batches", lambda *_: [])
-    monkeypatch.setattr(Trainer, "_give_advantages", lambda *_: [])
-    monkeypatch.setattr(module.passes, "add_log_probs", lambda *_: None)
+    made = SimpleNamespace(measure_spread=dict)
+    monkeypatch.setattr(Trainer, "_prepare", lambda *_: ([], made))
     data = tmp_path / "problems.jsonl"
     data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
 

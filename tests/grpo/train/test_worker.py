@@ -17,7 +17,6 @@ from grpo.model.shared_base import BaseError
 from grpo.rollout.rows import Batch
 from grpo.train import importance
 from grpo.train.loss import PolicyLoss, Ranks
-from grpo.train.passes import old_log_probs
 from grpo.train.worker import PolicyWorker
 from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
 
@@ -51,7 +50,6 @@ def make_experiences() -> list[Batch]:
                     "response_length": torch.tensor([float(length)]),
                     "reward": torch.ones(1),
                     "return": torch.ones(1),
-                    "sample": torch.tensor([number]),
                 },
             )
         )
@@ -115,7 +113,7 @@ def make_rank(args, policy, micro, accumulated, note, optimizer_step=lambda: Non
     rank.args, rank.actor, rank.ranks = args, policy, Ranks(1, accumulated)
     args.micro_train_batch_size = micro
     rank.metrics = SimpleNamespace(note_update=lambda: None, pop=dict, note=note)
-    rank.loss, rank.rows = PolicyLoss(args), []
+    rank.loss, rank.rollouts = PolicyLoss(args), []
     for experience in make_experiences():
         rank.append(experience)
     return rank
@@ -155,7 +153,7 @@ def test_a_masked_rollout_is_in_no_term_and_in_no_denominator(single_rank, aggre
         policy = Policy()
         args = make_arguments(loss_aggregation=aggregation, policy_loss_type=kind, max_epochs=1)
         rank = make_rank(args, policy, len(rollouts), 1, lambda *_: None)
-        rank.rows.clear()
+        rank.rollouts.clear()
         for rollout in rollouts:
             rank.append(rollout)
         rank.update()
@@ -195,8 +193,8 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
     args, policy, before, steps = make_arguments(max_epochs=1), Policy(), Policy(), itertools.count()
     used = []
 
-    def note(experience, current, *_):
-        used.append((experience, old_log_probs(args, experience, current)))
+    def note(experience, current, old, *_):
+        used.append((experience, old))
 
     def optimizer_step():
         if next(steps) % 2:
