@@ -39,7 +39,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
       compares its rollouts. ``info["judge_regrouped"]`` counts them.
     - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
-      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.train.micro_batches.find_left_out` keeps the rollout
+      NaN, and ``info["reward_missing"]`` counts it: :mod:`grpo.train.advantages` keeps the rollout
       out of the update and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
       average is then over the rollouts that have it: a group without any reward counts as nothing, not as 0.

@@ -191,7 +191,7 @@ def test_samples_of_unknown_engines_are_left_out():
 
 
 def test_rollouts_without_a_reward_are_left_out():
-    """All of one rank, and some of the other: micro_batches.give_advantages empties their masks."""
+    """All of one rank, and some of the other: advantages.give empties their masks."""
     gate = Gate()
     batches, samples = make_step(gate, batches=4)
     for batch in batches[2:]:
