@@ -4,11 +4,9 @@ import statistics
 import time
 from typing import Any
 
-from grpo.launch.supervise.watch import Watch
 from grpo.run.progress import Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_json
-from grpo.stack.problem import Problem
 
 TIMES_USUAL = 5.0
 FIRST_TIMES = 4.0  # of HANG_MINUTES: for a phase that this run has not completed yet
@@ -16,7 +14,7 @@ RECENT = 10
 START, EVALUATE = "start", "evaluate"
 
 
-class HangWatch(Watch):
+class HangWatch:
     """Watches the phases of a run, by this process's own clock.
 
     Args:
@@ -45,14 +43,14 @@ class HangWatch(Watch):
             if phase:
                 self._phase, self._step = phase["phase"], phase["step"]
 
-    def hang(self) -> Problem | None:
-        """Return what hangs; None while the run progresses, or may still."""
+    def hang(self) -> str:
+        """Return what hangs; "" while the run progresses, or may still."""
         self.look()
         if not self._floor or time.monotonic() - self._since <= self.limit():
-            return None
+            return ""
         minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
         often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
-        return Problem(f"no progress: {self._describe_phase()} for {minutes:.1f} min{often}", "")
+        return f"no progress: {self._describe_phase()} for {minutes:.1f} min{often}"
 
     def limit(self) -> float:
         """Return the seconds that the current phase may take."""

@@ -15,7 +15,7 @@ from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import part
 from grpo.launch.refusals import REFUSED
-from grpo.launch.supervise.watch import End
+from grpo.launch.supervise.supervisor import End
 from grpo.run import own_runs, run_state
 from grpo.run.lost_writes import LOSSY
 from grpo.run.run_files import RunFiles

@@ -103,7 +103,7 @@ def assert_gone(pids: Path) -> None:
 
 def test_a_crash_is_a_failure_with_the_end_of_its_output(run_program) -> None:
     result = run_program("echo a kernel crashed >&2; kill -SEGV $$")
-    assert (result.verdict, result.line, result.remedy) == (FAILED, "its process ended with -11", "mend it")
+    assert (result.verdict, result.line, result.remedy) == (FAILED, "its process ended with 139", "mend it")
     assert "a kernel crashed" in result.log
 
 
@@ -124,7 +124,7 @@ def test_what_outlives_a_rung_is_ended(run_program, short_grace, tmp_path: Path)
     """As a core whose engine was killed: init would be its parent."""
     pids = tmp_path / "pids"
     result = run_program(f"{STRAYS.format(pids)}\nkill -KILL $$")
-    assert result.line == "its process ended with -9"
+    assert result.line == "its process ended with 137"
     assert_gone(pids)
 
 
@@ -142,7 +142,7 @@ runpy.run_module("scripts.gpu_check", run_name="__main__")
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGKILL"])
 def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(name: str, tmp_path: Path) -> None:
-    """Also a signal that gpu_check cannot see: its keeper does."""
+    """Also a signal that gpu_check cannot see: its supervisor does."""
     signum, pids = getattr(signal, name), tmp_path / "pids"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let it be ignored
     process = subprocess.Popen([sys.executable, "-c", GPU_CHECK, f"{STRAYS.format(pids)}\nsleep 300"])
@@ -151,8 +151,8 @@ def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(name: str,
     process.send_signal(signum)
     code = process.wait(60)
     if signum == signal.SIGKILL:
-        keepers = [int(pid) for pid in pids.read_text().split()]
-        wait_until(lambda: not any(map(psutil.pid_exists, keepers)))
+        started = [int(pid) for pid in pids.read_text().split()]
+        wait_until(lambda: not any(map(psutil.pid_exists, started)))
     else:
         assert code == 128 + signum
     assert_gone(pids)

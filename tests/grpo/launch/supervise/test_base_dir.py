@@ -54,11 +54,11 @@ def test_a_process_that_inherits_the_descriptor_keeps_the_folder_and_what_is_unk
     ours, held = base_dir.make()
     for name in ("ray", "tmp", "notes"):
         (ours / name).mkdir()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held]) as keeper:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held]) as child:
         os.close(held)
         _, second = base_dir.make()
         assert (ours / "tmp").is_dir()
-        keeper.communicate(b"\n")
+        child.communicate(b"\n")
     _, third = base_dir.make()
     assert [path.name for path in ours.iterdir()] == ["notes"]
     os.close(second)
