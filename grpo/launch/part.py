@@ -17,7 +17,7 @@ from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import last_words
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.supervisor import STOPPED, End, Saving, supervise
+from grpo.launch.supervise.supervisor import STOPPED, End, Job, Saving, supervise
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
@@ -97,15 +97,17 @@ def _train(
     request.close()  # of an earlier part
     head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
     end = supervise(
-        [*DRIVER, *config.argv],
-        ray=None if os.environ.get("RAY_ADDRESS") else head,
-        log_dir=files.logs,
-        environment=environment,
-        progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        stand_in_models=run_judge.stand_in_models,
-        folders=folders,
-        watch=HangWatch(files, progress, args.hang_minutes),
-        saving=Saving(request, args.sigterm_seconds),
+        Job(
+            [*DRIVER, *config.argv],
+            files.logs,
+            ray=None if os.environ.get("RAY_ADDRESS") else head,
+            environment=environment,
+            progress=lambda: [*progress.poll(), *onsets.new_lines()],
+            stand_in_models=run_judge.stand_in_models,
+            folders=folders,
+            watch=HangWatch(files, progress, args.hang_minutes),
+            saving=Saving(request, args.sigterm_seconds),
+        )
     )
     request.close()
     words = last_words.read(files.logs) if end.cause else None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch.supervise import guard
-from grpo.launch.supervise.supervisor import supervise
+from grpo.launch.supervise.supervisor import Job, supervise
 from grpo.stack.checkout import CHECKOUT
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
@@ -43,7 +43,7 @@ def run(command: Sequence[str], folder: Path, seconds: float) -> int | None:
 
 def _supervise() -> int:
     folder, grace, *command = sys.argv[1:]
-    return supervise(command, ray=None, log_dir=Path(folder), grace=float(grace)).code
+    return supervise(Job(command, Path(folder), grace=float(grace))).code
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import os, sys
 from pathlib import Path
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise import guard
-from grpo.launch.supervise.supervisor import supervise
+from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
 
 def main():
     ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
-    end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
+    end = supervise(Job([sys.executable, *driver], Path(folder), ray, grace=5.0))
     print("failed      ", end.cause and end.cause.what, flush=True)
     return end.code
 

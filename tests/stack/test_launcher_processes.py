@@ -179,7 +179,7 @@ def test_ctrl_c_while_ray_starts(tmp_path: Path, start) -> None:
 
 @pytest.mark.parametrize(
     ("which", "named"),
-    [("head", "Ray was"), ("raylet", "Ray's raylet"), ("gcs_server", "Ray's gcs_server"), ("engine", "an engine died")],
+    [("head", "Ray was killed"), ("raylet", "Ray "), ("gcs_server", "Ray "), ("engine", "an engine died")],
 )
 def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str, named: str) -> None:
     run = start(tmp_path, "work")
@@ -192,9 +192,8 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str, named:
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed       {named}" in output, output
-    if which == "engine":
-        assert_seen("an engine is killed", output + "restarting from step 1 in 1 s (1 of 3)")
-    else:
+    assert which not in daemons or f"{which} [exit code=-9]" in output
+    if which != "engine":
         note("a process of Ray is killed", watch.seconds())
         assert_seen("a process of Ray is killed", output)
     assert_nothing_left(driver)

@@ -1,6 +1,5 @@
 """Why a run failed, in one line with a remedy, as the launcher sees it: a full disk, a signal, or the last words."""
 
-import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from grpo.stack.problem import Problem
 
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 OOM_COUNTER = Path("/proc/vmstat")
-_RAY_PART = re.compile(r"(\w+) \[exit code=(-?\d+)\]")  # what `ray start --block` prints of a process that it has lost
 
 
 def find(
@@ -26,13 +24,8 @@ def find(
         out_of_memory: processes that the kernel ended for memory on this machine during the run.
         silent_head: the address of a joined cluster that does not answer any more; "" if it does.
     """
-    full = [
-        f"the disk of {name} is full: {folder}"
-        for name, folder in folders.items()
-        if folder.is_dir() and machine.disk_free(folder) < FULL_BYTES
-    ]
-    if full:
-        return Problem("; ".join(full), last_words.FREE_DISK)
+    if full := find_full_disk(folders):
+        return full
     remedy = ""
     if out_of_memory:
         remedy = f"the kernel ended {out_of_memory} processes of this machine for lack of memory during the run: "
@@ -45,15 +38,19 @@ def find(
     return Problem(words.what, words.remedy or remedy) if words else None
 
 
+def find_full_disk(folders: Mapping[str, Path]) -> Problem | None:
+    """Return which of the folders have no room left; None if all have some."""
+    full = [
+        f"the disk of {name} is full: {folder}"
+        for name, folder in folders.items()
+        if folder.is_dir() and machine.disk_free(folder) < FULL_BYTES
+    ]
+    return Problem("; ".join(full), last_words.FREE_DISK) if full else None
+
+
 def describe_end(code: int) -> str:
     """Return how a process ended, in words."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def describe_service(name: str, code: int, log: Path) -> str:
-    """Return how a service ended: of Ray, the part that ended first."""
-    parts = _RAY_PART.findall("\n".join(last_words.read_lines(log))) if code >= 0 else []
-    return f"Ray's {parts[0][0]} {describe_end(int(parts[0][1]))}" if parts else f"{name} {describe_end(code)}"
 
 
 def count_out_of_memory_kills() -> int:

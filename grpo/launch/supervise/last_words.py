@@ -5,10 +5,8 @@ The exceptions of all processes reach the driver through Ray. The end of its log
 
 import json
 import os
-import queue
 import re
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ _REMEDIES = {
     r"node running low on memory": f"the machine lacks memory, so Ray killed a worker: {FREE_MEMORY}",
 }
 _NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --no-graphs"
-_NOTICE_SECONDS, _ANSWER_SECONDS = 1.0, 10.0  # until Ray knows of a death, and until it has answered
+_NOTICE_SECONDS = 1.0  # until Ray knows of a death
 _ROLES = {
     "LLMRayActor": "an engine",
     "RolloutRayActor": "an engine",
@@ -102,16 +100,16 @@ def explain(error: BaseException, log: Path) -> LastWords:
         return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy))
     if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
         kind, _, what = messages[-1].partition(": ")
-    died = _ask_ray()
+    died = find_dead_actor()
     if (died or _OF_DEATHS.search(kind)) and (lost := find_lost_nodes()):
         return LastWords(kind, ", ".join(f"node {address} was lost" for address in lost), LOST_REMEDY)
     remedy, told = "", f"{kind}: {redact(what[:LONGEST].strip())}"
     if died:
         role, pid = died
         told = f"{role} died (pid {pid})"
-        what += "\n".join(line for line in read_lines(log) if re.search(rf"\bpid={pid}\b", line))
+        what += "\n".join(line for line in tail(log) if re.search(rf"\bpid={pid}\b", line))
     elif what.startswith(_NO_ENGINE):
-        match = next(filter(None, map(_OF_ENGINE.search, read_lines(log))), None)
+        match = next(filter(None, map(_OF_ENGINE.search, tail(log))), None)
         what = match[1] if match else what
         told = f"an engine did not start: {redact(what[:LONGEST])}"
         remedy = "" if is_cpu_stack() or "--enforce_eager" in sys.argv else _NO_GRAPHS
@@ -123,24 +121,10 @@ def find_lost_nodes() -> list[str]:
     return cluster.wait_for_lost_nodes() if _is_connected() else []
 
 
-def _is_connected() -> bool:
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
-
-
-def _ask_ray() -> tuple[str, int] | None:
-    """Return the actor that has died first, if Ray answers."""
-    if not _is_connected():
-        return None
-    answers: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(find_dead_actor()), daemon=True).start()
-    try:
-        return answers.get(timeout=_ANSWER_SECONDS)
-    except queue.Empty:  # Ray itself may be what died
-        return None
-
-
 def find_dead_actor() -> tuple[str, int] | None:
     """Return what the run's first actor was that died by other means than an exception, and its pid; None if none."""
+    if not _is_connected():
+        return None
     from ray._private import state
 
     time.sleep(_NOTICE_SECONDS)
@@ -151,24 +135,23 @@ def find_dead_actor() -> tuple[str, int] | None:
     return _ROLES.get(first["ActorClassName"], first["ActorClassName"]), first["Pid"]
 
 
+def _is_connected() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 def _is_crash(cause: Any) -> bool:
     """Tell whether an actor died with its process or its node, not by its exception or because the run ended."""
     context = cause.actor_died_error_context
     return cause.HasField("oom_context") or context.Reason.Name(context.reason) in ("WORKER_DIED", "NODE_DIED")
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
-    lines = [line for line in read_lines(path) if line and "%|" not in line]
-    return lines[-count:]
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the lines at the end of a log without colors, [] if it is missing."""
+def tail(log: Path, count: int | None = None) -> list[str]:
+    """Return the last lines of a log without colors and progress bars (tqdm), or all near its end; [] without a log."""
     try:
-        with open_file(path) as file:
-            file.seek(max(0, path.stat().st_size - 1_000_000))
+        with open_file(log) as file:
+            file.seek(max(0, log.stat().st_size - 1_000_000))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
-    return [_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n")]
+    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
+    return [line for line in lines if line and "%|" not in line][-(count or 0) :]

@@ -1,14 +1,11 @@
 """What a run owns on this machine: its processes, its folder, and its files under /dev/shm."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import psutil
 
 from grpo.launch.supervise import base_dir, processes
 from grpo.stack.checkout import CHECKOUT
@@ -62,23 +59,10 @@ class Owned:
             return
         before, self._names = self._names, set(os.listdir(SHM))
         if self._names - before:
-            found = processes.find_shared_memory(process.pid for process in self.list_processes())
+            found = processes.find_shared_memory(process.pid for process in processes.find_run_processes(self.run_id))
             self._memory |= {file for file in found if file.name not in self._foreign}
             base_dir.note_shared_memory(self.folder, self._memory)
             self._next_scan = time.monotonic() + _SCAN_SECONDS
-
-    def list_processes(self) -> list[psutil.Process]:
-        """Return the living processes of the run."""
-        return processes.find_run_processes(self.run_id)
-
-    def list_suspended(self) -> list[int]:
-        """Return the processes that somebody has suspended (SIGSTOP)."""
-        suspended = []
-        for process in self.list_processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() == psutil.STATUS_STOPPED:
-                    suspended.append(process.pid)
-        return suspended
 
     def end(self, grace: float) -> set[int]:
         """End all processes, SIGKILL after `grace` seconds; return those that still run."""

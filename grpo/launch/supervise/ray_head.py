@@ -32,31 +32,28 @@ def address_file(base_dir: Path) -> Path:
     return base_dir / "ray" / "ray_current_cluster"
 
 
-def logs(base_dir: Path) -> Path:
-    """Return the folder of Ray's own logs."""
-    return base_dir / "ray" / "session_latest" / "logs"
+def link_logs(base_dir: Path, kept: Path) -> None:
+    """Make a link to Ray's logs, for as long as it runs. The logs of an earlier part of the run get another name."""
+    if kept.is_dir() and not kept.is_symlink():
+        number = sum(1 for _ in kept.parent.glob(f"{kept.name}.*"))
+        kept.rename(kept.with_name(f"{kept.name}.{number + 1}"))
+    kept.unlink(missing_ok=True)
+    kept.symlink_to(_logs(base_dir))
 
 
 def keep_logs(base_dir: Path, kept: Path) -> None:
-    """Replace the link to Ray's log folder with a copy of it."""
-    make_way(kept)
-    if not logs(base_dir).is_dir():
-        return
+    """Replace the link by a copy."""
+    kept.unlink(missing_ok=True)
     try:
-        shutil.copytree(logs(base_dir), kept)
+        shutil.copytree(_logs(base_dir), kept)
         for path in (kept, *kept.rglob("*")):  # Ray makes its folders writable for everyone
             path.chmod(path.stat().st_mode & 0o700)
     except OSError as error:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
 
 
-def make_way(kept: Path) -> None:
-    """Remove a link to Ray's logs; keep the logs of an earlier part of the run under another name."""
-    if kept.is_symlink():
-        kept.unlink()
-    elif kept.exists():
-        number = sum(1 for _ in kept.parent.glob(f"{kept.name}.*"))
-        kept.rename(kept.with_name(f"{kept.name}.{number + 1}"))
+def _logs(base_dir: Path) -> Path:
+    return base_dir / "ray" / "session_latest" / "logs"
 
 
 def variables() -> dict[str, str]:

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +22,6 @@ from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 from reward.settings import STAND_IN_VARIABLE
 
-GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 SERVICE_SECONDS = 180.0  # that a service may take to start
 TAIL_LINES = 30
@@ -52,37 +51,14 @@ class End:
     cause: Problem | None = None
 
 
-class _Stop(Exception):
-    """A signal ends the run."""
+@dataclass(frozen=True)
+class Job:
+    """A driver and what it needs.
 
-
-class _Failed(Exception):
-    """The run cannot go on; `log` has the details."""
-
-    def __init__(self, problem: Problem, log: str = "") -> None:
-        super().__init__(str(problem))
-        self.problem, self.log = problem, log
-
-
-def supervise(
-    driver: Sequence[str],
-    *,
-    ray: RayHead | None,
-    log_dir: Path,
-    environment: Mapping[str, str] | None = None,
-    progress: Callable[[], list[str]] = list,
-    grace: float = GRACE_SECONDS,
-    stand_in_models: Sequence[str] = (),
-    folders: Mapping[str, Path] | None = None,
-    watch: HangWatch | None = None,
-    saving: Saving | None = None,
-) -> End:
-    """Run `driver` with its own Ray cluster if `ray` is given, and leave no process of it behind. Needs a guard.
-
-    Args:
+    Attributes:
         driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set if `ray` is given.
-        ray: the cluster's resources; None starts no cluster.
         log_dir: an existing folder for the output of the driver and of Ray.
+        ray: the resources of the run's own cluster; None starts none.
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call.
         grace: seconds between SIGTERM and SIGKILL.
@@ -91,32 +67,51 @@ def supervise(
         watch: tells what the run is doing, and whether it hangs; None: nobody looks.
         saving: a Ctrl-C or SIGTERM to this process lets the run save first; None ends it at once.
     """
-    last_words.locate_file(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
-    supervisor = _Supervisor(driver, log_dir, progress, grace, watch, saving if saving and saving.seconds else None)
-    supervisor.folders |= folders or {}
-    supervisor.environment |= environment or {}
+
+    driver: Sequence[str]
+    log_dir: Path
+    ray: RayHead | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    progress: Callable[[], list[str]] = list
+    grace: float = 10.0
+    stand_in_models: Sequence[str] = ()
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    watch: HangWatch | None = None
+    saving: Saving | None = None
+
+
+def supervise(job: Job) -> End:
+    """Run a driver to its end, and leave no process of it behind. Needs a guard."""
+    supervisor = _Supervisor(job)
     before = signals.handle(supervisor.note_signal)
     try:
-        return supervisor.run(ray, stand_in_models)
+        return supervisor.run()
     finally:
         signals.restore(before)
 
 
+class _Stop(Exception):
+    """A signal ends the run."""
+
+
+class _Failed(Exception):
+    """The run cannot go on; `log` has the details."""
+
+    def __init__(self, what: str, log: str) -> None:
+        super().__init__(what)
+        self.what, self.log = what, log
+
+
 class _Supervisor:
-    def __init__(
-        self,
-        driver: Sequence[str],
-        log_dir: Path,
-        progress: Callable[[], list[str]],
-        grace: float,
-        watch: HangWatch | None,
-        saving: Saving | None,
-    ) -> None:
-        self.log_dir, self.progress, self.grace, self.watch, self.saving = log_dir, progress, grace, watch, saving
-        self.driver, self.owned = driver, Owned()
-        self.folders = {"the logs": log_dir, "temporary files": self.owned.folder, "shared memory": machine.SHM}
-        self.environment = {last_words.FILE_VARIABLE: str(last_words.locate_file(log_dir).absolute())}
+    def __init__(self, job: Job) -> None:
+        self.job, self.owned = job, Owned()
+        words = last_words.locate_file(job.log_dir)
+        words.unlink(missing_ok=True)  # of an earlier part of the run
+        self.environment = {**job.environment, last_words.FILE_VARIABLE: str(words.absolute())}
+        self.folders = {"the logs": job.log_dir, "temporary files": self.owned.folder, "shared memory": machine.SHM}
+        self.folders |= job.folders
         self.services: dict[int, tuple[str, str]] = {}  # name and log by pid; they must live as long as the driver
+        self.saving = job.saving if job.saving and job.saving.seconds else None
         self.told: int | None = None  # a signal that lets the run save first
         self.save_until: float | None = None
         self.signalled: int | None = None  # one that ends it at once
@@ -130,32 +125,32 @@ class _Supervisor:
         else:
             self.signalled = self.signalled or number
 
-    def run(self, ray: RayHead | None, stand_in_models: Sequence[str]) -> End:
+    def run(self) -> End:
         """Start everything, follow it until the end, clean up, and return how the run ended."""
         killed = cause.count_out_of_memory_kills()
         code, problem, log = FAILED, None, last_words.LOG
         try:
-            if stand_in_models:
-                self._start_stand_in(stand_in_models)
-            if ray:
-                self._start_ray(ray)
+            if self.job.stand_in_models:
+                self._start_stand_in(self.job.stand_in_models)
+            if self.job.ray:
+                self._start_ray(self.job.ray)
             code = self._follow_driver()
-            # Before the clean-up, which frees disks
             problem = self._explain(code, killed) if code and not self.signalled else None
         except _Failed as failed:
-            problem, log = failed.problem, failed.log
+            problem, log = cause.find_full_disk(self.folders) or Problem(failed.what, ""), failed.log
         except _Stop:
             pass
         finally:
-            self._clean_up(has_ray=ray is not None)
+            self._clean_up()
         return self._end(code, problem, log)
 
     def _start_stand_in(self, models: Sequence[str]) -> None:
         """Start the local server that stands in for Gemini; every later process gets its address."""
         file = self.owned.folder / "stand-in-address"
         command = [sys.executable, "-m", "reward.stand_in", "--address-file", str(file), "--models", *models]
-        address = self._start("the judge's stand-in", command, "stand-in.log", file)
-        self.environment[STAND_IN_VARIABLE] = address
+        self.environment[STAND_IN_VARIABLE] = address = self._start(
+            "the judge's stand-in", command, "stand-in.log", file
+        )
         self._show(f"the judge's stand-in answers at {address}")
 
     def _start_ray(self, head: RayHead) -> None:
@@ -164,32 +159,29 @@ class _Supervisor:
         started, folder = time.monotonic(), self.owned.folder
         self.environment |= ray_head.variables() | rendezvous.variables(folder / "rendezvous")
         command, file = ray_head.start_command(head, folder), ray_head.address_file(folder)
+        ray_head.link_logs(folder, self.job.log_dir / "ray")
         self.environment["RAY_ADDRESS"] = address = self._start("Ray", command, "ray-start.log", file)
-        kept = self.log_dir / "ray"
-        ray_head.make_way(kept)
-        kept.symlink_to(ray_head.logs(folder))
         self._show(f"Ray is up at {address} after {time.monotonic() - started:.0f} s")
 
     def _start(self, name: str, command: Sequence[str], log: str, file: Path) -> str:
         """Start a service, and return the address that it writes into a file."""
-        self.services[self.owned.spawn(command, self.log_dir / log, self.environment)] = (name, log)
+        self.services[self.owned.spawn(command, self.job.log_dir / log, self.environment)] = (name, log)
         started = time.monotonic()
         while not (file.is_file() and (address := file.read_text(encoding="utf-8").strip())):
             self._tick()
             if time.monotonic() - started > SERVICE_SECONDS:
-                raise _Failed(Problem(f"{name} did not start within {SERVICE_SECONDS:.0f} s", ""), log)
+                raise _Failed(f"{name} did not start within {SERVICE_SECONDS:.0f} s", log)
         return address
 
     def _follow_driver(self) -> int:
         """Run the driver; return its exit code."""
-        driver = self.owned.spawn(self.driver, self.log_dir / last_words.LOG, self.environment)
-        self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
+        driver = self.owned.spawn(self.job.driver, self.job.log_dir / last_words.LOG, self.environment)
+        self._show(f"starting engines and actor; log: {self.job.log_dir / last_words.LOG}")
         while driver not in self.owned.exits:
             self._tick()
             self._show_sign_of_life()
-            if self.watch and (hang := self.watch.hang()):
-                suspended = "".join(f"; process {pid} is suspended (SIGSTOP)" for pid in self.owned.list_suspended())
-                raise _Failed(Problem(hang + suspended, ""), last_words.LOG)
+            if self.job.watch and (hang := self.job.watch.hang()):
+                raise _Failed(hang, last_words.LOG)
         return self.owned.exits[driver]
 
     def _tick(self) -> None:
@@ -203,18 +195,17 @@ class _Supervisor:
             raise _Stop
         time.sleep(_TICK)
         self.owned.look()
-        self._show(*self.progress())
+        self._show(*self.job.progress())
         self._look_at_services()
 
     def _look_at_services(self) -> None:
         for pid, (name, log) in self.services.items():
             if pid in self.owned.exits:
-                what = cause.describe_service(name, self.owned.exits[pid], self.log_dir / log)
-                raise _Failed(Problem(f"{what} (pid {pid})", ""), log)
+                raise _Failed(f"{name} {cause.describe_end(self.owned.exits[pid])} (pid {pid})", log)
 
     def _has_saved(self) -> bool:
         """Ask for a checkpoint, once; return whether it was saved, or timed out."""
-        if not self.saving or not self.watch or not self.watch.has_new_steps():
+        if not self.saving or not self.job.watch or not self.job.watch.has_new_steps():
             return True
         request, seconds = self.saving.request, self.saving.seconds
         if self.save_until is None:
@@ -234,27 +225,28 @@ class _Supervisor:
         return True
 
     def _explain(self, code: int, killed_before: int) -> Problem | None:
-        """Return why the driver failed; None if only its log can tell."""
-        until = time.monotonic() + (0.0 if last_words.read(self.log_dir) else ray_head.NOTICE_SECONDS)
-        while self.services and time.monotonic() < until:  # the driver may end before Ray does, which is the cause
+        """Return why the driver failed, before the clean-up frees disks; None if only its log can tell."""
+        is_silent = last_words.read(self.job.log_dir) is None and code in (FAILED, -signal.SIGABRT)
+        until = time.monotonic() + ray_head.NOTICE_SECONDS
+        while self.services and is_silent and time.monotonic() < until:  # Ray ends soon, if it is the cause
             self.owned.look()
             self._look_at_services()
             time.sleep(_TICK)
         killed = cause.count_out_of_memory_kills() - killed_before
         joined = "" if self.services else os.environ.get("RAY_ADDRESS", "")
         silent = joined if joined and ray_head.explain_silence(joined) else ""
-        return cause.find(self.log_dir, self.folders, code, killed, silent)
+        return cause.find(self.job.log_dir, self.folders, code, killed, silent)
 
-    def _clean_up(self, has_ray: bool) -> None:
+    def _clean_up(self) -> None:
         if number := self.signalled or self.told:
-            self._show(f"{signals.get_name(number)}: ending the run (at most {self.grace:.0f} s)")
-        left = self.owned.end(self.grace)
-        if has_ray:
-            ray_head.keep_logs(self.owned.folder, self.log_dir / "ray")
+            self._show(f"{signals.get_name(number)}: ending the run (at most {self.job.grace:.0f} s)")
+        left = self.owned.end(self.job.grace)
+        if self.job.ray:
+            ray_head.keep_logs(self.owned.folder, self.job.log_dir / "ray")
         self.owned.delete()
         if left:
             self._show(processes.describe_left(left))
-        self._show(*self.progress())
+        self._show(*self.job.progress())
 
     def _end(self, code: int, problem: Problem | None, log: str) -> End:
         number = self.signalled or self.told  # a signal may have come during the clean-up
@@ -265,9 +257,9 @@ class _Supervisor:
                 self._show(f"{'failed':<12} {problem.what}")
             return End(128 + number)
         if log != last_words.LOG or code < 0 or not problem:
-            last = (f"  {redact(line)}" for line in last_words.tail(self.log_dir / log, TAIL_LINES))
-            self._show(f"last lines of {self.log_dir / log}:", *last)
-        unknown = Problem(f"the driver ended with exit code {code}", f"see {self.log_dir / log}")
+            last = (f"  {redact(line)}" for line in last_words.tail(self.job.log_dir / log, TAIL_LINES))
+            self._show(f"last lines of {self.job.log_dir / log}:", *last)
+        unknown = Problem(f"the driver ended with exit code {code}", f"see {self.job.log_dir / log}")
         return End(128 - code if code < 0 else code, problem or unknown)
 
     def _show(self, *lines: str) -> None:
@@ -283,9 +275,9 @@ class _Supervisor:
 
     def _show_sign_of_life(self) -> None:
         """After a quiet minute, say what the run waits for, once for each such thing."""
-        if not self.watch or time.monotonic() - self.last_shown < QUIET_SECONDS:
+        if not self.job.watch or time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        waits_for = self.watch.describe_wait()
+        waits_for = self.job.watch.describe_wait()
         if waits_for != self.last_waited_for:
             self.last_waited_for = waits_for
             self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {waits_for}")

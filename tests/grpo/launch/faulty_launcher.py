@@ -5,6 +5,7 @@ Run as a program, it is `python -m grpo.launch` for a model of zeros on a machin
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
@@ -21,7 +22,7 @@ preflight.patch_status = lambda: CLEAN
 rendering.render = lambda model, prompts, variables: [rendering.Rendered(8, str(prompt)) for prompt in prompts]
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-part.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})
+part.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
 part.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5

@@ -136,7 +136,6 @@ def test_a_run_whose_engine_is_suspended_restarts(start) -> None:
     note("an engine is suspended", find_longest_gap(run.read_rows("metrics.jsonl")))
     first, _ = run.read_rows("ends.jsonl")
     assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.")
-    assert "is suspended (SIGSTOP)" in first["cause"]
 
 
 def test_a_run_whose_guard_or_launcher_is_killed_does_not_restart(start) -> None:

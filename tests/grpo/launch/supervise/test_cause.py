@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,7 +68,7 @@ def test_frequent_exceptions_have_a_remedy(tmp_path: Path, error: Exception, rem
 
 
 def test_what_died_is_the_cause_of_what_others_say_and_its_log_may_have_the_remedy(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(last_words, "_ask_ray", lambda: ("an actor rank", 77))
+    monkeypatch.setattr(last_words, "find_dead_actor", lambda: ("an actor rank", 77))
     log, closed = tmp_path / "driver.log", RuntimeError("Connection closed by peer")
     log.write_text("(Judge pid=777) OSError: [Errno 24] Too many open files\n(Actor pid=77) terminate called\n")
     assert last_words.explain(closed, log) == LastWords("RuntimeError", "an actor rank died (pid 77)")
@@ -146,14 +145,6 @@ def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
     assert "ValueError: the reason" in done.stderr
     assert last_words.read(tmp_path) == LastWords("ValueError", "ValueError: the reason")
-
-
-def test_the_part_of_ray_that_ended_first_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "ray-start.log"
-    log.write_text("2026-01-31 12:53:06,609\tERR scripts.py:1206 -- raylet [exit code=-9]\n -- Remaining processes\n")
-    assert cause.describe_service("Ray", 1, log) == "Ray's raylet was killed by SIGKILL"
-    assert cause.describe_service("Ray", -signal.SIGTERM, log) == "Ray was killed by SIGTERM"
-    assert cause.describe_service("Ray", 1, tmp_path / "absent") == "Ray ended with exit code 1"
 
 
 def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from grpo.launch.supervise import guard
-from grpo.launch.supervise.supervisor import supervise
+from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
 
 def main():
-    end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=1.0)
+    end = supervise(Job([sys.executable, *driver], Path(folder), grace=1.0))
     print(f"failed       {end.cause}", flush=True)
     return end.code
 
