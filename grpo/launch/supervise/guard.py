@@ -63,10 +63,11 @@ def _wait(child: int, foreign: set[Path]) -> int:
     signals.handle(hand_on)
     signals.let_through()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signals.handle(signal.SIG_IGN)
+    left, memory = processes.end_all(os.environ[processes.RUN_ID_VARIABLE], grace=0.0)  # mostly nothing is left
+    processes.remove_shared_memory(memory - foreign)
     if code >= 0:
         return code
-    left, memory = processes.end_all(os.environ[processes.RUN_ID_VARIABLE], grace=0.0)
-    processes.remove_shared_memory(memory - foreign)
     base_dir.delete_dead()
     if -code not in signals.ENDING:  # which end it silently while it starts
         print(f"the launcher was killed by {signal.Signals(-code).name}: its run has ended", file=sys.stderr)

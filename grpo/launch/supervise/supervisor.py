@@ -269,9 +269,10 @@ class _Supervisor:
         self.last_shown = time.monotonic()
         try:
             print(*lines, sep="\n", flush=True)
-        except BrokenPipeError:
+        except OSError as error:  # a terminal that is gone ends the run only by SIGHUP, which may be ignored
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self.signalled = self.signalled or signal.SIGPIPE
+            if isinstance(error, BrokenPipeError):
+                self.signalled = self.signalled or signal.SIGPIPE
 
     def _show_sign_of_life(self) -> None:
         """After a quiet minute, say what the run waits for, once for each such thing."""

@@ -1,12 +1,15 @@
 """After any end of a run, its processes are gone and no other process is touched. Real processes, no Ray."""
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -251,6 +254,27 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
     os.close(held)
     shutil.rmtree(made)
     assert_nothing_left(driver)
+
+
+def test_a_terminal_that_is_closed_ends_the_run(tmp_path: Path, bystander) -> None:
+    """The launcher can then print nothing more, not even that it ends the run."""
+    terminal, end = pty.openpty()
+    program = [sys.executable, "-c", LAUNCHER, str(tmp_path), "-c", DRIVER, str(tmp_path), "wait"]
+    run = subprocess.Popen(
+        program,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+        preexec_fn=lambda: (reset_signals(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    os.close(end)
+    wait_until((tmp_path / "driver.json").exists, "the driver did not start")
+    os.close(terminal)
+    assert run.wait(60) == 128 + signal.SIGHUP
+    assert_nothing_left(json.loads((tmp_path / "driver.json").read_text()))
 
 
 def test_closed_output_ends_the_run(tmp_path: Path, start, bystander) -> None:
