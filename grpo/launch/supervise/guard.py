@@ -32,7 +32,7 @@ def guard(main: Callable[[], int]) -> int:
     own = os.getpid()
     os.environ |= {_GUARD_VARIABLE: str(own), processes.RUN_ID_VARIABLE: uuid.uuid4().hex}
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    foreign = set(SHM.iterdir())
+    foreign = set(SHM.glob("*"))
     signals.hold_back()
     child = os.fork()
     if child:

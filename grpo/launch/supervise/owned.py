@@ -26,7 +26,7 @@ class Owned:
         self.run_id = os.environ[processes.RUN_ID_VARIABLE]
         self.folder, self._held = base_dir.make()
         self.exits: dict[int, int] = {}
-        self._foreign = self._names = set(os.listdir(SHM))  # files from before the run are never deleted
+        self._foreign = self._names = set(SHM.glob("*"))  # files from before the run are never deleted
         self._memory: set[Path] = set()
         self._next_scan = 0.0
 
@@ -57,17 +57,17 @@ class Owned:
         self.exits.update(processes.reap())
         if time.monotonic() < self._next_scan:
             return
-        before, self._names = self._names, set(os.listdir(SHM))
+        before, self._names = self._names, set(SHM.glob("*"))
         if self._names - before:
             found = processes.find_shared_memory(process.pid for process in processes.find_run_processes(self.run_id))
-            self._memory |= {file for file in found if file.name not in self._foreign}
+            self._memory |= found - self._foreign
             base_dir.note_shared_memory(self.folder, self._memory)
             self._next_scan = time.monotonic() + _SCAN_SECONDS
 
     def end(self, grace: float) -> set[int]:
         """End all processes, SIGKILL after `grace` seconds; return those that still run."""
         left, memory = processes.end_all(self.run_id, grace)
-        processes.remove_shared_memory(self._memory | {file for file in memory if file.name not in self._foreign})
+        processes.remove_shared_memory(self._memory | (memory - self._foreign))
         return left
 
     def delete(self) -> None:

@@ -75,10 +75,10 @@ def end_all(run_id: str, grace: float) -> tuple[set[int], set[Path]]:
     started = time.monotonic()
     signalled: set[int] = set()
     memory: set[Path] = set()
-    looked_at: set[str] = set()
+    looked_at: set[Path] = set()
     while True:
         reap()
-        names = set(os.listdir(SHM))
+        names = set(SHM.glob("*"))
         alive = find_run_processes(run_id)
         if names - looked_at:
             memory |= find_shared_memory(process.pid for process in alive)
@@ -102,7 +102,7 @@ def find_shared_memory(pids: Iterable[int]) -> set[Path]:
     Compared by inode, which psutil does not give: glibc creates a semaphore under one name and links it to another.
     """
     inodes = set().union(*map(_mapped_inodes, pids))
-    return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes}
+    return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes} if inodes else set()
 
 
 def _mapped_inodes(pid: int) -> set[int]:
