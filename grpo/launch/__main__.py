@@ -36,7 +36,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import joined_cluster
+from grpo.launch.supervise import guard, joined_cluster
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.settings import choose, flags, misspelt
@@ -205,4 +205,4 @@ def _describe_resumption(config: Config, folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     command.print_plainly()
-    sys.exit(main())
+    sys.exit(guard.guard(main))

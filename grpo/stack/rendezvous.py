@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the run's keeper imports this module for the variables, without PyTorch
+if TYPE_CHECKING:  # the launcher imports this module for the variables, without PyTorch
     from torch.distributed import Store
 
 # The rendezvous folder. If unset, processes use PyTorch's own rendezvous, as in a joined cluster.

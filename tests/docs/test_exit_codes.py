@@ -3,7 +3,7 @@
 import signal
 
 from grpo.launch.refusals import REFUSED
-from grpo.launch.supervise.driver import FAILED, STOPPED
+from grpo.launch.supervise.supervisor import FAILED, STOPPED
 from grpo.run.lost_writes import LOSSY
 from grpo.stack.checkout import CHECKOUT
 from tests.docs.pages import get_page

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from grpo.launch.supervise.witness import find_role
 from tests.faults import assert_seen
 
 from . import tool_model
@@ -102,23 +101,24 @@ def parts(tiny_model, tmp_path_factory) -> Parts:
     box = ("--gpus", 1, "--steps", LAST, "--resume", run)
     with going(*box, **settings) as resumed:
         wait_for(lambda: read_phase(run) == ("train", LAST), resumed.launcher)
-        victim = find_process("the core of an engine", run)
+        victim = find_core(run)
         held.append(list_held_bases(run))
         victim.kill()
         wait_for(lambda: len(read_lines(metrics)) == LAST, resumed.launcher)
         held.append(list_held_bases(run))
     assert "starting Ray (1 stand-in for GPUs" in resumed.output
-    assert "failed       the core of an engine" in resumed.output
+    assert "failed       an engine died" in resumed.output
     assert resumed.output.count(f"continuing after step {SAVED}") == 2
     return Parts(folder / "before", run, held)
 
 
-def find_process(role: str, run: Path) -> psutil.Process:
-    for pid in list_processes(run):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if find_role(process := psutil.Process(pid)) == role:
-                return process
-    raise AssertionError(f"no process is {role}")
+def find_core(run: Path) -> psutil.Process:
+    """Return the core of an engine: what its actor has spawned. setproctitle sometimes gives it no title."""
+    [engine] = [pid for pid, line in list_processes(run).items() if line.startswith("ray::LLMRayActor")]
+    for child in psutil.Process(engine).children():
+        if child.cmdline()[0].startswith("VLLM::EngineCore") or "--multiprocessing-fork" in child.cmdline():
+            return child
+    raise AssertionError("the engine has no core")
 
 
 def list_held_bases(run: Path) -> dict[int, list[str]]:

@@ -1,4 +1,4 @@
-"""Faults of machine and user that cost a run little or nothing. Launcher and keeper are real."""
+"""Faults of machine and user that cost a run little or nothing. The launcher is real."""
 
 import subprocess
 import sys
