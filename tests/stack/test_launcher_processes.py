@@ -23,7 +23,6 @@ import pytest
 from grpo.launch.config import Config
 from grpo.launch.supervise import base_dir, joined_cluster, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
 from .launched_cluster import PROBE, Run, make_environment
@@ -131,11 +130,9 @@ def hold_ports(ports: Sequence[int]) -> Iterator[None]:
 def test_the_driver_ends_although_the_usual_ports_are_busy(tmp_path: Path, start) -> None:
     # Ray's, its client's, its dashboard's, its workers' first, PyTorch's, and vLLM's
     with hold_ports([6379, 8265, 10001, 10002, 29500, 8000]):
-        run, watch = start(tmp_path, "0", GEMINI_API_KEY="s3cret-value", WANDB_API_KEY="s3cret-value"), Stopwatch()
+        run = start(tmp_path, "0", GEMINI_API_KEY="s3cret-value", WANDB_API_KEY="s3cret-value")
         output = run.finish()
     assert run.launcher.returncode == 0, output
-    assert_seen("the usual ports are busy", output)
-    note("the usual ports are busy", watch.seconds())
     assert_nothing_left(run.wait_for_driver())
     assert "Ray is up at" in output and "Traceback" not in output
     assert (tmp_path / "ray" / "raylet.out").is_file(), "Ray's logs are kept"
@@ -187,15 +184,13 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str, named:
     time.sleep(1.0)
     [head] = [pid for pid in list_children(run.find_launcher()) if "--head" in read_command_line(pid)]
     daemons = {psutil.Process(pid).name(): pid for pid in list_children(head)}
-    watch = Stopwatch()
     os.kill({"head": head, "engine": driver["pids"][1], **daemons}[which], signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed       {named}" in output, output
     assert which not in daemons or f"{which} [exit code=-9]" in output
     if which != "engine":
-        note("a process of Ray is killed", watch.seconds())
-        assert_seen("a process of Ray is killed", output)
+        assert "failed       Ray" in output
     assert_nothing_left(driver)
 
 

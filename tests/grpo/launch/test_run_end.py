@@ -21,7 +21,6 @@ from grpo.run.lost_writes import LOSSY
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.stack.problem import UserError
-from tests.faults import assert_seen, note
 
 from .stopped_run import start
 
@@ -124,8 +123,7 @@ def test_a_run_whose_metrics_were_lost_says_so_at_once_and_is_not_done(setting, 
     assert shown[0][-1].startswith("step 1")
     assert shown[1:] == [[f"! lost       {n} failed since step 2 (last: {reason}); the run continues"]
                          for n in ("1 write", "2 writes")]  # fmt: skip
-    assert_seen("the disk of the metrics fills", shown[1][0])
-    note("the disk of the metrics fills", 0.0)
+    assert "! lost" in shown[1][0]
     output = capsys.readouterr().out
     assert f"lost         2 writes failed since step 2 (last: {reason})" in output
     assert "again  " not in output and "not finished" not in output

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from grpo.launch.supervise import base_dir
-from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -209,7 +208,6 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     """An impatient user types Ctrl-C many times."""
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
-    watch = Stopwatch()
     for _ in range(10 if signum == signal.SIGINT else 1):
         os.killpg(run.shell.pid, signum)
         time.sleep(0.05)
@@ -217,9 +215,6 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     assert run.shell.returncode == 128 + signum
     [line] = [line for line in output.splitlines() if "ending the run" in line]
     assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name) and "Traceback" not in output
-    if signum == signal.SIGINT:
-        assert_seen("Ctrl-C ten times", output)
-        note("Ctrl-C ten times", watch.seconds())
     assert_nothing_left(driver)
     assert (tmp_path / "late").exists(), "nothing was created in the grace period"
 
@@ -229,7 +224,6 @@ def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, bystander, w
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
     time.sleep(1.0)  # the launcher looks at new shared memory
-    watch = Stopwatch()
     kill, pid = (os.killpg if "group" in which else os.kill), run.shell.pid
     kill(run.find_launcher() if which == "launcher" else pid, signal.SIGKILL)
     assert_nothing_left(driver, is_late=which != "launcher")
@@ -237,8 +231,7 @@ def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, bystander, w
     assert "Traceback" not in output
     if which == "launcher":
         assert run.shell.returncode == 128 + signal.SIGKILL
-        assert_seen("the launcher is killed", output)
-        note("the launcher is killed", watch.seconds())
+        assert "killed by SIGKILL" in output
 
 
 def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: Path, start) -> None:
