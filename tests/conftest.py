@@ -14,52 +14,44 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# One process runs the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors takes the most memory. At its place in
-# this list, WAITING has usually ended in another process, and the rest of tests/stack has not begun.
-LARGE = (
-    "end_to_end",
-    "resume",
-    "two_nodes",
-    "doors",
-    "options",
-    "loss_and_lengths",
-    "agreement",
-    "bench",
-)
-# It waits until Ray notices that a node is lost.
-WAITING = "tests/stack/test_lost_nodes.py"
+# Two processes run tests/stack, each one file after the other: three whole runs at once need more memory than a machine
+# of 24 GB has. The first of them runs these files, and the second one the others.
+FIRST_HALF = ("end_to_end", "resume", "two_nodes", "doors", "options", "loss_and_lengths", "agreement")
 
 
-def _is_large(file: str) -> bool:
-    return file in map("tests/stack/test_{}.py".format, LARGE)
+def _find_half(file: str) -> int | None:
+    """Return which process runs a file: 0 or 1 for those of tests/stack, None for any process."""
+    if not file.startswith("tests/stack/"):
+        return None
+    return 0 if file in map("tests/stack/test_{}.py".format, FIRST_HALF) else 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and the large ones all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and each half of tests/stack in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "large" if _is_large(file) else file
+            half = _find_half(file)
+            return file if half is None else f"half {half} of tests/stack"
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what is large, and beside it with what waits. The rest of tests/stack comes last.
+    """Start with both halves of tests/stack, which take longest.
 
-    Files without the tiny model come before others of their kind: it may still be in the making.
+    Of the other files, those without the tiny model come first: it may still be in the making.
     """
-    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
+    order = list(map("tests/stack/test_{}.py".format, FIRST_HALF))
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
-    def find_place(item: pytest.Item) -> tuple[int, bool, bool]:
+    def find_place(item: pytest.Item) -> tuple[int, int, bool]:
         file = item.nodeid.partition("::")[0]
-        at = order.index(file) if file in order else len(order)
-        return at, file.startswith("tests/stack/"), item.path in waiting
+        half = _find_half(file)
+        return 2 if half is None else half, order.index(file) if half == 0 else 0, item.path in waiting
 
     items.sort(key=find_place)
 
