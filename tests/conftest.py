@@ -14,16 +14,21 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Two processes run tests/stack, each one file after the other: three whole runs at once need more memory than a machine
-# of 24 GB has. The first of them runs these files, and the second one the others.
-FIRST_HALF = ("end_to_end", "resume", "two_nodes", "doors", "options", "loss_and_lengths", "agreement")
+# Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than a machine of
+# 24 GB has. doors needs 15 GB by itself, so the second half begins with what needs little.
+HALVES = (
+    ("end_to_end", "doors", "options", "resume", "two_nodes", "loss_and_lengths", "agreement"),
+    ("launcher_processes", "local_ray", "engine_core"),  # then the others
+)
 
 
-def _find_half(file: str) -> int | None:
-    """Return which process runs a file: 0 or 1 for those of tests/stack, None for any process."""
+def _find_half(file: str) -> tuple[int, int] | None:
+    """Return which half of tests/stack a file belongs to, and its place there; None for other files."""
     if not file.startswith("tests/stack/"):
         return None
-    return 0 if file in map("tests/stack/test_{}.py".format, FIRST_HALF) else 1
+    name = Path(file).stem.removeprefix("test_")
+    places = [(half, files.index(name)) for half, files in enumerate(HALVES) if name in files]
+    return places[0] if places else (1, len(HALVES[1]))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,8 +39,8 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            half = _find_half(file)
-            return file if half is None else f"half {half} of tests/stack"
+            place = _find_half(file)
+            return f"half {place[0]} of tests/stack" if place else file
 
     return Scheduling(config, log)
 
@@ -45,13 +50,10 @@ def pytest_collection_modifyitems(items):
 
     Of the other files, those without the tiny model come first: it may still be in the making.
     """
-    order = list(map("tests/stack/test_{}.py".format, FIRST_HALF))
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def find_place(item: pytest.Item) -> tuple[int, int, bool]:
-        file = item.nodeid.partition("::")[0]
-        half = _find_half(file)
-        return 2 if half is None else half, order.index(file) if half == 0 else 0, item.path in waiting
+        return *(_find_half(item.nodeid.partition("::")[0]) or (len(HALVES), 0)), item.path in waiting
 
     items.sort(key=find_place)
 
