@@ -14,8 +14,8 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than a machine of
-# 24 GB has. doors needs 15 GB by itself, so the second half begins with what needs little.
+# Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than 24 GB.
+# doors needs 15 GB by itself, so the second half begins with what needs little.
 HALVES = (
     ("end_to_end", "doors", "options", "resume", "two_nodes", "loss_and_lengths", "agreement"),
     ("launcher_processes", "local_ray", "engine_core"),  # then the others
