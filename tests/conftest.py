@@ -15,20 +15,8 @@ hypothesis.settings.load_profile("repeatable")
 
 
 # One process runs the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors takes the most memory. At its place in
-# this list, WAITING has usually ended in another process, and the rest of tests/stack has not begun.
-LARGE = (
-    "end_to_end",
-    "resume",
-    "two_nodes",
-    "doors",
-    "options",
-    "loss_and_lengths",
-    "agreement",
-    "bench",
-)
-# It waits until Ray notices that a node is lost.
-WAITING = "tests/stack/test_lost_nodes.py"
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly.
+LARGE = ("end_to_end", "resume", "two_nodes", "doors", "options", "loss_and_lengths", "agreement")
 
 
 def _is_large(file: str) -> bool:
@@ -49,11 +37,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what is large, and beside it with what waits. The rest of tests/stack comes last.
+    """Start with what is large. The rest of tests/stack comes last.
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
-    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
+    order = [*map("tests/stack/test_{}.py".format, LARGE)]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def find_place(item: pytest.Item) -> tuple[int, bool, bool]:
