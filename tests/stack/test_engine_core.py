@@ -45,5 +45,5 @@ def test_a_judge_that_has_died_is_noticed(ray_cluster, monkeypatch):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RayActorError):
         ray.get(judge.__ray_ready__.remote(), timeout=60)
-    with pytest.raises(RuntimeError, match="the judge's process has died"):
+    with pytest.raises(RuntimeError, match="judge"):
         judge_place.require()

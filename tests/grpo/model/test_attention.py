@@ -83,7 +83,7 @@ def test_the_test_notices_lost_sinks_and_lost_padding(model):
 
 @pytest.mark.parametrize("queries", [{"cache_position": torch.arange(3, 4)}, {"q_length": 1}])
 def test_passes_with_a_cache_are_refused(queries):
-    with pytest.raises(ValueError, match="use eager attention to generate"):
+    with pytest.raises(ValueError, match="eager"):
         attention.make_mask(1, 4, **queries)
 
 
@@ -113,5 +113,5 @@ def test_the_check_at_start_finds_what_is_lost(monkeypatch, fault):
         return right(module, query, key, value, mask, scaling, sinks)
 
     monkeypatch.setattr(attention, "attend", attend_wrongly)
-    with pytest.raises(UserError, match="attention with sinks is wrong on cpu for"):
+    with pytest.raises(UserError, match="cpu"):
         attention_check.check(make_config(), torch.device("cpu"))

@@ -155,7 +155,7 @@ def test_only_out_is_written(path):
     ],
 )
 def test_dequantize_refuses_an_out_that_does_not_fit(out):
-    with pytest.raises(ValueError, match="out must be contiguous"):
+    with pytest.raises(ValueError, match="out"):
         mxfp4.dequantize(*draw_packed(2, 128, 3), out=out)
 
 

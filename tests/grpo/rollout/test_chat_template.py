@@ -132,11 +132,11 @@ def test_other_variables_reach_training_environments_and_evaluations(identifying
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ("model_identity=x", "not JSON"),
-        ("[1]", "not a JSON object"),
-        ('{"messages": []}', "must not set 'messages'"),
-        ('{"reasoning_effort": "low"}', "set REASONING_EFFORT"),
-        ('{"strftime_now": "2030-01-02"}', "set TEMPLATE_DATE"),
+        ("model_identity=x", "model_identity"),
+        ("[1]", "JSON"),
+        ('{"messages": []}', "messages"),
+        ('{"reasoning_effort": "low"}', "REASONING_EFFORT"),
+        ('{"strftime_now": "2030-01-02"}', "TEMPLATE_DATE"),
     ],
 )
 def test_invalid_variables_are_refused(others, message):
@@ -145,5 +145,5 @@ def test_invalid_variables_are_refused(others, message):
 
 
 def test_what_is_no_date_is_refused():
-    with pytest.raises(UserError, match="TEMPLATE_DATE is 'tomorrow': give a date such as 2030-01-02"):
+    with pytest.raises(UserError, match="TEMPLATE_DATE"):
         chat_template.variables(None, None, "tomorrow")

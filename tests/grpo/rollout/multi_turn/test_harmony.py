@@ -211,10 +211,10 @@ QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "cont
 @pytest.mark.parametrize(
     ("messages", "what"),
     [
-        ([QUESTION, ANSWER], "the last message is the assistant's"),
-        ([ANSWER, QUESTION], "the first message has the role assistant"),
-        ([QUESTION, ANSWER, {"role": "critic", "content": "c"}], "no role critic"),
-        ([QUESTION, ANSWER, {"role": "user", "content": [{"type": "image"}]}], "not text"),
+        ([QUESTION, ANSWER], "last message"),
+        ([ANSWER, QUESTION], "first message"),
+        ([QUESTION, ANSWER, {"role": "critic", "content": "c"}], "critic"),
+        ([QUESTION, ANSWER, {"role": "user", "content": [{"type": "image"}]}], "text"),
     ],
 )
 def test_messages_that_do_not_fit_are_refused(messages, what):
@@ -224,5 +224,5 @@ def test_messages_that_do_not_fit_are_refused(messages, what):
 
 def test_another_models_tokenizer_is_refused():
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    with pytest.raises(UserError, match="not gpt-oss's"):
+    with pytest.raises(UserError, match="gpt-oss"):
         template_for(other)

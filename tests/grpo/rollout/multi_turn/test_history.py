@@ -67,7 +67,7 @@ def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_traine
     assert [len(sample.action_ranges()) for sample in (first, second)] == [2, 1]
     assert len(response["branches"]) == 1 and response["extra_logs"]["branches"] == 1
     (why,) = policy.history.differences
-    assert why.startswith("the history differs first at position ") and "<|channel|>analysis" in why
+    assert "<|channel|>analysis" in why
 
 
 def test_only_the_return_token_of_an_answer_changes_in_a_branch():
