@@ -29,10 +29,10 @@ from eval.problems import EvalProblem, Reader, derive_seed, read_problems
 from eval.table import result_table
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
+from grpo.environments.environment import Environment
+from grpo.environments.retrieval import VARIABLE
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
-from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.run.measure import SCORE
@@ -225,7 +225,7 @@ def _setting(
     options: argparse.Namespace, kind: type[Environment], chat: Chat, thinking: tuple[Delimiter, Budget] | None
 ) -> "Setting":
     from eval.in_environment import Setting  # imports torch
-    from grpo.rollout.multi_turn.harmony import template_for
+    from grpo.rollout.harmony import template_for
 
     return Setting(
         kind=kind,

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.environments.conversation import Outcome
+from grpo.environments.environment import Environment, Score
+from grpo.environments.loading import load
+from grpo.environments.retrieval import VARIABLE
+from grpo.environments.settings import RolloutLimits
 from grpo.launch.checks.own_code import NoAnswerError, call_apart
-from grpo.rollout.multi_turn.conversation import Outcome
-from grpo.rollout.multi_turn.environment import Environment, Score
-from grpo.rollout.multi_turn.environment_loading import load
-from grpo.rollout.multi_turn.harmony import SAMPLED
-from grpo.rollout.multi_turn.retrieval import VARIABLE
-from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.rollout.harmony import SAMPLED
 from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from eval import harness
 from eval.problems import EvalProblem, derive_seed
-from grpo.rollout.multi_turn.conversation import play
-from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.harmony import Template
-from grpo.rollout.multi_turn.rollout import EnginePolicy
-from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.environments.conversation import play
+from grpo.environments.environment import Environment
+from grpo.environments.settings import RolloutLimits
+from grpo.rollout.harmony import Template
+from grpo.rollout.multi_turn import EnginePolicy
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.upstream.engine import Engine

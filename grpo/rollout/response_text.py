@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.codec import Codec
+from grpo.rollout.codec import Codec
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 from reward.answers import MARKER
 

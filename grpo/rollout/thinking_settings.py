@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.rollout.multi_turn.settings import has_environment
+from grpo.environments.settings import has_environment
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments

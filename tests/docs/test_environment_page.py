@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import Outcome, hold_conversation, score_conversation
-from grpo.rollout.multi_turn.environment import Score
-from grpo.rollout.multi_turn.environment_loading import load
+from grpo.environments.conversation import Outcome, hold_conversation, score_conversation
+from grpo.environments.environment import Score
+from grpo.environments.loading import load
 from tests.docs.pages import get_page
+from tests.grpo.environments.scripted import LIMITS, Spoken, make_call
 from tests.grpo.launch.recipe import ROOT
 from tests.grpo.launch.recipe import call as launch
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, make_call
 
 
 def read_environment_code() -> str:

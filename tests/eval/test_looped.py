@@ -18,7 +18,7 @@ from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking import Budget
-from tests.grpo.rollout.multi_turn.scripted import make_params
+from tests.grpo.environments.scripted import make_params
 from tests.grpo.rollout.replayed_engine import (
     ANALYSIS,
     CONTEXT,

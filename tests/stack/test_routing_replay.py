@@ -19,10 +19,10 @@ from grpo.model import routing
 from grpo.rollout import budget_executor
 from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
-from grpo.rollout.multi_turn.harmony import template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, RolloutLimits, roll_out
+from grpo.rollout.harmony import template_for
+from grpo.rollout.multi_turn import EnginePolicy, RolloutLimits, roll_out
 from grpo.rollout.thinking_settings import environment
-from tests.grpo.rollout.multi_turn.scripted import Library
+from tests.grpo.environments.scripted import Library
 
 from .rounding import bound_differences, load_reference_model, simulate
 from .trainer_and_engines import make_compiling_environment

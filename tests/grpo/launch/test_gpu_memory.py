@@ -108,7 +108,7 @@ def test_a_gpu_that_is_too_small_holds_no_sequence(configure_box):
 
 
 def test_a_rollout_with_branches_has_several_rows(configure_box, monkeypatch):
-    from grpo.rollout.multi_turn import settings
+    from grpo.environments import settings
 
     for name, value in (("ENVIRONMENT", "retrieval"), ("MAX_BRANCHES", "3")):
         monkeypatch.setenv(f"GRPO_{name}", value)

@@ -12,7 +12,7 @@ from eval.chat import Chat
 from eval.problems import EvalProblem
 from grpo.hooks.names import Arguments
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.harmony import template_for
+from grpo.rollout.harmony import template_for
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
