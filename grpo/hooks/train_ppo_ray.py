@@ -12,7 +12,7 @@ from grpo.launch import flags
 from grpo.launch.supervise import last_words
 from grpo.model import model_files
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
-from grpo.rollout import chat_template, thinking_settings
+from grpo.rollout import chat_template, thinking
 from grpo.stack import cluster
 from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
@@ -22,7 +22,7 @@ from reward import judge_place
 rename_flags = names.rename_flags  # of OpenRLHF 0.11.2, as the next
 in_sections = names.in_sections
 add_flags = flags.add_flags
-hand_on_thinking_budget = thinking_settings.pass_to_engines
+hand_on_thinking_budget = thinking.pass_to_engines
 hand_on_template_variables = chat_template.pass_to_engines  # the engines' environments render prompts
 runtime_env = cluster.runtime_env
 engines_ready = cluster.engines_ready

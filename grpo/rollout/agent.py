@@ -13,7 +13,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 from grpo.environments.loading import load
 from grpo.environments.mixture import KEY
 from grpo.environments.settings import EnvironmentSettings, RolloutLimits
-from grpo.rollout import thinking_settings
+from grpo.rollout import thinking
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
@@ -33,7 +33,7 @@ class AgentExecutor(AgentExecutorBase):
         self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
         self._max_rows, self._source = settings.max_rows, settings.template
-        self._thinking = thinking_settings.read_given(os.environ)
+        self._thinking = thinking.read_given(os.environ)
 
     async def execute(
         self,

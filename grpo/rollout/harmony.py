@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from grpo.environments.environment import Message
 from grpo.rollout.chat_template import arguments
-from grpo.rollout.codec import Codec
+from grpo.rollout.response_text import Codec
 from grpo.rollout.trajectory import Origin
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer

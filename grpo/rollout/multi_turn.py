@@ -1,8 +1,13 @@
-"""One multi-turn rollout on an engine, in the form that OpenRLHF expects from an agent executor."""
+"""One multi-turn rollout on an engine, in the form that OpenRLHF expects from an agent executor.
+
+A turn's prompt is all earlier tokens, unchanged, and what the template puts between turns. If the history renders to
+other tokens, because thinking was dropped or messages were edited, a new row branches off. The prompt of a branch is
+not trained on. Every sampled token is trained once, in the row in which the engine drew it.
+"""
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.environments.conversation import EnvironmentFault, Outcome, play
@@ -10,19 +15,76 @@ from grpo.environments.environment import ContextFull, Environment, Message, Sco
 from grpo.environments.settings import RolloutLimits
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
-from grpo.rollout.harmony import Template
-from grpo.rollout.history import RolloutHistory
+from grpo.rollout.harmony import Piece, Template
 from grpo.rollout.invariant import EngineAccount, describe, read_log_probs, validate_log_probs
 from grpo.rollout.thinking import Budget, Delimiter
-from grpo.rollout.trajectory import Origin
+from grpo.rollout.trajectory import Origin, Trajectory
 from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
-
 logger = logging.getLogger("openrlhf.grpo.rollout")
 
 SEED_STRIDE = 1_000_003  # rollouts of a prompt have adjacent seeds; those of its turns are far apart
+
+
+class RolloutHistory:
+    """The tokens of one rollout: one row while its history only grows, a new row once it changes.
+
+    Args:
+        decode: returns the text of tokens.
+
+    Attributes:
+        rows: in order of their start.
+        differences: why each row after the first began.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self.rows: list[Trajectory] = []
+        self.differences: list[str] = []
+        self._decode = decode
+        self._next = Trajectory()
+        self._why: str | None = None
+
+    def prompt(self, rendered: Sequence[Piece]) -> list[int]:
+        """Return the prompt for the engine, given a render of the whole history. Only :meth:`add` keeps it."""
+        render = Trajectory()
+        for tokens, origin in rendered:
+            render.append(tokens, origin)
+        row = self.rows[-1] if self.rows else Trajectory()
+        size = len(row.tokens)
+        self._why = describe("the history", row.tokens, render.tokens[:size], self._decode)
+        if self._why or not self.rows:
+            self._begin_row(render.tokens)
+        else:
+            self._next = Trajectory(
+                list(render.tokens),
+                row.origins + render.origins[size:],
+                row.log_probs + render.log_probs[size:],
+            )
+        return list(self._next.tokens)
+
+    def _begin_row(self, prompt: Sequence[int]) -> None:
+        self._next = Trajectory()
+        self._next.append(prompt, Origin.PROMPT)
+
+    def branch(self, prompt: Sequence[int], why: str) -> None:
+        """Let the next turn begin a row with the prompt that the engine really got."""
+        self._why = why
+        self._begin_row(prompt)
+
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Keep the last prompt, and the tokens that the engine sampled after it. Without log-probs, none is trained."""
+        self._next.append(tokens, Origin.FORCED if log_probs is None else Origin.SAMPLED, log_probs)
+        if not self.rows or self._why is not None:
+            self.differences += [self._why] if self.rows and self._why else []
+            self.rows.append(self._next)
+            self._why = None  # what is added next belongs to the same row
+        self.rows[-1] = self._next
+
+    def add_forced(self, tokens: Sequence[int]) -> None:
+        """Insert tokens into the turn that was kept last, such as the end of its thinking."""
+        self._next.append(tokens, Origin.FORCED)
 
 
 class EnginePolicy:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eval.in_environment import Setting, hold_conversation
+from eval.harness import Setting, hold_conversation
 from eval.problems import EvalProblem, derive_seed
 from grpo.environments.single import Environment as Single
 from grpo.rollout.harmony import SAMPLED, template_for

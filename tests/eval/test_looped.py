@@ -12,7 +12,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from eval import evaluate
-from eval.looped import LoopedEngine, LoopedLLM
+from eval.engine import LoopedEngine, LoopedLLM
 from eval.output import Output
 from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response

@@ -21,7 +21,7 @@ from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, RolloutLimits, roll_out
-from grpo.rollout.thinking_settings import environment
+from grpo.rollout.thinking import environment
 from tests.grpo.environments.scripted import Library
 
 from .rounding import bound_differences, load_reference_model, simulate

@@ -26,7 +26,7 @@ class Outputs(Protocol):
 
 
 class Streams(Protocol):
-    """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.looped.LoopedLLM`."""
+    """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.engine.LoopedLLM`."""
 
     def generate(self, prompt: "TokensPrompt", params: "SamplingParams", /, request_id: str) -> Outputs:
         """Answer one prompt; yield an output for each report."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
 
-from grpo.rollout import thinking_settings
+from grpo.rollout import thinking
 from grpo.rollout.harmony import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
@@ -96,9 +96,9 @@ def test_a_thinking_budget_reaches_the_turns_of_an_environment(library, monkeypa
         thinking_budget=6, answer_budget=40, thinking_delimiter="harmony", remote_rm_url=None,
         agent_func_path=str(CHECKOUT / "grpo" / "rollout" / "agent.py"),
     )  # fmt: skip
-    for name in thinking_settings.environment(0, 2, "", ""):
+    for name in thinking.environment(0, 2, "", ""):
         monkeypatch.setenv(name, "")  # so that they are gone after the test
-    thinking_settings.pass_to_engines(args)
+    thinking.pass_to_engines(args)
     assert args.agent_func_path.endswith("rollout/agent.py"), "the environment keeps its own executor"
     actor = load_actor()
     thought = "<|channel|>analysis<|message|>" + "hm " * 40 + "<|end|><|start|>assistant" + FINAL

@@ -8,8 +8,7 @@ from openrlhf.datasets.prompts_dataset import PromptDataset
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from eval.chat import Chat
-from eval.problems import EvalProblem
+from eval.problems import Chat, EvalProblem
 from grpo.hooks.names import Arguments
 from grpo.rollout import chat_template
 from grpo.rollout.harmony import template_for

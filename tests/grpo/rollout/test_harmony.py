@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from grpo.environments.environment import BROWSER, PYTHON, Environment, Score, ToolError
-from grpo.rollout.codec import Codec
 from grpo.rollout.harmony import SAMPLED, template_for
+from grpo.rollout.response_text import Codec
 from grpo.stack.problem import UserError
 from tests.grpo.environments.scripted import Library, assert_exact, roll_out_script
 from tests.grpo.rollout.tokenizer import SEARCH, TOKENIZER

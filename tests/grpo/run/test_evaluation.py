@@ -11,8 +11,8 @@ from vllm import SamplingParams
 from vllm.sampling_params import SamplingType
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from eval.chat import Chat
 from eval.engine import Sample as EvalSample
+from eval.problems import Chat
 from grpo.environments.settings import AGENT
 from grpo.rollout import greedy
 from grpo.rollout.budgeted_rollout import budgeted_response
