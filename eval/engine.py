@@ -22,8 +22,8 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
 from grpo.lora import expert_form
-from grpo.lora.adapter import Receipt, TensorSpec, layout
-from grpo.lora.engine_actor import SharedMemory, check_receipts
+from grpo.lora.adapter import Checksums, TensorSpec, layout
+from grpo.lora.engine_actor import SharedMemory, check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
@@ -126,7 +126,7 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
         # `draw`.
         enable_prefix_caching=has_calls,
-        worker_extension_cls="grpo.lora.side_path.AdapterWorker",
+        worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
         additional_config=_configure(adapter, base) if adapter and base else {},
         **arguments(sequences=options.batch),
     )
@@ -148,12 +148,12 @@ def meeting_place() -> Path:
 
 
 def load_adapter(llm: Any, adapter: Adapter, base: Architecture) -> None:
-    """Load an adapter into the side paths of an engine that has generated nothing yet."""
+    """Load an adapter into an engine that has generated nothing yet."""
     flat, specs = flatten(adapter, base)
     memory = SharedMemory(flat.nbytes)
     memory.bytes[:] = flat.view(torch.uint8).numpy()
-    receipts = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], Receipt.of(flat, specs))
+    results = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
+    check_sync([results], Checksums.of(flat, specs))
 
 
 def flatten(adapter: Adapter, base: Architecture) -> tuple[torch.Tensor, list[TensorSpec]]:

@@ -10,7 +10,7 @@ from grpo.stack.upstream.engine import AsyncLLM
 if TYPE_CHECKING:
     from grpo.model.shared_base import Description
 
-WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
+WORKER = "grpo.lora.vllm_lora.AdapterWorker"  # vLLM imports it in its workers
 
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles

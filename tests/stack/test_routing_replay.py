@@ -89,7 +89,7 @@ def engine(request, tiny_model):
         config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: adapter.ALL}
         actor = make_actor(
             tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", eager, tensor_parallel_size=tensor_parallel,
-            worker_extension_cls="grpo.lora.side_path.AdapterWorker", additional_config=config,
+            worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker", additional_config=config,
         )  # fmt: skip
         with asyncio.Runner() as loop:
             yield Engine(actor, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"), loop)

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from eval.problems import Chat, EvalProblem
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.rollout import chat_template
 from grpo.rollout.harmony import template_for
 from grpo.stack.problem import UserError

@@ -1,16 +1,16 @@
-"""The LoRA adapter inside a vLLM worker, as a side path next to the frozen attention weights.
+"""The LoRA adapter inside a vLLM worker, unmerged beside the frozen attention weights.
 
-:mod:`grpo.lora.expert_side_path` is that of the experts.
+:mod:`grpo.lora.vllm_expert_lora` does the same for the experts.
 
 ``y = base(x) + (x A^T) B^T * scale``. It wraps the linear layer's ``quant_method``, which runs before the row-parallel
 all-reduce: q, k and v take rows of B, o takes columns of A. Merging ``B A`` into bf16 weights would instead lose most
 early updates to rounding.
 
-A layer's side path is two products, whose launches are most of its cost when tokens are sampled one by one: x with the
+A layer's update is two products, whose launches are most of its cost when tokens are sampled one by one: x with the
 A of all projections, and the result with their B, which is added to the output of the frozen weight in place. PEFT
 rounds this update to bf16 before it adds it, and we do not. Where the update is small, the sums are the same.
 
-vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model. The side path thus
+vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model. The adapter thus
 exists when the model is profiled and compiled.
 """
 
@@ -33,9 +33,10 @@ from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, MLPBlock, OAIA
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.worker.gpu_worker import Worker
 
-from grpo.lora import expert_side_path, router_capture
+from grpo.lora import router_capture, vllm_expert_lora
 from grpo.lora.adapter import (
     SHARED,
+    SyncResult,
     TensorSpec,
     checksum,
     row_sums,
@@ -49,7 +50,7 @@ from grpo.stack.upstream.engine import Attention, Experts, LinearLayer
 LAYERS = "base_model.model.model.layers."  # the prefix of PEFT's names
 
 
-class SidePath(LinearMethodBase):
+class LoraLinearMethod(LinearMethodBase):
     """Adds the adapter to a linear layer; ``base`` is the layer's own method.
 
     Args:
@@ -83,32 +84,32 @@ class SidePath(LinearMethodBase):
 
 
 def attach(attention: Attention, rank: int, scale: float) -> None:
-    """Give the projections of one attention module their side paths."""
+    """Give the projections of one attention module their adapters."""
     qkv, o = attention.qkv_proj, attention.o_proj
     sizes = [attention.q_size, attention.kv_size, attention.kv_size]
-    qkv.quant_method = SidePath(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
-    o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
+    qkv.quant_method = LoraLinearMethod(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
+    o.quant_method = LoraLinearMethod(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
 
 
 def attach_if_trained(attention: Attention, config: VllmConfig) -> None:
-    """Give an attention module its side paths, if the engine is configured for an adapter."""
+    """Give an attention module its adapters if the engine is configured for them."""
     settings = config.additional_config
     if isinstance(settings, dict) and settings.get("lora_rank"):
         attach(attention, settings["lora_rank"], settings["lora_scale"])
         # vLLM keeps compiled models on disk. Their key has this dictionary, so none of another version of this code is
         # used.
-        settings["side_path"] = code_digest()
+        settings["lora_code"] = code_digest()
 
 
 def attach_to_experts(experts: Experts, config: VllmConfig) -> None:
-    """Give a layer's experts their side paths, if the engine is configured for them.
+    """Give a layer's experts their adapters if the engine is configured for them.
 
     Raises:
         UserError: if this build's experts cannot take an adapter.
     """
     settings = config.additional_config
     if isinstance(settings, dict) and settings.get("expert_rank"):
-        expert_side_path.attach(experts, config, settings["expert_rank"], settings["lora_scale"])
+        vllm_expert_lora.attach(experts, config, settings["expert_rank"], settings["lora_scale"])
 
 
 @functools.cache
@@ -147,7 +148,7 @@ Tensors = Mapping[str, tuple[int, torch.Tensor]]  # of a layer, with their numbe
 
 @dataclass
 class Applied:
-    """What a worker's side paths hold: the tensor count and the arguments of :func:`grpo.lora.adapter.checksum`."""
+    """What a worker holds: the tensor count and the arguments of :func:`grpo.lora.adapter.checksum`."""
 
     tensors: int = 0
     sums: list[torch.Tensor] = field(default_factory=list)
@@ -155,7 +156,7 @@ class Applied:
 
 
 def fill(attention: Attention, tensors: Tensors, applied: Applied) -> None:
-    """Copy this worker's slices of one layer's attention adapter into the side paths, and add them to ``applied``.
+    """Copy this worker's slices of one layer's attention adapter into its buffers, and add them to ``applied``.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj.
@@ -170,7 +171,7 @@ def fill(attention: Attention, tensors: Tensors, applied: Applied) -> None:
 
 def fill_experts(experts: Experts, tensors: Tensors, applied: Applied) -> None:
     """Do the same for the experts: ``experts.base_layer.lora_A`` and so on, with a dimension of experts before them."""
-    held = expert_side_path.slots(experts)
+    held = vllm_expert_lora.slots(experts)
     _copy(held, [buffer for buffer, _ in held.values()], tensors, applied)
 
 
@@ -214,14 +215,14 @@ def group_by_layer(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str,
 class AdapterWorker(router_capture.RecordingWorker):
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
-    def load_adapter(self, path: str, specs: list[dict]) -> dict[str, int]:
+    def load_adapter(self, path: str, specs: list[dict]) -> SyncResult:
         """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
 
         Args:
             specs: the fields of each ``TensorSpec``, in the order of their offsets.
 
         Raises:
-            ValueError: if a tensor belongs to no side path of this model.
+            ValueError: if a tensor belongs to no layer of this model.
         """
         last = TensorSpec(**specs[-1])
         size = 2 * (last.offset + last.numel)
@@ -235,7 +236,7 @@ class AdapterWorker(router_capture.RecordingWorker):
         for number, layer in enumerate(layers):
             tensors = arrived.get(str(number), {})
             fill(layer.attn, tensors, applied)
-            experts = expert_side_path.find_weights(layer.mlp.experts)
+            experts = vllm_expert_lora.find_weights(layer.mlp.experts)
             if hasattr(experts, "expert_rank"):
                 fill_experts(experts, tensors, applied)
         if applied.tensors != len(specs):
@@ -283,23 +284,23 @@ def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
 
 
 def _install() -> None:
-    """Patch the layers of every gpt-oss to create side paths, and every model to sample only allocated tokens."""
+    """Patch the layers of every gpt-oss to create adapters, and every model to sample only allocated tokens."""
     original = OAIAttention.__init__
 
-    def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
+    def init_with_adapter(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         attach_if_trained(cast(Attention, self), get_current_vllm_config())
 
-    OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
+    OAIAttention.__init__ = init_with_adapter  # type: ignore[method-assign]
     original_block = MLPBlock.__init__
 
-    def init_with_expert_side_path(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
+    def init_block_with_adapter(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
         original_block(self, *args, **kwargs)
-        experts = expert_side_path.find_weights(self.experts)
+        experts = vllm_expert_lora.find_weights(self.experts)
         engine_base.drop_scales_after_loading(experts)
         attach_to_experts(experts, get_current_vllm_config())
 
-    MLPBlock.__init__ = init_with_expert_side_path  # type: ignore[method-assign]
+    MLPBlock.__init__ = init_block_with_adapter  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__
 
     def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:

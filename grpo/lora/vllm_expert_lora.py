@@ -1,4 +1,4 @@
-"""The adapter of the experts inside a vLLM worker, as a side path next to each layer's frozen experts.
+"""The experts' LoRA adapter inside a vLLM worker, unmerged beside each layer's frozen experts.
 
 vLLM's kernels compute a layer's experts in one call, with the activation inside, and have no place for what is added
 before it. A layer with adapters is therefore composed of the trainer's parts: rows sorted by expert, products, and sums
@@ -33,7 +33,7 @@ def find_weights(experts: Any) -> Experts:
 
 
 def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> None:
-    """Give the experts of a layer their side paths, with adapters of zeros.
+    """Give the experts of a layer an adapter of zeros.
 
     Their buffers are bf16 and on the layer's device: gate_up's A ``[E, R, H]`` and B ``[E, 2I, R]``, down's A
     ``[E, R, I]`` and B ``[E, H, R]``. I is the worker's part, and R the rank, up to a multiple of 8.

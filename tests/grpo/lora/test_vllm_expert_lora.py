@@ -1,4 +1,4 @@
-"""The experts' side path against the trainer's experts; tests/stack/test_agreement.py runs it in engines."""
+"""The experts' adapter in an engine against the trainer's experts; tests/stack/test_agreement.py runs it in engines."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -11,7 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from vllm.model_executor.layers.quantization import mxfp4 as quantization
 
 from benchmarks.kernels import relative
-from grpo.lora import adapter, expert_form, side_path
+from grpo.lora import adapter, expert_form, vllm_lora
 from grpo.model import expert_lora, mxfp4
 from grpo.model.experts import Experts
 from grpo.stack.problem import UserError
@@ -76,9 +76,9 @@ def x() -> torch.Tensor:
     return torch.randn(TOKENS, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
 
 
-def load(experts: WorkersExperts, layer: Layer) -> side_path.Applied:
-    applied = side_path.Applied()
-    side_path.fill_experts(experts, {name: pair for name, pair in number_tensors(layer)}, applied)
+def load(experts: WorkersExperts, layer: Layer) -> vllm_lora.Applied:
+    applied = vllm_lora.Applied()
+    vllm_lora.fill_experts(experts, {name: pair for name, pair in number_tensors(layer)}, applied)
     return applied
 
 
@@ -137,7 +137,7 @@ def make_mxfp4_worker(trained: Experts, rank: int, workers: int) -> WorkersExper
     worker.w2_weight = pad(worker.w2_weight[..., start:stop], missing).transpose(1, 2)
     worker.w2_bias = worker.w2_bias * (rank == 0)
     object.__setattr__(worker, "quant_method", Triton())
-    side_path.attach_to_experts(worker, configure())
+    vllm_lora.attach_to_experts(worker, configure())
     worker.w13_bias, worker.w2_bias = worker.w13_bias.float(), worker.w2_bias.float()  # as after loading
     return worker
 
@@ -155,7 +155,7 @@ def test_workers_compute_what_the_trainer_does_and_confirm_the_adapter(layer, x,
     engines = make_workers(layer.experts, workers, packed)
     with torch.inference_mode():
         base = sum(each(x, layer.compute_logits(x)).double() for each in engines)
-        receipts = [load(each, layer) for each in engines]
+        results = [load(each, layer) for each in engines]
         got = sum(each(x, layer.compute_logits(x)).double() for each in engines)
     expected = layer(x)
     assert relative(base, expected) > 0.3, "the adapter is too small to be tested"
@@ -168,10 +168,10 @@ def test_workers_compute_what_the_trainer_does_and_confirm_the_adapter(layer, x,
     sent = layer.list_sent()
     names = [f"base_model.model.model.layers.0.mlp.{name}.weight" for name in sent]
     specs = adapter.layout(names, [tensor.shape for tensor in sent.values()])
-    expected = adapter.Receipt.of(torch.cat([tensor.flatten() for tensor in sent.values()]), specs)
-    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in receipts]
+    expected = adapter.Checksums.of(torch.cat([tensor.flatten() for tensor in sent.values()]), specs)
+    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in results]
     assert sum(sums) % 2**64 == expected.checksum(workers)
-    assert {applied.tensors for applied in receipts} == {4}
+    assert {applied.tensors for applied in results} == {4}
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 8, 12])
@@ -215,11 +215,11 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
 )
 def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, parallel, what):
     with pytest.raises(UserError, match=what):
-        side_path.attach_to_experts(SimpleNamespace(quant_method=method), configure(**parallel))
+        vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure(**parallel))
 
 
 def test_an_engine_without_adapters_of_experts_stays_as_it_is():
     method = SimpleNamespace()
     config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0}, parallel_config=SERIAL)
-    side_path.attach_to_experts(SimpleNamespace(quant_method=method), config)
+    vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), config)
     assert not vars(method)

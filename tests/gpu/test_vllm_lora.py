@@ -1,4 +1,4 @@
-"""A check that needs a GPU: CUDA graphs of layers with a side path follow the adapter."""
+"""A check that needs a GPU: CUDA graphs of layers with an adapter follow it."""
 
 import torch
 

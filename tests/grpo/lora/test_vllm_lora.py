@@ -1,4 +1,4 @@
-"""The side path outside of vLLM; tests/stack/test_agreement.py runs it in engines, one of them compiled."""
+"""The adapter's layers outside of vLLM; tests/stack/test_agreement.py runs it in engines, one of them compiled."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
 from benchmarks.kernels import relative
-from grpo.lora import adapter, side_path
+from grpo.lora import adapter, vllm_lora
 
 from .recorded_pass import RecordedPass
 from .workers_attention import (
@@ -40,7 +40,7 @@ def weights() -> dict[str, torch.Tensor]:
 def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights, workers):
     values, (x, y) = draw_adapter(weights), draw_inputs(11)
     attentions = [WorkersAttention(weights, rank, workers) for rank in range(workers)]
-    receipts = [attention.load(values) for attention in attentions]
+    results = [attention.load(values) for attention in attentions]
     cut = [each.qkv_proj(x).split([size // workers for size in SIZES.values()], -1) for each in attentions]
     for name, parts in zip(SIZES, zip(*cut, strict=True), strict=True):
         assert relative(torch.cat(parts, -1), compute_exact(weights, values, name, x)) < 0.003
@@ -48,10 +48,10 @@ def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights,
     assert relative(added, compute_exact(weights, values, "o", y)) < 0.003
     names = [f"layers.0.self_attn.{name}.weight" for name in values]
     specs = adapter.layout(names, [each.shape for each in values.values()])
-    expected = adapter.Receipt.of(torch.cat([each.flatten() for each in values.values()]), specs)
-    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in receipts]
+    expected = adapter.Checksums.of(torch.cat([each.flatten() for each in values.values()]), specs)
+    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in results]
     assert sum(sums) % 2**64 == expected.checksum(workers)
-    assert {applied.tensors for applied in receipts} == {8}
+    assert {applied.tensors for applied in results} == {8}
 
 
 def test_an_adapter_of_zeros_changes_nothing_and_one_of_q_and_v_leaves_k(weights):
@@ -103,13 +103,13 @@ def test_a_compiled_layer_is_one_graph_that_follows_the_adapter(weights, monkeyp
     assert backend.frame_count == 1, "a sync compiles the layer again"
 
 
-def test_compiled_models_in_vllms_cache_have_this_side_path(weights, monkeypatch):
+def test_compiled_models_in_vllms_cache_have_this_code(weights, monkeypatch):
     """A model that was compiled without one, or with another version's, would ignore the adapter."""
 
     def compute_key(digest: str | None) -> str:
         config = VllmConfig(device_config=DeviceConfig("cpu"), additional_config=dict(ADDITIONAL))
         if digest:
-            monkeypatch.setattr(side_path, "code_digest", lambda: digest)
+            monkeypatch.setattr(vllm_lora, "code_digest", lambda: digest)
             WorkersAttention(weights, config=config)
         return config.compute_hash()
 
@@ -117,22 +117,22 @@ def test_compiled_models_in_vllms_cache_have_this_side_path(weights, monkeypatch
     assert compute_key("this version") == compute_key("this version")
 
 
-def test_versions_of_the_side_path_are_told_apart(monkeypatch, tmp_path):
-    digests, installed = [], side_path.code_digest()
+def test_versions_of_the_code_are_told_apart(monkeypatch, tmp_path):
+    digests, installed = [], vllm_lora.code_digest()
     for line in ("", "# another\n"):
         folder = tmp_path / f"version{len(digests)}"
-        shutil.copytree(Path(side_path.__file__).parent, folder)
+        shutil.copytree(Path(vllm_lora.__file__).parent, folder)
         with open(folder / "adapter.py", "a") as file:
             file.write(line)
-        monkeypatch.setattr(side_path, "__file__", str(folder / "side_path.py"))
-        digests.append(side_path.code_digest.__wrapped__())
+        monkeypatch.setattr(vllm_lora, "__file__", str(folder / "vllm_lora.py"))
+        digests.append(vllm_lora.code_digest.__wrapped__())
     assert digests[0] == installed != digests[1]
 
 
 def test_on_a_cpu_a_workers_memory_is_that_of_its_process():
     held = torch.zeros(2**26)
-    assert side_path.held_memory(held.device) == pytest.approx(psutil.Process(os.getpid()).memory_info().rss, rel=0.1)
-    assert side_path.held_memory(held.device) > held.nbytes
+    assert vllm_lora.held_memory(held.device) == pytest.approx(psutil.Process(os.getpid()).memory_info().rss, rel=0.1)
+    assert vllm_lora.held_memory(held.device) > held.nbytes
 
 
 def test_on_a_gpu_it_is_the_peak_since_the_last_sync(monkeypatch):
@@ -140,7 +140,7 @@ def test_on_a_gpu_it_is_the_peak_since_the_last_sync(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[device.index])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update({device.index: 3}))
     device = torch.device("cuda", 1)
-    assert [side_path.held_memory(device), side_path.held_memory(device)] == [7, 3]
+    assert [vllm_lora.held_memory(device), vllm_lora.held_memory(device)] == [7, 3]
 
 
 def test_sleep_leaves_a_base_that_the_actor_maps(monkeypatch):
