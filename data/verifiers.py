@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from grpo.rollout.multi_turn.environment_loading import load
+from grpo.environments.loading import load
 from grpo.stack import command
 from grpo.stack.json_files import replace_rows
 from grpo.stack.problem import UserError
@@ -30,7 +30,7 @@ def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, i
     kind = load(name)
     if not hasattr(kind, "loaded_environment"):
         raise UserError(f"{name} is not an environment of the verifiers package", "name it as verifiers:NAME")
-    from grpo.rollout.multi_turn.verifiers_environment import rows
+    from grpo.environments.verifiers_environment import rows
 
     own, evaluated = rows(cast(Any, kind))
     if evaluated is None:

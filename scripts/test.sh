@@ -76,7 +76,7 @@ of_verifiers() {
     local folder="$scratch/verifiers"
     uv pip install --quiet --python .venv/bin/python --no-deps --target "$folder" --requirement requirements/verifiers.txt &&
         PYTHONPATH="$folder:$PYTHONPATH" pytest -q --no-header -n 0 \
-            tests/grpo/rollout/multi_turn/test_verifiers_environment.py
+            tests/grpo/environments/test_verifiers_environment.py
 }
 
 packages=()

@@ -17,7 +17,7 @@ from typing import Any
 from grpo.batch.step import Step, StepGroups
 from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.stack.upstream.arguments import Arguments
-from reward import judge_place
+from reward import judge_actor
 
 # Rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended before the batch was full
 Result = tuple[list[Sample], float | None, int, bool]
@@ -206,7 +206,7 @@ class Batches:
             batch.results.append(self._sample_batch(sampling))
             if not batch.results[-1][-1]:
                 break
-        judge_place.require()
+        judge_actor.require()
 
     def state(self) -> Callable[[], dict[str, Any]] | None:
         """Return what computes the state of the batch that waits for its step; None if there is none.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.environments import settings
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
@@ -21,7 +22,6 @@ from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
 from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_expert_adapter, count_padding
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
-from grpo.rollout.multi_turn import settings
 from grpo.stack import machine
 
 ASSUMED_GB = 80

@@ -26,7 +26,7 @@ from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
-from reward import judge_place
+from reward import judge_actor
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
@@ -41,7 +41,7 @@ def run(
     held: int,
 ) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
-    for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
+    for left in (STAND_IN_VARIABLE, judge_actor.VARIABLE):  # by another run
         os.environ.pop(left, None)
     status = preflight.patch_status()
     stand_in = ["--stand-in"] if run_judge.is_stand_in else []
@@ -55,7 +55,7 @@ def run(
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if run_judge.settings:
-        environment[judge_place.VARIABLE] = judge_place.NAME
+        environment[judge_actor.VARIABLE] = judge_actor.NAME
     is_finished = False
     try:
         end = _train(files, config, plan, progress, environment, run_judge)

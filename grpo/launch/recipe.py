@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from grpo.environments.settings import AGENT
 from grpo.launch import run_dir
 from grpo.launch.supervise import guard
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run import own_runs
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.progress import list_changes

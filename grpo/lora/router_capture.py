@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from grpo.lora.adapter import ALL, RECORDS
 from grpo.lora.engine_actor import ROLLOUT
-from grpo.lora.expert_side_path import find_weights
+from grpo.lora.vllm_expert_lora import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
 

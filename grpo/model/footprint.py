@@ -21,7 +21,7 @@ _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
 WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
 _BLOCK = 16  # tokens of a block of vLLM's cache
-_RANKS = 8  # an engine pads the ranks of experts' adapters to a multiple: grpo.lora.expert_side_path
+_RANKS = 8  # an engine pads the ranks of experts' adapters to a multiple: grpo.lora.vllm_expert_lora
 # Tokens that vLLM 0.29 computes at once: two batches of `max_num_batched_tokens`, which engines leave at its default.
 # vLLM 0.15 has one batch, so that the plan's cache is up to 75 MB too large there.
 IN_FLIGHT = 2 * 2_048

@@ -7,9 +7,9 @@ engines get its tokens (:func:`grpo.rollout.response_text.encode_text`), which a
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo.environments.environment import Message
 from grpo.rollout.chat_template import arguments
-from grpo.rollout.multi_turn.environment import Message
-from grpo.rollout.multi_turn.harmony import is_harmony, template_for
+from grpo.rollout.harmony import is_harmony, template_for
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 

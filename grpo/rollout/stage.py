@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from grpo.environments.mixture import KEY
+from grpo.environments.settings import environments_by_prompt
 from grpo.rollout import greedy
 from grpo.rollout.engine_calls import EngineCalls
-from grpo.rollout.multi_turn.mixture import KEY
-from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor

@@ -51,7 +51,7 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
 
 def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.receipt(0).numbers["tensors"] == 24
-    monkeypatch.setattr(adapter.Receipt, "of", lambda flat, specs: adapter.Receipt(24, 1, 2))
+    monkeypatch.setattr(adapter.Checksums, "of", lambda flat, specs: adapter.Checksums(24, 1, 2))
     with pytest.raises(UserError, match="receipt of"):
         kernels.receipt(0)
 

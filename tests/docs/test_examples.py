@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environments.conversation import hold_conversation, score_conversation
+from grpo.environments.loading import load
 from grpo.launch.checks.reward import try_file
-from grpo.rollout.multi_turn.conversation import hold_conversation, score_conversation
-from grpo.rollout.multi_turn.environment_loading import load
 from tests.docs.pages import get_page
+from tests.grpo.environments.scripted import LIMITS, Spoken, make_call
 from tests.grpo.launch.recipe import ROOT
 from tests.grpo.launch.recipe import call as launch
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, make_call
 
 
 def write_example(page: str, file: Path) -> Path:

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.chat import Chat
-from eval.problems import EvalProblem
+from eval.problems import Chat, EvalProblem
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 

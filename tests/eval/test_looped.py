@@ -12,13 +12,13 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from eval import evaluate
-from eval.looped import LoopedEngine, LoopedLLM
+from eval.engine import LoopedEngine, LoopedLLM
 from eval.output import Output
 from eval.problems import EvalProblem, derive_seed
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking import Budget
-from tests.grpo.rollout.multi_turn.scripted import make_params
+from tests.grpo.environments.scripted import make_params
 from tests.grpo.rollout.replayed_engine import (
     ANALYSIS,
     CONTEXT,

@@ -7,12 +7,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ORDER = (
-    *("stack", "settings", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis"),
-    *("checkpoint", "training", "launch", "hooks"),
+    *("stack", "settings", "model", "lora", "environments", "rollout", "batch", "update", "metrics", "run"),
+    *("diagnosis", "checkpoint", "training", "launch", "hooks"),
 )
 OUTSIDE = {
     "stack": {"patches"},  # the digest of the installed OpenRLHF
-    "rollout": {"reward"},  # the grader's markers; the built-in environment grades
+    "environments": {"reward"},  # those of ours grade answers
+    "rollout": {"reward"},  # the grader's markers
     "batch": {"reward"},
     "run": {"reward"},
     "launch": {"reward", "data", "patches"},

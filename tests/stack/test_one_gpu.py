@@ -46,7 +46,7 @@ OTHER = {
 # Of a sum it wants a box, and fails without one. Of a difference it asks again after the answer: the <|return|> that
 # ended it is an <|end|> in the next prompt, which begins a sample.
 INSISTENT = """
-from grpo.rollout.multi_turn import python
+from grpo.environments import python
 
 class Environment(python.Environment):
     async def reply(self, messages):

@@ -14,9 +14,9 @@ import ray
 import torch
 
 from grpo.hooks import train_ppo_ray as hooks
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.lora import adapter
-from grpo.lora.engine_actor import check_receipts
+from grpo.lora.engine_actor import check_sync
 from grpo.metrics.scored_rollouts import Rollout
 from grpo.stack import cluster
 
@@ -209,5 +209,5 @@ def call_on_engine(engine, function, *args):
 
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
     buffer = flat.view(torch.uint8).numpy()
-    receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], adapter.Receipt.of(flat, specs))
+    results = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
+    check_sync([results], adapter.Checksums.of(flat, specs))

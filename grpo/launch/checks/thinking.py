@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.batch.length_schedule import Schedule
+from grpo.environments.settings import has_environment
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
 from grpo.stack.problem import Problem
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.batch import advantages, length_penalty
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 
 from .made_experiences import make_experiences
 

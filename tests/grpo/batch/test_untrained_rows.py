@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grpo.batch import branches
-from grpo.rollout.multi_turn.harmony import template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
+from grpo.rollout.harmony import template_for
+from grpo.rollout.multi_turn import EnginePolicy, roll_out
+from tests.grpo.environments.scripted import LIMITS, Library, ScriptedEngine, make_params
 
 from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, list_rows, make_arguments, make_experiences, make_response
 

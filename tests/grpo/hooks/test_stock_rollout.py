@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from grpo.batch import rewards
 from grpo.batch.rollouts import build_rollout
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.conftest import assert_fails_on_stock
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from grpo.environments.settings import AGENT
 from grpo.launch import flags, rollout_flags
 from grpo.launch.config import trainer_parser
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.settings.table import SETTINGS
 
 GOOD = {

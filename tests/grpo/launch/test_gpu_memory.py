@@ -77,7 +77,7 @@ def test_sleep_lengthens_the_longest_sequence(configure_box):
 
 
 def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(configure_box):
-    """grpo.lora.side_path: A of q, k and v in one buffer, their B on the diagonal of another; A and B of o."""
+    """grpo.lora.vllm_lora: A of q, k and v in one buffer, their B on the diagonal of another; A and B of o."""
     rank, hidden, queries, keys, layers = 64, 2880, 4096, 512, 36
     of_qkv = 3 * rank * hidden + (queries + 2 * keys) * 3 * rank
     assert gpu_memory.needs(configure_box("2")).engine["adapter, as a side path"] == 2 * layers * (
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_too_small_holds_no_sequence(configure_box):
 
 
 def test_a_rollout_with_branches_has_several_rows(configure_box, monkeypatch):
-    from grpo.rollout.multi_turn import settings
+    from grpo.environments import settings
 
     for name, value in (("ENVIRONMENT", "retrieval"), ("MAX_BRANCHES", "3")):
         monkeypatch.setenv(f"GRPO_{name}", value)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environments.settings import AGENT
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.plan import describe, make_plan
-from grpo.rollout.multi_turn.settings import AGENT
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 BUDGETS = {"thinking_budget": 16, "answer_budget": 8, "generate_max_len": 40}

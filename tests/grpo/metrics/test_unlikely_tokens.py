@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.metrics.unlikely_tokens import SHOWN, least_likely
+from grpo.metrics.step_metrics import SHOWN, least_likely
 from scripts import logprobs
 
 

@@ -8,11 +8,10 @@ from openrlhf.datasets.prompts_dataset import PromptDataset
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from eval.chat import Chat
-from eval.problems import EvalProblem
-from grpo.hooks.names import Arguments
+from eval.problems import Chat, EvalProblem
+from grpo.hooks.flag_aliases import Arguments
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.harmony import template_for
+from grpo.rollout.harmony import template_for
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 

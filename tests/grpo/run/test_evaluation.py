@@ -11,11 +11,11 @@ from vllm import SamplingParams
 from vllm.sampling_params import SamplingType
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from eval.chat import Chat
 from eval.engine import Sample as EvalSample
+from eval.problems import Chat
+from grpo.environments.settings import AGENT
 from grpo.rollout import greedy
 from grpo.rollout.budgeted_rollout import budgeted_response
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.rollout.stage import Stage
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.run import evaluation, measure, records, run_log

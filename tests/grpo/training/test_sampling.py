@@ -11,7 +11,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from grpo.batch import rollouts
 from grpo.batch.step import Step
-from grpo.hooks.names import in_sections
+from grpo.hooks.flag_aliases import in_sections
 from grpo.launch.config import trainer_parser
 from grpo.rollout import engine_calls
 from grpo.rollout.stage import Stage
