@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, int]:
-    """Write both files with at most so many lines (None for all), and return the number of lines of each.
+    """Write both files with at most `train` (None: all) and `held_out` lines, and return how many each has.
 
     Raises UserError if it is no environment of the package, or has too few rows.
     """

@@ -91,7 +91,7 @@ def final_message(response: str) -> str | None:
 
 
 def _is_by_assistant(response: str, channel: int) -> bool:
-    """Whether the header whose channel starts at `channel` names nobody, or the assistant without a recipient."""
+    """Whether the header whose channel starts at `channel` has no author, or is the assistant's without a recipient."""
     before = response.rfind("<|", 0, channel)
     is_named = before >= 0 and response.startswith(_START, before)
     return not is_named or response[before + len(_START) : channel].strip() == "assistant"

@@ -1,7 +1,7 @@
-"""Where the judge is: of a run, in one Ray actor on the launcher's node; without Ray, in the process that asks.
+"""The judge of a run: one Ray actor on the launcher's node. Without Ray, the judge is in the process that calls it.
 
-So one process has limits, breakers, judgements and means, and all engines of a run ask it. It also has the key and
-reaches the local stand-in, so no other node needs either.
+One process thus holds limits, circuit breakers, judgments, and means for all engines of a run. It also holds the key
+and reaches the local stand-in, so no other node needs either.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SPARE_SECONDS = 60.0  # beside the judge's own deadline, which starts when the a
 
 
 class JudgeActor:
-    """The judge that all engines ask; Ray runs it as an actor with one event loop."""
+    """The judge that all engines call; Ray runs it as an actor with one event loop."""
 
     async def begin(self, keys: Mapping[str, str]) -> None:
         """Take the keys, which Ray would keep and show as arguments of the actor, and begin."""
@@ -35,7 +35,7 @@ class JudgeActor:
 
 
 def make_asker() -> Callable[..., tuple[float, Verdict]]:
-    """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process asks, for all threads.
+    """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process calls, for all threads.
 
     Raises SettingsError, ValueError or OSError without a judge; the asker raises RayError if the actor has died.
     """
@@ -71,7 +71,7 @@ def start(options: Mapping[str, Any]) -> Any:
         return None
     place = {"num_cpus": 0, "max_concurrency": MOST_WAITING, **options}
     actor: Any = ray.remote(JudgeActor).options(name=name, **place).remote()
-    # The keys of this process, which Ray does not hand on.
+    # Ray does not pass on this process's keys.
     ray.get(actor.begin.remote({key: os.environ[key] for key in settings.KEY_VARIABLES if key in os.environ}))
     return actor
 

@@ -72,7 +72,7 @@ class Outcome:
 
 
 async def play(make: Callable[[], Environment], policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
-    """Make an environment, and return a finished conversation and its score. Whatever happens, it is closed then."""
+    """Make an environment, and return a finished conversation and its score. The environment is closed in any case."""
     outcome = Outcome()
     try:
         environment = make()
@@ -160,7 +160,7 @@ async def _lead(environment: Environment, policy: Policy, limits: RolloutLimits,
 
 
 async def _follow(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
-    """Let an environment with a loop of its own ask for turns, until its end or a limit."""
+    """Let an environment's own loop request turns, until the loop ends or a limit is reached."""
     failures: list[Exception] = []
 
     async def turn(messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:

@@ -1,7 +1,7 @@
-"""Several environments in one run: which of them each problem is for.
+"""Assigns each problem of a run to one of its environments.
 
-A line of a data file names its environment in the field `environment`. The others are shared out by the weights, in the
-order of the hash of their prompts: the shares are exact, and a problem keeps its environment in every step.
+A line of a data file can name its environment in the field `environment`. The weights divide the other problems, in the
+order of their prompts' hashes: the shares are exact, and a problem keeps its environment in every step.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
 FIELD = "environment"  # of a line of a data file, and of a record of a rollout
-KEY = "environment"  # of the sampling parameters' further arguments
+KEY = "environment"  # in the sampling parameters' extra_args
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Member:
     """One environment of a run.
 
     Attributes:
-        name: in data files and in the names of metrics; of a file without .py, of verifiers:NAME the NAME.
+        name: as in data files and metric names: a file's name without .py, or the NAME of verifiers:NAME.
         source: as in ENVIRONMENT, for :func:`grpo.environments.loading.load`.
         weight: of the problems that name no environment; the weights of a mixture add up to 1.
     """
@@ -71,7 +71,7 @@ class Mixture:
             key: the field of the prompt.
 
         Raises:
-            SetupError: for a line that names an environment which the run has not.
+            SetupError: for a line that names an environment that the run does not have.
         """
         assigned: dict[str, str] = {}
         shared = []
@@ -105,7 +105,7 @@ class Mixture:
     def logs(self, name: str, response: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers by environment of one rollout; {} for a run with a single environment.
 
-        Those of the other environments are missing, so that a mean over the batch is one over this environment.
+        A rollout has no numbers for other environments, so a mean over the batch is a mean over this environment.
 
         Args:
             name: of the rollout's environment.

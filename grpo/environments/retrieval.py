@@ -21,11 +21,11 @@ from grpo.environments.single import grade_messages
 from grpo.stack.json_files import numbered_rows
 
 VARIABLE = "GRPO_LIBRARY"
-MAX_HITS = 10  # of a query
-MAX_QUERIES = 10  # of a search
-MAX_WORDS = 64  # of a query: FTS5 takes time for each of them in each document, and searches run one by one
+MAX_HITS = 10  # per query
+MAX_QUERIES = 10  # per search
+MAX_WORDS = 64  # per query: FTS5 takes time for each of them in each document, and searches run one by one
 SECONDS = 5.0  # after which a search or a read is interrupted, so that others need not wait
-_INSTRUCTIONS = 1000  # of SQLite between two looks at the clock
+_INSTRUCTIONS = 1000  # of SQLite between two checks of the time
 EXCERPT_WORDS = 24
 PAGE = 2000  # characters that one `read` returns
 
@@ -54,7 +54,7 @@ class Library:
         return self._ask("SELECT count(*) FROM library")[0][0]
 
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
-        """Return number, title and an excerpt of what matches best any of the query's first MAX_WORDS words."""
+        """Return number, title, and excerpt of the best matches for any of the query's first MAX_WORDS words."""
         words = list({word.casefold(): word for word in re.findall(r"\w+", query)}.values())[:MAX_WORDS]
         if not words:
             return []

@@ -68,7 +68,7 @@ def adapt_environment(loaded: Any) -> type["VerifiersEnvironment"]:
 
 @contextlib.contextmanager
 def _block_signals() -> Iterator[None]:
-    """Keep the package from taking over Ctrl-C, which only a main thread may do, and engines load it on another."""
+    """Keep the package from taking over Ctrl-C: only a main thread may do so, and engines load it on another."""
     names: dict[str, Any] = {**vars(signal), "signal": lambda *_: None}
     package.signal = types.SimpleNamespace(**names)
     try:
@@ -196,13 +196,13 @@ def _from_package(message: Any) -> Message:
 
 
 def _content(message: Message) -> tuple[Any, ...]:
-    """Return what decides whether a message is still the one that the policy knows."""
+    """Return the parts by which a message counts as one that the policy already knows."""
     calls = [(call["id"], *call["function"].values()) for call in message.get("tool_calls") or []]
     return message["role"], message.get("content") or "", message.get("tool_call_id"), calls
 
 
 def rows(kind: type[VerifiersEnvironment]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Return the environment's rows to train on, and those to evaluate on; None if it has none of its own."""
+    """Return the environment's training rows and its evaluation rows, None if it has no separate ones."""
     loaded = kind.loaded_environment
     held_out = loaded.eval_dataset is not None or loaded.eval_dataset_source is not None
     has_train = loaded.dataset is not None or loaded.dataset_source is not None

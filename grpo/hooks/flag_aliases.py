@@ -48,7 +48,7 @@ def in_sections(args: argparse.Namespace) -> "Arguments":
 
 
 class Arguments(argparse.Namespace):
-    """The arguments by the names of 0.9.3. Attributes that it has not are OpenRLHF's sections."""
+    """The arguments by the names of 0.9.3. Other attributes are OpenRLHF's sections."""
 
     def __getattr__(self, name: str) -> Any:
         return _at(self, name)

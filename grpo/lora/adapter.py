@@ -14,7 +14,7 @@ from grpo.lora.expert_form import MODULES
 from grpo.model.architecture import OF_ENGINE
 from grpo.stack.upstream.arguments import Arguments
 
-RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
+RECORDS = "records_routing"  # in vLLM's additional_config: which routings workers record; absent: none
 ALL, NAMED = "all passes", "passes of a named request"
 SHARED = "shared_base"  # in vLLM's additional_config: the model whose frozen base the actor maps; absent: none
 GATHERED = 1 << 26  # values; the attention's adapter of the 120b at rank 64 has fewer

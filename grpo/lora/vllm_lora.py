@@ -79,7 +79,7 @@ class LoraLinearMethod(LinearMethodBase):
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return the layer's output ``[T, out]`` for inputs ``[T, in]``."""
         hidden = x @ layer.lora_A.t()
-        # The output is a tensor of its own. A sum that is no part of the product would be a launch more.
+        # The output is a new tensor, so it can be changed in place. A separate sum would cost another launch.
         return self.base.apply(layer, x, bias).addmm_(hidden, layer.lora_B.t(), alpha=self.scale)
 
 

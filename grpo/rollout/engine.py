@@ -120,8 +120,8 @@ def provide_reward_threads() -> None:
 def ids_only(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of a call that returns its tokens at the end, and no text.
 
-    By default vLLM decodes each token, and outputs all tokens so far; nobody reads either. Without them, the engine's
-    process takes about as long with log-probs as it otherwise takes without log-probs.
+    By default, vLLM decodes each token and returns all tokens so far in each output. We use neither. Without them, the
+    engine's process takes about as long with log-probs as it otherwise takes without them.
 
     Args:
         params: vLLM's ``SamplingParams``; not modified. With stop strings, the text stays: they are searched in it.

@@ -1,4 +1,4 @@
-"""What a run's engines are asked. If one dies, Ray raises its death from the next call that needs it: the run ends."""
+"""Calls to a run's engines. If an engine dies, Ray raises an error in the next call that needs it, and the run ends."""
 
 import threading
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ _SAMPLED_SECONDS = 0.1
 
 
 class EngineCalls:
-    """Asks the engines of a run.
+    """Sends requests to the engines of a run.
 
     Args:
         engines: of the run.
-        tokenizer: each call has it.
+        tokenizer: passed with each call.
     """
 
     def __init__(self, engines: Sequence[EngineActor], tokenizer: Tokenizer | None) -> None:
@@ -32,27 +32,27 @@ class EngineCalls:
         return reference
 
     def wait(self, references: list[Any], sampled: threading.Event | None = None) -> list[Any]:
-        """Wait for the responses to a prompt, and return those that are there.
+        """Wait for the responses to a prompt, and return those that have arrived.
 
         Args:
-            sampled: is set while all these prompts are sampled, and only wait for rewards; None: nobody asks.
+            sampled: set once all these prompts are sampled and only wait for rewards; None if no caller needs it.
 
         Raises:
             RayActorError: if an engine has died that samples one of them.
         """
-        is_asked = sampled is not None and not sampled.is_set()
-        ready, _ = ray.wait(references, num_returns=1, timeout=_SAMPLED_SECONDS if is_asked else 10.0)
+        is_wanted = sampled is not None and not sampled.is_set()
+        ready, _ = ray.wait(references, num_returns=1, timeout=_SAMPLED_SECONDS if is_wanted else 10.0)
         for reference in ready:
             self._calls.pop(reference, None)
-        if sampled is not None and is_asked and not ready and self._are_sampled(references):
+        if sampled is not None and is_wanted and not ready and self._are_sampled(references):
             sampled.set()
         return ready
 
     def _are_sampled(self, references: Sequence[Any]) -> bool:
         """Return whether the answers to all these prompts only wait for rewards."""
         engines, prompts = zip(*(self._calls[reference] for reference in references), strict=True)
-        asked = [engine for engine in self.engines if engine in engines]
-        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in asked]) for seed in known}
+        involved = [engine for engine in self.engines if engine in engines]
+        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in involved]) for seed in known}
         return seeds.issuperset(prompts)
 
     def wake_up(self, tags: Sequence[str]) -> None:

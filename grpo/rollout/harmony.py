@@ -272,7 +272,7 @@ def _channel(header: str) -> str:
 
 
 def _tool(header: str) -> str:
-    """Return the tool that a header addresses; "" if it addresses nobody, or a role."""
+    """Return the tool that a header addresses; "" if it has no recipient, or the recipient is a role."""
     address = re.search(r"\bto=([^\s<]+)", header)
     return address[1] if address and address[1] not in _ROLES else ""
 

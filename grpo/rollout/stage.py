@@ -1,4 +1,4 @@
-"""What the engines sample for: an evaluation, or a step of the training (:class:`grpo.batch.step.Step`).
+"""A stage of a run that samples: an evaluation, or a training step (:class:`grpo.batch.step.Step`).
 
 A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
 responses, whichever engine gets a prompt and in whatever order the engines finish.
@@ -34,7 +34,7 @@ class Stage:
 
     Attributes:
         drawn: how often the stage has drawn each prompt.
-        sampled: is set while the engines sample nothing for the stage; None if nobody asks.
+        sampled: set while the engines sample nothing for the stage; None if no caller needs it.
     """
 
     def __init__(self, args: Arguments, name: str, engines: EngineCalls, greedy_sample: int | None = None) -> None:
@@ -78,7 +78,7 @@ class Stage:
         return sorted(samples, key=self.make_sort_key())
 
     def make_sort_key(self) -> Callable[[Sample], int]:
-        """Return what says where a rollout's group stands in the order of the draws; carried ones are first."""
+        """Return a sort key: the position of a rollout's group in the order of the draws. Carried ones are first."""
         order = {prompt: number for number, prompt in enumerate(self.drawn)}
         return lambda sample: order.get(sample.prompts[0], -1)
 

@@ -57,7 +57,7 @@ def printable(text: str) -> str:
 
 
 def print_plainly(draws: bool = False) -> None:
-    """Let this process print only :func:`printable` text: names, paths and logs may come from somebody else."""
+    """Let this process print only :func:`printable` text: names, paths, and logs may come from outside."""
     sys.stderr = _Plain(sys.stderr)
     if not draws:
         sys.stdout = _Plain(sys.stdout)

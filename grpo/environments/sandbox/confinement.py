@@ -1,7 +1,7 @@
-"""What a guest process gives up before it runs a model's code. Needs no privileges, and binds root too.
+"""Confines a guest process before it runs a model's code. Needs no privileges, and confines root too.
 
 - seccomp, through libseccomp: only the listed system calls. No network, no other process or thread, no signal, and no
-  file opened for writing. One process therefore is all there is to kill.
+  file opened for writing. Killing one process therefore ends everything.
 - Landlock: files can be opened only below the folders of Python's library.
 - Limits of memory, of processor time, and of open files.
 """
@@ -141,7 +141,7 @@ def _restrict_files(paths: Iterable[str]) -> None:
 
 
 def _restrict_calls() -> None:
-    """Refuse all system calls but CALLS, opening files for reading, and advice on memory of its own."""
+    """Refuse all system calls but CALLS, opening files for reading, and madvise calls that affect only this process."""
     library = seccomp()
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(_REFUSE))

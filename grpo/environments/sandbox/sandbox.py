@@ -1,4 +1,4 @@
-"""Sandboxes: an interpreter for each, in a process with a clean environment and without our memory."""
+"""Sandboxes: each is an interpreter in its own process, with a clean environment and without our memory."""
 
 import asyncio
 import contextlib
