@@ -22,12 +22,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(case):
     assert estimators.pass_at_k(n, correct, k) == pytest.approx(float(expected))
 
 
-def test_pass_at_k_is_unbiased():
-    rate, n, k = 0.3, 6, 3
-    mean = sum(math.comb(n, c) * rate**c * (1 - rate) ** (n - c) * estimators.pass_at_k(n, c, k) for c in range(n + 1))
-    assert mean == pytest.approx(1 - (1 - rate) ** k)
-
-
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
 def test_pass_at_k_of_too_few_samples_is_an_error(n, correct, k):
     with pytest.raises(ValueError, match=f"pass@{k}"):
@@ -98,14 +92,6 @@ def test_interval_of_pass_at_k_covers_the_truth(k):
     correct = rng.binomial(16, draw_skills(rng, 0.5, 3, (1500, 18)))
     limits = [estimators.interval([estimators.pass_at_k(16, int(c), k) for c in row], 16 / k) for row in correct]
     assert 0.92 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
-
-
-def test_interval_that_assumes_independent_samples_covers_less_often():
-    # The coverage of an interval that treats all samples as independent.
-    rng = np.random.default_rng(0)
-    values = rng.binomial(16, draw_skills(rng, 0.3, 0.3, (1500, 18))) / 16
-    limits = [compute_wilson_interval(round(16 * row.sum()), 18 * 16, 1.96) for row in values]
-    assert np.mean([low <= 0.5 <= high for low, high in limits]) < 0.6
 
 
 groups_of_scores = st.lists(

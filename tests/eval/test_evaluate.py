@@ -103,18 +103,6 @@ def test_invalid_budgets_are_rejected(good_command, out, capsys, budgets, what):
     assert not out.exists()
 
 
-def test_folder_started_without_budgets_cannot_continue_with_budgets(good_command, model, data, capsys):
-    given, problems = parse_command(*good_command, "--date", "2030-01-01"), read_problems(data)
-    made = evaluate.identity(given, model_files.read(model), None)
-    with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
-        folder.append(problems[0], 0, {"response": "7"})
-    said = read_refusal(capsys, *good_command, "--thinking-budget", 20, "--answer-budget", 8)
-    differing = (
-        "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
-    )
-    assert differing in said
-
-
 def test_an_adapter_of_another_model_or_rank_is_refused(good_command, trained_adapter, tmp_path, capsys):
     other = shutil.copytree(trained_adapter, tmp_path / "other")
     tensors = load_file(other / adapter_files.WEIGHTS)

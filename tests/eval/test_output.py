@@ -88,12 +88,6 @@ def test_existing_samples_are_reused_for_more_samples_or_problems(tmp_path, prob
     assert write_result(tmp_path)["samples"] == 1
 
 
-def test_an_unfinished_evaluation_has_no_result(tmp_path, problems):
-    fill(open_output(tmp_path, problems), count=5)
-    with pytest.raises(UserError, match="5 of 6 samples"):
-        write_result(tmp_path)
-
-
 def test_another_configuration_is_refused(tmp_path, problems):
     fill(open_output(tmp_path, problems), count=1)
     with pytest.raises(UserError, match="temperature"):

@@ -83,13 +83,6 @@ def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, ca
     assert "redirects (307)" in capsys.readouterr().err
 
 
-def test_an_address_of_google_genai_is_refused(server, real_key, command, monkeypatch, capsys):
-    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.url)
-    assert teacher.main(command) == 2
-    assert not server.looked_up
-    assert "set JUDGE_BASE_URL" in capsys.readouterr().err
-
-
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
     server.plan = lambda number, model: says("half", "MAX_TOKENS") if server.requests else None
     assert teacher.main([*command, "--n", "1"]) == 0
