@@ -145,13 +145,6 @@ def test_an_end_of_sequence_one_token_after_the_budget_is_ignored():
         assert pick_tokens(made, Origin.SAMPLED) == encode_text(ANALYSIS + "777") + encode_text("8<|return|>")
 
 
-def test_without_a_thinking_budget_the_answer_begins_at_once():
-    forced, made, engine = cut_thought("8<|return|>", 0)
-    [(prompt, params)] = engine.calls
-    assert forced == "<|channel|>final<|message|>" and prompt == PROMPT + encode_text(forced)
-    assert params.max_tokens == 4 and made.thought == 0
-
-
 def test_a_prompt_that_leaves_little_room_shortens_the_thinking_and_then_the_answer():
     lengths = []
     for room in range(SIZE + 2, SIZE + 12):
