@@ -81,38 +81,23 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(good_command, out, 
 @pytest.mark.parametrize(
     ("budgets", "what"),
     [
-        (["--thinking-budget", 9], "--thinking-budget and --answer-budget only work together: give both"),
-        (["--answer-budget", 9], "--thinking-budget and --answer-budget only work together: give both"),
-        (
-            ["--thinking-delimiter", "think"],
-            "has no effect without a budget: add --thinking-budget and --answer-budget",
-        ),
-        (["--thinking-budget", -1, "--answer-budget", 9], "the thinking budget is -1: give 0 or more"),
-        (["--thinking-budget", 9, "--answer-budget", 1], "the answer budget is 1, but"),
+        (["--thinking-budget", 9], "--thinking-budget and --answer-budget"),
+        (["--answer-budget", 9], "--thinking-budget and --answer-budget"),
+        (["--thinking-delimiter", "think"], "--thinking-delimiter"),
+        (["--thinking-budget", -1, "--answer-budget", 9], "thinking budget is -1"),
+        (["--thinking-budget", 9, "--answer-budget", 1], "answer budget is 1"),
         # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
-        (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "give --max-tokens 34, or lower"),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "--max-tokens 34"),
         (
             ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"],
-            "--thinking-delimiter think: this tokenizer has no token </think>: use harmony",
+            "--thinking-delimiter think",
         ),
-        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is invalid: use harmony"),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "harmony"),
     ],
 )
 def test_invalid_budgets_are_rejected(good_command, out, capsys, budgets, what):
     assert what in read_refusal(capsys, *good_command, *budgets)
     assert not out.exists()
-
-
-def test_folder_started_without_budgets_cannot_continue_with_budgets(good_command, model, data, capsys):
-    given, problems = parse_command(*good_command, "--date", "2030-01-01"), read_problems(data)
-    made = evaluate.identity(given, model_files.read(model), None)
-    with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
-        folder.append(problems[0], 0, {"response": "7"})
-    said = read_refusal(capsys, *good_command, "--thinking-budget", 20, "--answer-budget", 8)
-    differing = (
-        "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
-    )
-    assert differing in said
 
 
 def test_an_adapter_of_another_model_or_rank_is_refused(good_command, trained_adapter, tmp_path, capsys):

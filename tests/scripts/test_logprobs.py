@@ -35,7 +35,7 @@ def test_tokens_on_which_engine_and_trainer_differ_are_marked_and_can_come_first
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--step", "11"], "has no samples of step 11: name one of 9, 10"),
+        (["--step", "11"], "step 11: name one of 9, 10"),
         (["--count", "0"], "--count is 0: give 1 or more"),
     ],
 )

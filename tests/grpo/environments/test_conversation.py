@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from grpo.environments.environment import Score, ToolError
 from grpo.rollout.multi_turn import roll_out
 from tests.grpo.environments.scripted import LIMITS, Library, Spoken, make_call, roll_out_script, talk
 
-PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 SOON = {"tool_seconds": 0.3, "score_seconds": 0.3, "seconds": 0.6}
 SEARCH = {"tool_calls": [make_call("search", {"query": "x"})]}
 ANSWER = "<|channel|>final<|message|>42<|return|>"
@@ -179,44 +176,28 @@ async def give_too_much(*_):
 UNKNOWN = " to=functions.find<|channel|>commentary json<|message|>{}<|call|>"
 NO_JSON = " to=functions.search<|channel|>commentary json<|message|>{<|call|>"
 GOOD = ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}<|call|>'
-# Of each row in the table: a method's name and what stands for it, or what the model says
+# Of each metric that counts faults: a method's name and what stands for it, or what the model says. A fault that ends
+# the rollout costs its reward.
 FAULTS = {
-    "a tool is unknown, fails, or returns no text": [
-        UNKNOWN, ("call", fail), ("call", exit_process), ("call", say_nothing)
+    "tool_errors": [
+        UNKNOWN, NO_JSON, *(("call", method) for method in (fail, exit_process, say_nothing, hang))
     ],
-    "a tool takes longer than `TOOL_SECONDS`": [("call", hang)],
-    "a tool gets arguments that are not JSON": [NO_JSON],
-    "the constructor, `start`, or `reply` fails, or returns something other than messages": [
+    "ended_by_error": [
         ("__init__", raise_error), ("tools", property(raise_error)),
         *((name, method) for name in ("start", "reply")
           for method in (fail, raise_error, exit_process, say_nonsense, say_no_unicode, say_nothing)),
+        *(("score", method) for method in (fail, exit_process, say_nonsense, give_nan, give_too_much, hang)),
     ],
-    "`score` fails, or returns no finite number": [
-        ("score", method) for method in (fail, exit_process, say_nonsense, give_nan, give_too_much)
-    ],
-    "`score` takes longer than `SCORE_SECONDS`": [("score", hang)],
-    "`close` fails": [("close", fail), ("close", exit_process)],
-    "`close` takes longer than 10 s": [("close", hang)],
+    "close_failed": [("close", method) for method in (fail, exit_process, hang)],
 }  # fmt: skip
 
 
-def read_rows():
-    """Return what the table of docs/environments.md says of each fault: the metric that counts it, and its cost."""
-    table = PAGE.read_text(encoding="utf-8").split("| fault |")[1].split("\n\n")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    return {fault: (re.findall(r"`(\w+)`", counted)[0], cost) for fault, _, counted, cost in cells}
-
-
-def test_every_fault_of_the_table_is_injected():
-    assert list(read_rows()) == list(FAULTS)
-
-
-@pytest.mark.parametrize(("fault", "number"), [(fault, i) for fault in FAULTS for i in range(len(FAULTS[fault]))])
-def test_a_fault_costs_what_the_table_says(fault, number, monkeypatch, caplog):
+@pytest.mark.parametrize(("metric", "number"), [(name, i) for name in FAULTS for i in range(len(FAULTS[name]))])
+def test_a_fault_is_counted_and_costs_its_own_rollout_at_most(metric, number, monkeypatch, caplog):
     """In one of two concurrent rollouts, with the template and the token accounts of training."""
     monkeypatch.setattr(conversation, "CLOSE_SECONDS", 0.3)
     monkeypatch.setattr(conversation, "logged_errors", set())
-    injected = FAULTS[fault][number]
+    injected = FAULTS[metric][number]
     said, replaced = (injected, {}) if isinstance(injected, str) else (GOOD, dict([injected]))
     together = []
 
@@ -228,10 +209,9 @@ def test_a_fault_costs_what_the_table_says(fault, number, monkeypatch, caplog):
 
     monkeypatch.setitem(roll_out_script.__globals__, "roll_out", roll_out_both)
     roll_out_script([said, ANSWER])
-    metric, cost = read_rows()[fault]
     (outcome, response), (other, other_score) = together
     assert response["extra_logs"][metric] == 1
-    assert math.isnan(response["reward"]) == cost.startswith("its reward") == (outcome.ending == "error")
+    assert math.isnan(response["reward"]) == (metric == "ended_by_error") == (outcome.ending == "error")
     assert (other.ending, other_score.reward, other.logs()[metric]) == ("done", 1.0, 0)
     assert metric == "tool_errors" or caplog.records
 

@@ -158,8 +158,8 @@ def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tm
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"alpha_pattern": {}}, "scales experts.gate_up_proj by 6 and the attention by 1.5, which vLLM would not"),
-        ({"rank_pattern": {"o_proj": 2}}, "has rank_pattern {'o_proj': 2}, but only experts may differ"),
+        ({"alpha_pattern": {}}, "experts.gate_up_proj by 6"),
+        ({"rank_pattern": {"o_proj": 2}}, "rank_pattern {'o_proj': 2}"),
     ],
 )
 def test_a_config_that_readers_understand_differently_is_refused(our_model, single_rank, tmp_path, changes, what):

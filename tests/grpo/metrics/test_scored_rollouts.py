@@ -40,7 +40,7 @@ def make_rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) ->
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("adapter", "nearer to the model without its adapter"),
+        ("adapter", "without its adapter"),
         ("temperature", "times the trainer's"),
         ("drift", "grows with the position"),
         ("sinks", "mean difference"),

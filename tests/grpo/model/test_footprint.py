@@ -78,14 +78,6 @@ def test_memory_grows_with_tokens_and_not_with_their_split_into_rows():
     assert replace(WHOLE, eager=True).parts(1, 16_384) != replace(WHOLE, eager=True).parts(4, 4096)
 
 
-def test_what_costs_more():
-    def compute_total(**changes):
-        return sum(replace(SHARDED, **changes).parts(1, 16_384).values())
-
-    assert compute_total() < compute_total(adam_offload=False) < compute_total(checkpointing=False)
-    assert compute_total() < compute_total(sharded=False) < compute_total(packed=False, sharded=False)
-
-
 def ask_vllm(tokens: int, workers: int, chunk: int) -> int:
     """The bytes that vLLM wants for one sequence of the 120b, 18 layers of each kind."""
     config = SimpleNamespace(

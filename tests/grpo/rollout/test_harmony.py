@@ -12,7 +12,7 @@ from grpo.environments.environment import BROWSER, PYTHON, Environment, Score, T
 from grpo.rollout.harmony import SAMPLED, template_for
 from grpo.rollout.response_text import Codec
 from grpo.stack.problem import UserError
-from tests.grpo.environments.scripted import Library, assert_exact, roll_out_script
+from tests.grpo.environments.scripted import assert_exact, roll_out_script
 from tests.grpo.rollout.tokenizer import SEARCH, TOKENIZER
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -54,12 +54,6 @@ def test_a_turn_is_kept_as_it_was_sampled(turn):
     assert response["branches"] == [] and policy.history.differences == []
     assert_exact(policy, engine)
     assert TEMPLATE.codec.decode(policy.history.rows[0].tokens).count("assistant" + turn) == 2
-
-
-def test_an_unfinished_answer_is_kept_and_only_its_return_token_changes():
-    _, engine, _, _ = roll_out_script([ANALYSIS + "hm<|return|>", FINAL], Library(replies=["go on"]))
-    prompt = TEMPLATE.codec.decode(engine.calls[1][0])
-    assert prompt.endswith(f"{ANALYSIS}hm<|end|><|start|>user<|message|>go on<|end|><|start|>assistant")
 
 
 def test_an_edited_turn_is_rendered_from_its_fields():

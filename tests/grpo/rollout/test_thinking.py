@@ -43,12 +43,6 @@ def watch_response(name: str, prompt: str, response: str, tokenizer: Tokenizer =
     return watch
 
 
-def test_a_preset_is_the_tokens_that_its_text_has():
-    assert list(make_delimiter("harmony").tokens) == encode_text(FORCED)
-    assert list(make_delimiter("think", THINK).tokens) == encode_text("</think>", THINK)
-    assert list(make_delimiter("\n</think>\n\n", THINK).tokens) == encode_text("\n</think>\n\n", THINK)
-
-
 @pytest.mark.parametrize(
     "name, what",
     [
