@@ -14,11 +14,12 @@ from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
-from grpo.settings.table import CLIPPING_LOSSES
+from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
+from grpo.update import objectives
 from grpo.update.learning_rate import LearningRate, count_steps, count_updates
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
@@ -138,14 +139,11 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
 
 def _loss(args: argparse.Namespace) -> list[str]:
     """Name a loss that does not clip, and the settings that it reads instead of EPS_CLIP."""
-    if args.policy_loss_type in CLIPPING_LOSSES:
+    if objectives.is_read("EPS_CLIP", args.policy_loss_type):
         return []
-    positive, other = args.sapo_temperatures
-    reads = {
-        "cispo": f"a ratio above {args.cispo_max_ratio:g} counts as that (CISPO_MAX_RATIO)",
-        "sapo": f"SAPO_TEMPERATURES are {positive:g} and {other:g}",
-    }[args.policy_loss_type]
-    return [f"loss        {args.policy_loss_type}: {reads}; EPS_CLIP has no effect"]
+    reads = [name for name in objectives.LOSSES[args.policy_loss_type].reads if name in SETTINGS]
+    values = "".join(f"{name} is {getattr(args, SETTINGS[name].flag)}; " for name in reads)
+    return [f"loss        {args.policy_loss_type}: {values}EPS_CLIP has no effect"]
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

@@ -11,6 +11,8 @@ from grpo.model import model_files
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model, Tensor
 from grpo.model.released import RELEASED
+from grpo.stack.problem import UserError
+from grpo.update.objectives import LOSSES, Loss
 
 from .conftest import write_checkpoint
 
@@ -114,14 +116,19 @@ SINGULAR = (*("1 optimizer step per", "1 rank x micro batch", "1 for 1 engine of
 ONES = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
 
 
-def test_a_loss_that_does_not_clip_names_what_it_reads(setting) -> None:
-    texts = {}
-    for kind in ("ppo", "cispo", "sapo"):
+def test_a_new_loss_is_an_entry_of_the_table(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "mine", Loss(lambda log_probs, *others: (-log_probs, {})))
+    mine = {"policy_loss_type": "mine", "pretrain": "openai/gpt-oss-20b"}
+    config = setting.make_config(**mine)
+    assert preflight.problems_anywhere(config) == []
+    assert "mine: EPS_CLIP has no effect" in "\n".join(describe(make_plan(config), config))
+    (problem,) = preflight.problems_anywhere(setting.make_config(**mine, dual_clip=3))
+    assert "--dual_clip" in problem.what and "POLICY_LOSS=mine" in problem.what
+    for kind, read in (("cispo", "CISPO_MAX_RATIO is 5.0"), ("sapo", "SAPO_TEMPERATURES is [1.0, 1.05]")):
         config = setting.make_config(policy_loss_type=kind)
-        texts[kind] = "\n".join(describe(make_plan(config), config))
-    assert "EPS_CLIP" not in texts["ppo"]
-    assert "cispo: a ratio above 5 counts as that (CISPO_MAX_RATIO); EPS_CLIP has no effect" in texts["cispo"]
-    assert "sapo: SAPO_TEMPERATURES are 1 and 1.05; EPS_CLIP has no effect" in texts["sapo"]
+        assert read in "\n".join(describe(make_plan(config), config))
+    with pytest.raises(UserError, match="POLICY_LOSS"):
+        setting.make_config(policy_loss_type="yours")
 
 
 @pytest.mark.parametrize(
