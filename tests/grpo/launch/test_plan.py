@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from grpo.launch import preflight
+from grpo.launch.checks.model import check_model
 from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
@@ -171,6 +172,15 @@ def test_a_plan_refuses_a_model_of_another_family_instead_of_offering_it(setting
     problem = preflight.problems_anywhere(setting.make_config(engine_model="Qwen/Qwen3-8B"))[-1]
     assert problem.what.startswith("ENGINE_MODEL Qwen/Qwen3-8B is not on this machine")
     assert preflight.problems_anywhere(setting.make_config(pretrain="openai/gpt-oss-20b")) == []
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-safeguard-20b", "unsloth/gpt-oss-20b-BF16", "me/GPT-OSS-20b-mine"])
+def test_a_gpt_oss_whose_files_are_not_here_is_to_be_downloaded(setting, name: str) -> None:
+    config = setting.make_config(pretrain=name)
+    for problems in (preflight.problems_anywhere(config), list(check_model(config))):
+        assert name in problems[0].what and "can be trained" not in problems[0].what
+        assert problems[0].remedy.startswith(f"hf download {name} ")
+    assert f"hf download {name} " in "\n".join(describe(make_plan(config), config))
 
 
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
