@@ -20,7 +20,6 @@ from typing import TextIO
 from grpo.launch import (
     cost,
     evaluate_command,
-    fitting,
     gpu_memory,
     judge,
     part,
@@ -118,7 +117,7 @@ def _main(options: argparse.Namespace) -> int:
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
-        config = fitting.choose(config)
+        config = gpu_memory.choose(config)
         run_judge = judge.choose_judge(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
