@@ -210,5 +210,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

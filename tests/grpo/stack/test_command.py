@@ -29,15 +29,17 @@ def test_a_path_of_somebody_else_does_not_reach_the_terminal(words: list[str], t
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        ["-m", "scripts.logprobs", "--help"],
-        ["-c", "from grpo.stack import command; command.print_plainly(); command.print_result('x' * 10**6)"],
+        (["-m", "scripts.logprobs", "--help"], -signal.SIGPIPE),
+        (["-c", "from grpo.stack import command as c; c.run(lambda: print('a' * 10**6) or 3, outlives=True)"], 3),
     ],
 )
-def test_a_reader_that_stops_early_ends_a_command_without_a_traceback(words: list[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early_causes_no_traceback(words: list[str], code: int, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, cwd=CHECKOUT, check=False)
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, cwd=CHECKOUT, env=environ)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    assert (done.returncode, done.stderr) == (code, b"")
