@@ -87,4 +87,4 @@ def _as_text(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main, outlives=True)

@@ -6,6 +6,7 @@ Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weigh
 import os
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from benchmarks.ladder import Passed, Skipped, choose_device, note
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.parity import add_adapter, score_tokens
 from benchmarks.random_model import RandomWeights, write_config
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, OF_ENGINE, PACKED, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
@@ -57,12 +58,12 @@ def compute_needed(shape: Architecture) -> float:
 
 def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
     """Return what the plan calculates for a sequence, without CUDA and fragments; maps: the base is an engine's."""
-    parameters = shape.layers * RANK * sum(sum(shape.projection(name)) for name in ATTENTION_PROJECTIONS)
-    actor = Actor(
-        architecture=shape, lora_parameters=parameters, ranks=1, packed=True, sharded=False, maps=maps, offload=False,
-        adam_offload=True, checkpointing=True, eager=False,
+    args = Namespace(
+        actor_shard=OF_ENGINE if maps else NO_SHARD, experts=PACKED, offload=False, adam_offload=True,
+        lora_rank=RANK, target_modules=ATTENTION_PROJECTIONS, adapter=None, gradient_checkpointing=True,
+        attn_implementation="sinks",
     )  # fmt: skip
-    return sum(actor.parts(1, tokens).values())
+    return sum(Actor(shape, args, ranks=1).parts(1, tokens).values())
 
 
 def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:

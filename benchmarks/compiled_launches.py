@@ -88,7 +88,7 @@ def engine_experts(config: GptOssConfig, workers: int = 1, keep: bool = False) -
     from vllm.model_executor.models.gpt_oss import MLPBlock
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from grpo.lora import expert_side_path
+    from grpo.lora import vllm_expert_lora
     from grpo.model import base_on_cpu, engine_base
 
     if keep:
@@ -98,11 +98,11 @@ def engine_experts(config: GptOssConfig, workers: int = 1, keep: bool = False) -
     parallel_state._DP = parallel_state._PCP = one
     run = base_on_cpu.configure(config)
     with set_current_vllm_config(run), set_default_torch_dtype(torch.bfloat16), torch.device("meta"):
-        layer: Any = expert_side_path.find_weights(MLPBlock(run, layer_idx=0).experts)
+        layer: Any = vllm_expert_lora.find_weights(MLPBlock(run, layer_idx=0).experts)
         method = layer.quant_method
         assert method.mxfp4_backend.name == "TRITON", method.mxfp4_backend
         without = method.apply_monolithic
-        expert_side_path.attach(layer, run, rank=_EXPERT_RANK, scale=2.0)
+        vllm_expert_lora.attach(layer, run, rank=_EXPERT_RANK, scale=2.0)
         engine_base.drop_scales_after_loading(layer)
         method.process_weights_after_loading(layer)
         assert layer.w13_weight_scale is None

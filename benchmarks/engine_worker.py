@@ -11,7 +11,7 @@ import torch
 from vllm.model_executor.model_loader import dummy_loader
 
 from benchmarks.random_model import fill_
-from grpo.lora.side_path import AdapterWorker, held_memory, slots
+from grpo.lora.vllm_lora import AdapterWorker, held_memory, slots
 
 
 def fill_model(model: torch.nn.Module) -> None:

@@ -154,7 +154,7 @@ def receipt(gpus: int) -> Passed:
     }
     specs = adapter.layout(shapes, shapes.values())
     flat = torch.randn(specs[-1].offset + specs[-1].numel, generator=generator).bfloat16()
-    expected = adapter.Receipt.of(flat, specs)
+    expected = adapter.Checksums.of(flat, specs)
     tensors = adapter.unflatten(flat.to(device), specs)
     for workers in (1, 2):
         total = 0
@@ -222,7 +222,7 @@ def _matrices(projection: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def _worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: int, scale: int) -> torch.Tensor:
     """Return what one of this many workers of an engine computes."""
-    from grpo.lora.side_path import SidePath
+    from grpo.lora.vllm_lora import LoraLinearMethod
 
     weights, below, above = map(list, zip(*map(_matrices, projections), strict=True))
     if len(projections) > 1:
@@ -233,7 +233,7 @@ def _worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: in
     layer: Any = torch.nn.Module()
     base: Any = Frozen()
     layer.register_parameter("weight", torch.nn.Parameter(torch.cat(weights), requires_grad=False))
-    path = SidePath(base, layer, list(map(len, weights)), x.shape[1], len(below[0]), scale)
+    path = LoraLinearMethod(base, layer, list(map(len, weights)), x.shape[1], len(below[0]), scale)
     layer.lora_A.copy_(torch.cat(below))
     layer.lora_B.copy_(torch.block_diag(*above))
     return path.apply(layer, x)

@@ -13,7 +13,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 from benchmarks.ladder import Passed, choose_device
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.random_model import FULL, fill_
-from grpo.launch.hours import fit_update
+from grpo.launch.cost import fit_update
 from grpo.model import attention, experts, mxfp4
 from grpo.model.architecture import Architecture
 from grpo.model.vocabulary import Allocated
@@ -26,7 +26,7 @@ Ways = dict[str, Callable[[], torch.Tensor]]
 
 
 def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = FULL) -> Passed:
-    """Time a layer at two lengths. From these, :mod:`grpo.launch.hours` predicts the seconds of a step."""
+    """Time a layer at two lengths. From these, :mod:`grpo.launch.cost` predicts the seconds of a step."""
     device, begin = torch.device(choose_device(gpus)), time.perf_counter()
     layer, config = _build(shape, device)
     numbers: dict[str, Any] = {"tokens": list(lengths)}

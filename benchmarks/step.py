@@ -18,7 +18,7 @@ import torch
 from benchmarks import stock
 from benchmarks.measure import compare, measure_peak, time_in_turn
 from benchmarks.random_model import shrink, write_model
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.model import attention, cpu_matmul
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.train import passes

@@ -18,8 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data import splits, synthetic
-from data.problems import Form, Problem, leave_out_held_out, merge_repeats, parse_rows
+from data import synthetic
+from data.problems import (
+    MATH_LEVELS,
+    Form,
+    Problem,
+    assign_splits,
+    choose_math,
+    leave_out_held_out,
+    merge_repeats,
+    parse_rows,
+)
 from data.sources import read_source
 from grpo.launch.rendering import render
 from grpo.stack import command
@@ -101,8 +110,8 @@ def _split(problems: Sequence[Problem], args: argparse.Namespace) -> tuple[list[
     skipped: Counter[str] = Counter()
     for given in (None, *SPLITS):
         some = [one for one in problems if one.split == given]
-        some, reasons = splits.choose_math(some, args.math_count, args.levels)
-        chosen += splits.split(some, args.eval_fraction) if given is None else some
+        some, reasons = choose_math(some, args.math_count, args.levels)
+        chosen += assign_splits(some, args.eval_fraction) if given is None else some
         skipped.update(reasons)
     return chosen, dict(skipped)
 
@@ -176,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
     math_count = "problems with a level to take from each of --source, --train, --eval (default: 45)"
     add("--math-count", type=int, default=45, metavar="N", help=math_count)
-    levels: dict[str, Any] = {"type": int, "nargs": "+", "choices": range(1, 6), "default": splits.MATH_LEVELS}
+    levels: dict[str, Any] = {"type": int, "nargs": "+", "choices": range(1, 6), "default": MATH_LEVELS}
     add("--levels", **levels, metavar="LEVEL", help="levels to take problems from, if they have one (default: 4 5)")
     add("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
     add("--decontaminate", action="store_true", help="leave problems of eval out of train instead of refusing them")
@@ -201,5 +210,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

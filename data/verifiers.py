@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from grpo.rollout.multi_turn.environment_loading import load
+from grpo.environments.loading import load
 from grpo.stack import command
 from grpo.stack.json_files import replace_rows
 from grpo.stack.problem import UserError
@@ -23,14 +23,14 @@ Row = dict[str, Any]
 
 
 def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, int]:
-    """Write both files with at most so many lines (None for all), and return the number of lines of each.
+    """Write both files with at most `train` (None: all) and `held_out` lines, and return how many each has.
 
     Raises UserError if it is no environment of the package, or has too few rows.
     """
     kind = load(name)
     if not hasattr(kind, "loaded_environment"):
         raise UserError(f"{name} is not an environment of the verifiers package", "name it as verifiers:NAME")
-    from grpo.rollout.multi_turn.verifiers_environment import rows
+    from grpo.environments.verifiers_environment import rows
 
     own, evaluated = rows(cast(Any, kind))
     if evaluated is None:

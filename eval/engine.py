@@ -1,22 +1,29 @@
-"""vLLM's offline engine for an evaluation: the model, the adapter beside it, and samples as they finish."""
+"""vLLM's offline engine for an evaluation: the model, the adapter beside it, and samples as they finish.
 
+The code of training draws samples and conversations, from an event loop. The engine stays in this process: a step of it
+holds up the loop as long as a token takes.
+"""
+
+import asyncio
 import atexit
 import os
 import shutil
+import uuid
 from argparse import Namespace
+from collections.abc import AsyncGenerator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eval.looped import LoopedEngine
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
 from grpo.lora import expert_form
-from grpo.lora.adapter import Receipt, TensorSpec, layout
-from grpo.lora.engine_actor import SharedMemory, check_receipts
+from grpo.lora.adapter import Checksums, TensorSpec, layout
+from grpo.lora.engine_actor import SharedMemory, check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
@@ -24,6 +31,71 @@ from grpo.rollout.engine import arguments
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Origin
 from grpo.stack import rendezvous
+
+
+class LoopedLLM:
+    """Stands in for vLLM's ``AsyncLLM``.
+
+    Args:
+        engine: vLLM's ``LLMEngine``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._waiting: dict[str, asyncio.Queue[Any]] = {}
+        self._steps: asyncio.Task[None] | None = None
+
+    async def generate(self, prompt: Any, params: Any, /, request_id: str) -> AsyncGenerator[Any, None]:
+        """Yield the outputs of one request, as they come; closing them early aborts it."""
+        outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self._engine.add_request(request_id, prompt, params)
+        self._waiting[request_id] = outputs
+        if self._steps is None or self._steps.done():
+            self._steps = asyncio.create_task(self._step())
+        is_over = False
+        try:
+            while not is_over:
+                output = await outputs.get()
+                if isinstance(output, Exception):
+                    raise output
+                is_over = output.finished
+                yield output
+        finally:
+            if self._waiting.pop(request_id, None) is not None:
+                self._engine.abort_request([request_id])
+
+    async def _step(self) -> None:
+        try:
+            while self._waiting:
+                for output in self._engine.step():
+                    if outputs := self._waiting.get(output.request_id):
+                        outputs.put_nowait(output)
+                        if output.finished:
+                            del self._waiting[output.request_id]
+                await asyncio.sleep(0)
+        except Exception as error:  # every request gets it, and ends the evaluation
+            waiting, self._waiting = self._waiting, {}
+            for outputs in waiting.values():
+                outputs.put_nowait(error)
+
+
+class LoopedEngine:
+    """Stands in for OpenRLHF's ``LLMRayActor``.
+
+    Args:
+        engine: vLLM's ``LLMEngine``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.llm = LoopedLLM(engine)
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling_params: Any) -> Any:
+        """Return the last output of one request."""
+        prompt = {"prompt_token_ids": list(prompt_token_ids)}
+        last = None
+        async for output in self.llm.generate(prompt, deepcopy(sampling_params), request_id=uuid.uuid4().hex):
+            last = output
+        return last
 
 
 def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: bool) -> Any:
@@ -54,7 +126,7 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
         # `draw`.
         enable_prefix_caching=has_calls,
-        worker_extension_cls="grpo.lora.side_path.AdapterWorker",
+        worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
         additional_config=_configure(adapter, base) if adapter and base else {},
         **arguments(sequences=options.batch),
     )
@@ -76,12 +148,12 @@ def meeting_place() -> Path:
 
 
 def load_adapter(llm: Any, adapter: Adapter, base: Architecture) -> None:
-    """Load an adapter into the side paths of an engine that has generated nothing yet."""
+    """Load an adapter into an engine that has generated nothing yet."""
     flat, specs = flatten(adapter, base)
     memory = SharedMemory(flat.nbytes)
     memory.bytes[:] = flat.view(torch.uint8).numpy()
-    receipts = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], Receipt.of(flat, specs))
+    results = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
+    check_sync([results], Checksums.of(flat, specs))
 
 
 def flatten(adapter: Adapter, base: Architecture) -> tuple[torch.Tensor, list[TensorSpec]]:

@@ -19,20 +19,19 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import harness, own_reward
-from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
 from eval.output import CONFIG, Output, read_config, write_result
-from eval.problems import EvalProblem, Reader, derive_seed, read_problems
+from eval.problems import Chat, EvalProblem, Reader, derive_seed, read_problems
 from eval.table import result_table
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
+from grpo.environments.environment import Environment
+from grpo.environments.retrieval import VARIABLE
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
-from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.run.measure import SCORE
@@ -42,9 +41,6 @@ from grpo.stack import command
 from grpo.stack.checkout import git_revision, is_cpu_stack
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
-
-if TYPE_CHECKING:
-    from eval.in_environment import Setting
 
 # Options that change no sample, and those that `identity` has in another form.
 _ELSEWHERE = {"n", "k", "limit", "batch", "gpu_memory_utilization", "out", "reward", "reward_weights"} | {
@@ -195,7 +191,7 @@ def _draw(
     chat: Chat,
     prompts: dict[str, list[int]],
     thinking: tuple[Delimiter, Budget] | None,
-    setting: "Setting | None",
+    setting: harness.Setting | None,
     output: Output,
 ) -> None:
     """Draw the missing samples; in an environment, hold the missing conversations.
@@ -204,14 +200,13 @@ def _draw(
     it gets only as many as it computes at a time: a later call would wait behind others while its prefix leaves the
     cache.
     """
-    from eval import engine, in_environment  # import torch
-    from eval.looped import LoopedEngine
+    from eval import engine  # imports torch
 
-    looped: Any = LoopedEngine(llm.llm_engine)
+    looped: Any = engine.LoopedEngine(llm.llm_engine)
 
     async def one(problem: EvalProblem, number: int) -> dict[str, Any]:
         if setting:
-            return await in_environment.hold_conversation(looped, setting, problem, number)
+            return await harness.hold_conversation(looped, setting, problem, number)
         seed = derive_seed(options.seed, problem.id, number)
         sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
         return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
@@ -223,11 +218,10 @@ def _draw(
 
 def _setting(
     options: argparse.Namespace, kind: type[Environment], chat: Chat, thinking: tuple[Delimiter, Budget] | None
-) -> "Setting":
-    from eval.in_environment import Setting  # imports torch
-    from grpo.rollout.multi_turn.harmony import template_for
+) -> harness.Setting:
+    from grpo.rollout.harmony import template_for
 
-    return Setting(
+    return harness.Setting(
         kind=kind,
         limits=harness.read_limits(options),
         template=template_for(chat.tokenizer, chat.variables, options.template),
@@ -259,5 +253,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

@@ -1,20 +1,27 @@
-"""Evaluations in an environment: limits and records."""
+"""Evaluations in an environment: limits, conversations on tokens by the code of training, and records."""
 
 import argparse
+import functools
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from eval.problems import EvalProblem, derive_seed
+from grpo.environments.conversation import Outcome, play
+from grpo.environments.environment import Environment, Score
+from grpo.environments.loading import load
+from grpo.environments.retrieval import VARIABLE
+from grpo.environments.settings import RolloutLimits
 from grpo.launch.checks.own_code import NoAnswerError, call_apart
-from grpo.rollout.multi_turn.conversation import Outcome
-from grpo.rollout.multi_turn.environment import Environment, Score
-from grpo.rollout.multi_turn.environment_loading import load
-from grpo.rollout.multi_turn.harmony import SAMPLED
-from grpo.rollout.multi_turn.retrieval import VARIABLE
-from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.rollout.harmony import SAMPLED, Template
+from grpo.rollout.response_text import decode_tokens
+from grpo.rollout.thinking import Budget, Delimiter
 from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
+from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream.tokenizer import FastTokenizer
 
 LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 
@@ -53,6 +60,43 @@ def load_environment(name: str) -> type[Environment]:
     except NoAnswerError as error:
         raise UserError(f"environment {name} {error.problem.what}", error.problem.remedy) from None
     return load(name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the conversations of an evaluation share.
+
+    Attributes:
+        sampling: temperature, top_p, and max_tokens of a turn.
+        max_length: of the whole context, in tokens.
+        thinking: delimiter and budget of each turn; None for no budget.
+        seed: of the evaluation.
+    """
+
+    kind: type[Environment]
+    limits: RolloutLimits
+    template: Template
+    tokenizer: FastTokenizer
+    sampling: dict[str, Any]
+    max_length: int
+    thinking: tuple[Delimiter, Budget] | None
+    seed: int
+
+
+async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
+    """Hold one conversation, and return what it adds to its record."""
+    from vllm import SamplingParams
+
+    from grpo.rollout.multi_turn import EnginePolicy
+
+    seed = derive_seed(setting.seed, problem.id, number)
+    params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
+    policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
+    make = functools.partial(setting.kind, problem.prompt, problem.label)
+    outcome, score = await play(make, policy, setting.limits)
+    texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
+    record = make_record(outcome, score, policy.tokens, policy.logs())
+    return {"seed": seed, **record, "conversation": texts}
 
 
 def make_record(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def read_options(options: argparse.Namespace) -> list[RewardFile]:
 
 
 def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:
-    """Call each function once on an answer to a problem, in a process of its own.
+    """Call each function once on an answer to a problem, in a separate process.
 
     Raises:
         UserError: for a function that cannot work.

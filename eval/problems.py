@@ -1,12 +1,16 @@
-"""Reads the problems of an evaluation from a file that `python -m data.prepare` has written."""
+"""The problems of an evaluation, from a file that `python -m data.prepare` has written, and their tokens."""
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo.rollout.problem_files import is_chat
+from grpo.rollout.prompts import renderer
+from grpo.rollout.response_text import make_record_fields
 from grpo.run.problem_ids import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
@@ -92,3 +96,47 @@ def derive_seed(seed: int, problem: str, number: int) -> int:
     """
     digest = hashlib.sha256(f"{seed} {problem} {number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
+
+
+class Chat:
+    """A model's tokenizer and template.
+
+    Args:
+        model: the model's folder.
+        variables: of the template, see :func:`grpo.rollout.chat_template.variables`; also an attribute.
+
+    Raises:
+        UserError: if the model has no tokenizer or chat template.
+    """
+
+    def __init__(self, model: Path, variables: Mapping[str, Any]) -> None:
+        from transformers import AutoTokenizer  # takes seconds
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"the tokenizer of {model} cannot be loaded ({error})", "download the whole model"
+            ) from None
+        if not self.tokenizer.chat_template:
+            raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
+        self.variables = dict(variables)
+        self._render = renderer(self.tokenizer, variables)
+
+    def prompt(self, problem: EvalProblem) -> list[int]:
+        """Return the tokens that the engine gets: a chat with the problem as the user's message."""
+        return self._render(problem.prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special additions."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def record(self, tokens: list[int], finish_reason: str, logs: Mapping[str, float]) -> dict[str, Any]:
+        """Return the generated part of a sample's record (see :mod:`grpo.run.records`).
+
+        Args:
+            logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.
+        """
+        text = make_record_fields(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
+        known = {name: value if math.isfinite(value) else None for name, value in logs.items()}
+        return text | known | {"answer_length": text["answer_length"]}

@@ -161,10 +161,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    command.print_result("\n".join(result_table(result)))
+    print("\n".join(result_table(result)))
     return 0
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

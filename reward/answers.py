@@ -10,8 +10,7 @@ Two integers are compared by their digits, which is all that AIME needs. Other a
 import re
 from dataclasses import dataclass
 
-from reward.comparison import last_side
-from reward.copied import is_copied
+from reward.comparison import SIGN, last_side, split
 from reward.equivalence import equal
 from reward.extraction import NO_ANSWER, extract_answers
 from reward.notation import MAX_ANSWER_CHARS, rational, spell, split_unit, squeeze
@@ -23,6 +22,12 @@ MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>"
 _START = "<|start|>"
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
+# The formulas, sentences and lines of a problem, each short enough to be spelled.
+_PIECES = re.compile(r"\$+|(?<!\\)\\[()\[\]]|\n|(?<=[.?!]) ")
+_TOKEN = re.compile(r"\\[A-Za-z]+|[^ ]")
+# A copy is a whole side: no sign continues it. A point ends the sentence unless a digit follows it.
+_BEFORE = r"(?<![-+*/^_\\({}0-9A-Za-z.)])(?<![-+*/^_({}0-9)] )"
+_AFTER = r"(?![A-Za-z0-9]|\.[0-9]| ?(?:[-+*/^_!({]|\\(?!text)))"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def final_message(response: str) -> str | None:
 
 
 def _is_by_assistant(response: str, channel: int) -> bool:
-    """Whether the header whose channel starts at `channel` names nobody, or the assistant without a recipient."""
+    """Whether the header whose channel starts at `channel` has no author, or is the assistant's without a recipient."""
     before = response.rfind("<|", 0, channel)
     is_named = before >= 0 and response.startswith(_START, before)
     return not is_named or response[before + len(_START) : channel].strip() == "assistant"
@@ -97,3 +102,24 @@ def canonical(answer: str) -> str:
     text = spell(answer)
     number = rational(split_unit(text)[0])
     return str(number.numerator) if number is not None and number.denominator == 1 else squeeze(text)
+
+
+def is_copied(answer: str, gold: str, prompt: str) -> bool:
+    """Whether an answer is a formula of the prompt, and is neither a number nor spelled like the gold answer.
+
+    `12+34` equals 46, and says nothing that the problem does not. Formulas are compared as they are spelled, so `34+12`
+    is no copy of `12+34`.
+    """
+    said = _value(answer)
+    if not re.search("[^A-Za-z]", said) or rational(said) is not None or said == _value(gold):
+        return False
+    formula = re.compile(_BEFORE + " *".join(map(re.escape, _TOKEN.findall(said))) + _AFTER)
+    return any(formula.search(spell(piece)) for piece in _PIECES.split(prompt) if piece)
+
+
+def _value(text: str) -> str:
+    """The last side of an equation, or a whole text, spelled and without its unit and brackets."""
+    text = spell(text)
+    sides, signs = split(text, SIGN)
+    side = squeeze(split_unit(sides[-1] if set(signs) <= {"="} else text)[0].strip())
+    return side[1:-1] if re.match(r"\([^()]*\)\Z", side) and "," not in side else side

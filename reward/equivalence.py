@@ -32,7 +32,7 @@ class Unavailable(RuntimeError):
 
 
 class Worker:
-    """One process, which starts when it is first needed, and again after it ended. One thread at a time asks it."""
+    """One process. It starts when it is first needed, and again after it has ended. One thread at a time uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
-from reward import equivalence, judge_place, settings
+from reward import equivalence, judge_actor, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Verdict, extract_problem
 from reward.labels import parse_label
@@ -120,7 +120,7 @@ def _has_judge() -> bool:
 
 
 _judge_lock = threading.Lock()
-_made_asker = functools.cache(judge_place.make_asker)
+_made_asker = functools.cache(judge_actor.make_asker)
 
 
 def _asker() -> Callable[..., tuple[float, Verdict]]:

@@ -41,5 +41,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

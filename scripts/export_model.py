@@ -265,5 +265,4 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
 
 
 if __name__ == "__main__":
-    command.print_plainly()
-    sys.exit(main())
+    command.run(main, outlives=True)

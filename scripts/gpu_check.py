@@ -61,7 +61,7 @@ def _say(result: Result) -> None:
 if __name__ == "__main__":
     signals.raise_them()
     try:
-        sys.exit(main())
+        command.run(main, outlives=True)
     except signals.Signalled as end:
         print(f"{end.name}: the rung and all that it started have been ended", file=sys.stderr)
         sys.exit(end.code)

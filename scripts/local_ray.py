@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ def start_ray(
     """
     import ray  # only now: it reads its variables when it is imported
 
-    # Under a keeper, all have the mark of its run, and the keeper ends them.
+    # Under a guard, all have the mark of its run, and it ends them.
     mark = "" if processes.RUN_ID_VARIABLE in os.environ else uuid.uuid4().hex
     variables = {"VLLM_RPC_BASE_PATH": str(folder)} | ({processes.RUN_ID_VARIABLE: mark} if mark else {})
     try:
@@ -52,7 +51,8 @@ def start_ray(
         ray.shutdown()
         _, alive = psutil.wait_procs(mine, timeout=END_SECONDS)
         for process in alive:
-            processes.send(process, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(alive, timeout=END_SECONDS)
         processes.remove_shared_memory(memory)
 

@@ -31,12 +31,41 @@ for argument in "$@"; do
     esac
 done
 
+# A signal ends everything that the tests started: it has this variable, even in a session of its own. Runs get the time
+# to end what they started.
+export GRPO_TESTS="$$-$RANDOM$RANDOM"
+end_all() {
+    local signal files tries
+    trap '' HUP INT TERM
+    for signal in TERM KILL; do
+        for ((tries = 0; tries < 150; tries++)); do
+            mapfile -t files < <(env --unset=GRPO_TESTS grep --null-data --line-regexp --files-with-matches --no-messages \
+                "GRPO_TESTS=$GRPO_TESTS" /proc/[0-9]*/environ)
+            if ((${#files[@]} == 0)); then break 2; fi
+            if ((tries == 0)); then kill "-$signal" "${files[@]//[!0-9]/}" 2>/dev/null || true; fi
+            sleep 0.1
+        done
+    done
+    exit "$1"
+}
+trap 'end_all 129' HUP
+trap 'end_all 130' INT
+trap 'end_all 143' TERM
+
+# Runs a command so that a signal need not wait for its end. With job control it does not ignore Ctrl-C.
+run() {
+    set -m
+    "$@" &
+    set +m
+    wait $!
+}
+
 # Runs one stage, and prints how long it took.
 stage() {
     local name="$1" begin=$SECONDS status=0
     shift
     printf '== %s\n' "$name"
-    "$@" || status=$?
+    run "$@" || status=$?
     if ((status)); then
         printf '== %s failed (exit %d) after %d s\n' "$name" "$status" $((SECONDS - begin)) >&2
         exit "$status"
@@ -76,7 +105,7 @@ of_verifiers() {
     local folder="$scratch/verifiers"
     uv pip install --quiet --python .venv/bin/python --no-deps --target "$folder" --requirement requirements/verifiers.txt &&
         PYTHONPATH="$folder:$PYTHONPATH" pytest -q --no-header -n 0 \
-            tests/grpo/rollout/multi_turn/test_verifiers_environment.py
+            tests/grpo/environments/test_verifiers_environment.py
 }
 
 packages=()
@@ -94,7 +123,8 @@ if ((gpu_stack)); then
     source scripts/env.sh
     stage "patches" python -m patches verify
     printf '== tests\n'
-    DS_ACCELERATOR=cpu pytest -n "$(nproc)" "${pytest_arguments[@]}" tests/scripts/setup/test_imports.py \
+    export DS_ACCELERATOR=cpu
+    run pytest -n "$(nproc)" "${pytest_arguments[@]}" tests/scripts/setup/test_imports.py \
         tests/benchmarks/test_compiled.py tests/grpo/{checkpoint,hooks,lora,model,stack,train}
     exit
 fi
@@ -142,7 +172,7 @@ export RAY_worker_niceness=0
 export OMP_NUM_THREADS=1
 printf '== tests\n'
 failed=0
-pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}" || failed=$?
+run pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}" || failed=$?
 if [[ -n ${types:-} ]] && ! wait "$types"; then
     cat "$output" >&2
     failed=1

@@ -141,7 +141,7 @@ def _rollouts(run: Run) -> list[RenderableType]:
 
 
 def follow(run: Run, console: Console, every: float) -> None:
-    """Show a run until it ends, refreshed every so many seconds; into a file or a pipe, one line for each step."""
+    """Show a run until it ends, refreshed every few seconds. A file or a pipe gets one line for each step."""
     if not console.is_terminal:
         _print_lines(run, every)
         console.print(_header(run), *_notes(run))

@@ -14,52 +14,46 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# One process runs the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors takes the most memory. At its place in
-# this list, WAITING has usually ended in another process, and the rest of tests/stack has not begun.
-LARGE = (
-    "end_to_end",
-    "resume",
-    "two_nodes",
-    "doors",
-    "options",
-    "loss_and_lengths",
-    "agreement",
-    "bench",
+# Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than 24 GB.
+# doors needs 15 GB by itself, so the second half begins with what needs little.
+HALVES = (
+    ("end_to_end", "doors", "options", "resume", "two_nodes", "loss_and_lengths", "agreement"),
+    ("launcher_processes", "local_ray", "engine_core"),  # then the others
 )
-# It waits until Ray notices that a node is lost.
-WAITING = "tests/stack/test_lost_nodes.py"
 
 
-def _is_large(file: str) -> bool:
-    return file in map("tests/stack/test_{}.py".format, LARGE)
+def _find_half(file: str) -> tuple[int, int] | None:
+    """Return which half of tests/stack a file belongs to, and its place there; None for other files."""
+    if not file.startswith("tests/stack/"):
+        return None
+    name = Path(file).stem.removeprefix("test_")
+    places = [(half, files.index(name)) for half, files in enumerate(HALVES) if name in files]
+    return places[0] if places else (1, len(HALVES[1]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and the large ones all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and each half of tests/stack in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "large" if _is_large(file) else file
+            place = _find_half(file)
+            return f"half {place[0]} of tests/stack" if place else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what is large, and beside it with what waits. The rest of tests/stack comes last.
+    """Start with both halves of tests/stack, which take longest.
 
-    Files without the tiny model come before others of their kind: it may still be in the making.
+    Of the other files, those without the tiny model come first: it may still be in the making.
     """
-    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
-    def find_place(item: pytest.Item) -> tuple[int, bool, bool]:
-        file = item.nodeid.partition("::")[0]
-        at = order.index(file) if file in order else len(order)
-        return at, file.startswith("tests/stack/"), item.path in waiting
+    def find_place(item: pytest.Item) -> tuple[int, int, bool]:
+        return *(_find_half(item.nodeid.partition("::")[0]) or (len(HALVES), 0)), item.path in waiting
 
     items.sort(key=find_place)
 

@@ -1,9 +1,7 @@
 """Observation of processes that tests start and that must end."""
 
-import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
@@ -35,16 +33,6 @@ def read_command_line(pid: int) -> str:
 def find_processes(text: str) -> list[int]:
     """Return the processes whose command line contains a text."""
     return [pid for pid in psutil.pids() if text in read_command_line(pid)]
-
-
-def list_watched(pid: int) -> set[int]:
-    """Return the processes of which a process holds a pidfd."""
-    watched = set()
-    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it has closed the file
-            fields = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-            watched.add(int(fields.get("Pid", -1)))
-    return watched
 
 
 def list_children(pid: int) -> list[int]:

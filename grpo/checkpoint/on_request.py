@@ -1,4 +1,4 @@
-"""Saves a checkpoint at the end of a run, and when the launcher asks for it, in the middle of a step if ranks are idle.
+"""Saves a checkpoint at the end of a run and when the launcher requests one, even within a step if the ranks are idle.
 
 While the engines sample or evaluate, adapter, optimizer and random states are those of the last completed step. So a
 checkpoint of that step is the one that the end of the step would have saved.

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
-from grpo.checkpoint.rotation import choose_kept_steps, find_steps_before_falls
 from grpo.diagnosis.diagnose import read_onsets
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import held_out, saved_steps, step_name
+from grpo.run.saved_steps import held_out, last_before, saved_steps, step_name
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
@@ -73,7 +72,7 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
 
     Args:
         engine: DeepSpeed's engine around the PeftModel.
-        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.rotation.choose_kept_steps`.
+        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.saving.choose_kept_steps`.
         client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
 
     Raises:
@@ -216,3 +215,28 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def choose_kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
+    """Return the steps to keep: the newest, and the best by the held-out problems.
+
+    Args:
+        steps: the steps of all checkpoints, ascending.
+        scores: what was measured on the held-out problems, by step. On a tie the latest is the best. A checkpoint
+            without a score is never the best.
+        count: how many to keep. The newest and the best are always kept, so a count of 1 may keep two.
+    """
+    best = max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)
+    newest = list(steps[-max(count, 1) :])
+    if best is None or best in newest:
+        return newest
+    return [best, *(newest[1:] if count > 1 else newest)]
+
+
+def find_steps_before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
+    """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
+
+    Args:
+        falls: the first steps whose rollouts show a lower correctness.
+    """
+    return {step for fall in falls if (step := last_before(steps, fall)) is not None}

@@ -1,4 +1,4 @@
-"""Files of the trainer's state: safetensors, of which one, "json", holds the plain values as JSON text.
+"""Files of the trainer's state: safetensors, whose tensor "json" holds all other values as JSON text.
 
 Reading them runs nothing that a file holds. Earlier versions wrote pickles (NAME.pt), and PyTorch's restricted reader
 of those has had flaws through which a file could run code.

@@ -30,7 +30,7 @@ _RANK_KEYS = {"layout", "random", *KINDS}
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of this process's random generators in host memory, as tensors and plain values."""
+    """Return the states of this process's random generators, in host memory."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -99,7 +99,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
         UserError: if the files are incomplete, or belong to an adapter with another rank, model or targets.
     """
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
-    # read all of them again, and nobody else writes here in the minutes between.
+    # read all of them again, and nothing else writes here in the minutes between.
     from deepspeed.accelerator import get_accelerator
 
     state, files = read(directory)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from grpo.diagnosis.record import Record
 from grpo.metrics.metric_schema import SCHEMA
-from grpo.settings.table import CLIPPING_LOSSES
+from grpo.train import objectives
 
 WATCH, WARNING, CRITICAL = "watch", "warning", "critical"
 OUT_OF_RANGE = "out_of_range:"  # followed by a metric
@@ -154,8 +154,9 @@ def _is_useless(run: Record, name: str, step: int) -> bool:
         "OVERLONG_PENALTY": run.number("OVERLONG_BUFFER") <= 0,
         "PIPELINE": run.number("PIPELINE") <= 0,
         "TRAIN_BATCH_SIZE": 0 < rollouts <= run.number("TRAIN_BATCH_SIZE"),  # already one optimizer step
-        **dict.fromkeys(("EPS_CLIP", "--dual_clip"), run.setting("POLICY_LOSS") not in (None, *CLIPPING_LOSSES)),
     }
+    if not objectives.is_read(name, str(run.setting("POLICY_LOSS") or "ppo")):
+        return True
     return reasons.get(name, name.startswith(("JUDGE_", "CORRECTNESS_", "QUALITY_")) and not run.has_judge)
 
 

@@ -3,7 +3,7 @@
 Imports no DeepSpeed.
 """
 
-from grpo.rollout import answering, engine, response_text
+from grpo.rollout import engine, response_text
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.train import rewards
 
@@ -15,5 +15,5 @@ UNKNOWN_LOG_PROB = float("nan")  # of a token without a log-prob from the engine
 
 def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
     """Return the text for the reward function, which is next: markers appear only where their tokens do."""
-    answering.end_sampling()
+    engine.end_sampling()
     return response_text.decode_tokens(tokenizer, tokens)

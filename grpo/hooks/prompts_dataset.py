@@ -8,7 +8,7 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 
 
 def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., str]:
-    """Return what replaces the tokenizer's ``apply_chat_template``: the text of a prompt as it is served."""
+    """Return a replacement for the tokenizer's ``apply_chat_template`` that returns a prompt's text as it is served."""
     # Other command lines of OpenRLHF lack the flags.
     given = [getattr(args, name, None) for name in ("reasoning_effort", "template_variables", "template_date")]
     render = prompts.renderer(tokenizer, chat_template.variables(*given))

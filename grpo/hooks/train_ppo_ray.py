@@ -7,22 +7,22 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.hooks import names
+from grpo.hooks import flag_aliases
 from grpo.launch import flags
 from grpo.launch.supervise import last_words
 from grpo.model import model_files
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
-from grpo.rollout import chat_template, thinking_settings
+from grpo.rollout import chat_template, thinking
 from grpo.stack import cluster
 from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
-from reward import judge_place
+from reward import judge_actor
 
-rename_flags = names.rename_flags  # of OpenRLHF 0.11.2, as the next
-in_sections = names.in_sections
+rename_flags = flag_aliases.rename_flags  # of OpenRLHF 0.11.2, as the next
+in_sections = flag_aliases.in_sections
 add_flags = flags.add_flags
-hand_on_thinking_budget = thinking_settings.pass_to_engines
+hand_on_thinking_budget = thinking.pass_to_engines
 hand_on_template_variables = chat_template.pass_to_engines  # the engines' environments render prompts
 runtime_env = cluster.runtime_env
 engines_ready = cluster.engines_ready
@@ -39,7 +39,7 @@ def validate(args: argparse.Namespace) -> None:
 def settle_nodes() -> None:
     """Start the judge on this node. Ray is connected."""
     cluster.note_nodes()
-    _judge.append(judge_place.start(cluster.make_home_options()))
+    _judge.append(judge_actor.start(cluster.make_home_options()))
 
 
 def engine_model(args: Arguments) -> str:

@@ -3,21 +3,21 @@
 from typing import TYPE_CHECKING
 
 from grpo.lora import engine_actor
-from grpo.rollout import answering, engine
+from grpo.rollout import cores, engine
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM
 
 if TYPE_CHECKING:
     from grpo.model.shared_base import Description
 
-WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
+WORKER = "grpo.lora.vllm_lora.AdapterWorker"  # vLLM imports it in its workers
 
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles
-end_with_core = engine.end_with_core
+end_with_core = cores.end_with_core
 for_sample = engine.make_sample_params
 answer = engine.answer
-sampled = answering.list_sampled
+sampled = engine.list_sampled
 load_adapter = engine_actor.load_into_engine
 
 

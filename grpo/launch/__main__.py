@@ -20,7 +20,6 @@ from typing import TextIO
 from grpo.launch import (
     cost,
     evaluate_command,
-    fitting,
     gpu_memory,
     judge,
     part,
@@ -36,7 +35,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import joined_cluster
+from grpo.launch.supervise import guard, joined_cluster
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.settings import choose, flags, misspelt
@@ -118,7 +117,7 @@ def _main(options: argparse.Namespace) -> int:
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(options.flags, folder)
-        config = fitting.choose(config)
+        config = gpu_memory.choose(config)
         run_judge = judge.choose_judge(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
@@ -205,4 +204,4 @@ def _describe_resumption(config: Config, folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     command.print_plainly()
-    sys.exit(main())
+    sys.exit(guard.guard(main))

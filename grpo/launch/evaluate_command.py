@@ -4,9 +4,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from grpo.environments.settings import has_environment, variables
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.settings import has_environment, variables
 from grpo.run.measure import EXACT_MATCH, choose_measure
 from reward import user_files
 

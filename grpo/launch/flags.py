@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from grpo.launch import loss_flags, model_flags, rollout_flags
 from grpo.settings import flags as settings_flags
-from grpo.settings.table import SETTINGS
 from grpo.stack.problem import Problem
+from grpo.train.objectives import LOSSES
 
 # Paths of OpenRLHF that this project drops: a flag, what it has without them, and what they are.
 DROPPED = {
@@ -34,8 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="weight 0 for tokens on which engine and actor differ by more",
     )
     settings_flags.add(group)
-    # OpenRLHF knows two of the losses, and refuses the others before the settings are checked.
-    parser._option_string_actions["--policy_loss_type"].choices = SETTINGS["POLICY_LOSS"].choices
+    parser._option_string_actions["--policy_loss_type"].choices = tuple(LOSSES)  # OpenRLHF knows two of them
 
 
 def validate(args: argparse.Namespace) -> None:

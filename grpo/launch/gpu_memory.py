@@ -1,4 +1,4 @@
-"""The GPU memory that a run needs, part by part.
+"""The GPU memory that a run needs, part by part, and the sizes that follow from it.
 
 With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With ACTOR_SHARD=engine the
 frozen base counts once, as the engine's weights. With vLLM's sleep, the engine drops its cache for the update. Its
@@ -13,23 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.environments import settings
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
-from grpo.launch.plan import size
+from grpo.launch.plan import list_sizes, size
 from grpo.model import model_files
-from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
-from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_expert_adapter, count_padding
+from grpo.model.architecture import OF_ENGINE, Architecture
+from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_padding, count_side_path
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
-from grpo.rollout.multi_turn import settings
 from grpo.stack import machine
 
 ASSUMED_GB = 80
+MICRO_BATCHES = ("micro_train_batch_size", "micro_rollout_batch_size")
 SHARE_STEP = 0.001  # the precision of an engine's share of a GPU
 _GIB = 2**30
 # Assumed: CUDA and NCCL take 1 GB, and 5% of a GPU is lost in fragments; vLLM's buffers and activations take 4 GB. It
 # captures CUDA graphs after it has sized its cache: 1 GB more.
 _CUDA, _FRAGMENTS, _VLLM, _GRAPHS = 1 * machine.GB, 0.05, 4 * machine.GB, 1 * machine.GB
+_MOST = 0.9  # of a GPU, for micro-batches: the need is calculated, and nobody asked for this size
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,8 @@ class Needs:
 
     @property
     def smallest_engine(self) -> int:
-        """Return the bytes of an engine whose cache holds one of the longest sequences."""
+        """Return the bytes of an engine whose cache holds one of the longest sequences. vLLM starts with no less."""
         return sum(self.engine.values()) + self.cache.bytes(self.length, IN_FLIGHT)
-
-    @property
-    def peak(self) -> int:
-        """Return the most bytes of a GPU of the actor, beside the smallest engine if they share it."""
-        if not self.shared:
-            return self.actor_bytes
-        sampling = (self.held if self.sleeps else self.actor_bytes) + self.smallest_engine + int(SHARE_STEP * self.gpu)
-        return max(sampling, self.actor_bytes + sum(self.engine.values()))
 
     @property
     def left_to_engine(self) -> int:
@@ -88,14 +82,17 @@ class Needs:
         return round(max(1, math.floor(self.left_to_engine / self.gpu / SHARE_STEP)) * SHARE_STEP, 3)
 
     @property
+    def peak(self) -> int:
+        """Return the most bytes of a GPU of the actor, beside the smallest engine if they share it."""
+        if not self.shared:
+            return self.actor_bytes
+        sampling = self.gpu - self.left_to_engine + self.smallest_engine + int(SHARE_STEP * self.gpu)
+        return max(sampling, self.actor_bytes + sum(self.engine.values()))
+
+    @property
     def cache_room(self) -> int:
         """Return the bytes of the key/value cache on an engine's GPU; below 0 if not even the weights fit."""
         return self.engine_limit - sum(self.engine.values())
-
-    @property
-    def engine_fits(self) -> bool:
-        """Return whether vLLM starts: its cache has room for one of the longest sequences."""
-        return self.smallest_engine <= self.engine_limit
 
     @property
     def at_once(self) -> int:
@@ -109,13 +106,13 @@ def needs(config: Config, **changes: Any) -> Needs | None:
     Returns None if a model is unknown, or small enough for the CPUs that the run is for.
     """
     args = Namespace(**vars(config.args) | changes)
-    actor, engine = _architecture(args.pretrain), _architecture(args.engine_model)
-    if actor is None or engine is None or not is_for_gpus(actor):
+    shape, of_engine = _architecture(args.pretrain), _architecture(args.engine_model)
+    if shape is None or of_engine is None or not is_for_gpus(shape):
         return None
-    gpu, source = _gpu(args)
-    rows = args.micro_train_batch_size * _branches(args)
+    gpu, source = _find_gpu(args)
+    rows = args.micro_train_batch_size * _count_branches(args)
     length = args.max_len or args.prompt_max_len + args.generate_max_len
-    rank, fragments = _actor(args, actor, config.actor_ranks), int(_CUDA + _FRAGMENTS * gpu)
+    rank, fragments = Actor(shape, args, config.actor_ranks), int(_CUDA + _FRAGMENTS * gpu)
     return Needs(
         gpu=gpu,
         source=source,
@@ -123,9 +120,9 @@ def needs(config: Config, **changes: Any) -> Needs | None:
         held=sum(rank.held_parts().values()) + fragments,
         rows=rows,
         length=length,
-        engine=_engine(args, engine),
+        engine=_list_engine_parts(args, of_engine),
         engine_limit=int(args.vllm_gpu_memory_utilization * gpu),
-        cache=Cache(engine, args.vllm_tensor_parallel_size),
+        cache=Cache(of_engine, args.vllm_tensor_parallel_size),
         shared=args.colocate_all_models,
         sleeps=args.vllm_enable_sleep,
     )
@@ -139,7 +136,7 @@ def _architecture(name: str) -> Architecture | None:
         return None  # the preflight explains it
 
 
-def _gpu(args: Namespace) -> tuple[int, str]:
+def _find_gpu(args: Namespace) -> tuple[int, str]:
     """Return the bytes of a GPU, and where the number is from."""
     if args.gpu_gb:
         return int(args.gpu_gb * _GIB), "GPU_GB"
@@ -149,62 +146,54 @@ def _gpu(args: Namespace) -> tuple[int, str]:
     return ASSUMED_GB * _GIB, f"assumed: {ASSUMED_GB} GiB, set GPU_GB for others"
 
 
-def _branches(args: Namespace) -> int:
+def _count_branches(args: Namespace) -> int:
     """Return how many rows of a rollout the actor holds at once."""
-    if not settings.has_environment(args):
-        return 1
-    given = settings.variables().get("MAX_BRANCHES", "0")
+    given = settings.variables().get("MAX_BRANCHES", "0") if settings.has_environment(args) else "0"
     return 1 + (int(given) if given.isdecimal() else 0)  # another check refuses it
 
 
-def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
-    return Actor(
-        architecture=architecture,
-        lora_parameters=architecture.count_lora_parameters(args),
-        expert_rank=architecture.find_expert_rank(args),
-        ranks=ranks,
-        packed=args.experts == PACKED,
-        sharded=args.actor_shard == ZERO3,
-        maps=args.actor_shard == OF_ENGINE,
-        offload=args.offload,
-        adam_offload=args.adam_offload,
-        checkpointing=args.gradient_checkpointing,
-        eager=args.attn_implementation == "eager",
-        reference=bool(args.adapter) and args.init_kl_coef > 0,
-    )
-
-
-def _side_path(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections of attention.
-
-    Those of experts are for all of them too, if they have adapters.
-    """
-    workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
-    of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
-    widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
-    of_experts = count_expert_adapter(architecture, architecture.find_expert_rank(args), workers)
-    return architecture.layers * (2 * args.lora_rank * widths + of_experts)
-
-
-def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:
-    weights = sum(architecture.actor_bytes(architecture.mxfp4).values())
+def _list_engine_parts(args: Namespace, shape: Architecture) -> dict[str, int]:
+    width = args.vllm_tensor_parallel_size
+    takes_marlin = any(not 9 <= float(gpu.capability) < 11 for gpu in machine.known_gpus())
     parts = {
-        "weights": weights // args.vllm_tensor_parallel_size,
-        "padding of the experts, by Marlin": _padding(args, architecture),
-        "adapter, as a side path": _side_path(args, architecture),
+        "weights": sum(shape.actor_bytes(shape.mxfp4).values()) // width,
+        "padding of the experts, by Marlin": count_padding(shape, width) if takes_marlin and shape.mxfp4 else 0,
+        "adapter, as a side path": count_side_path(shape, args, width),
         "buffers and activations (assumed)": int(_VLLM),
         "CUDA graphs (assumed)": 0 if args.enforce_eager else int(_GRAPHS),
     }
     return {name: count for name, count in parts.items() if count}
 
 
-def _padding(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes that vLLM adds to the experts where it takes Marlin's kernels, as far as the GPUs are known."""
-    takes_marlin = any(not 9 <= float(gpu.capability) < 11 for gpu in machine.known_gpus())
-    return count_padding(architecture, args.vllm_tensor_parallel_size) if takes_marlin and architecture.mxfp4 else 0
+def choose(config: Config) -> Config:
+    """Return the configuration with the micro-batches and the engine's share that no flag sets.
+
+    The objective does not depend on them.
+    """
+    if missing := [name for name in MICRO_BATCHES if name not in config.given]:
+        config = config.replace_flags(**dict.fromkeys(missing, _find_largest_micro_batch(config)))
+    need = needs(config)
+    if need is None or not need.shared or "vllm_gpu_memory_utilization" in config.given:
+        return config
+    return config.replace_flags(vllm_gpu_memory_utilization=need.share_left)
 
 
-def longest(config: Config, **changes: Any) -> int:
+def _find_largest_micro_batch(config: Config) -> int:
+    """Return the largest size that fits with room to spare and divides a rank's share of an optimizer batch, or 1.
+
+    A pass for log-probs keeps less than the update does, so the size fits there too. A shared GPU keeps room for the
+    cache with which its engine samples all its rollouts at once.
+    """
+    share, rest = divmod(config.args.train_batch_size, config.actor_ranks)
+    rollouts = config.rollouts_per_step // config.args.vllm_num_engines
+    for count in () if rest else range(share, 1, -1):
+        need = needs(config, micro_train_batch_size=count) if share % count == 0 else None
+        if need and need.peak + need.shared * rollouts * need.cache.bytes(need.length) <= _MOST * need.gpu:
+            return count
+    return 1
+
+
+def find_longest(config: Config) -> int:
     """Return the tokens of the longest sequence that the actor can train on alone; 0 if none fits.
 
     On a shared GPU, the engine then holds one such sequence.
@@ -212,7 +201,7 @@ def longest(config: Config, **changes: Any) -> int:
     low, high = 0, CONTEXT
     while low < high:
         middle = (low + high + 1) // 2
-        need = needs(config, micro_train_batch_size=1, max_len=middle, **changes)
+        need = needs(config, micro_train_batch_size=1, max_len=middle)
         low, high = (middle, high) if need and need.peak <= need.gpu else (low, middle - 1)
     return low
 
@@ -222,7 +211,9 @@ def describe(config: Config) -> list[str]:
     need = needs(config)
     if need is None:
         return []
-    limit = longest(config)
+    limit, cached = find_longest(config), min(CONTEXT, need.cache.longest(need.cache_room))
+    alone = f"a sequence of up to {limit:,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1"
+    at_once = f"{need.at_once} of the longest sequences at once, or one of {cached:,} tokens"
     then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
     if config.args.actor_shard == OF_ENGINE:
         then += f"; one copy of the model needs compute capability {machine.SHARES_MODEL} (H100, H200)"
@@ -230,18 +221,9 @@ def describe(config: Config) -> list[str]:
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.actor_bytes)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
         f"{need.length:,} tokens:",
-        *(f"            {size(count):>9}  {name}" for name, count in need.actor.items()),
-        f"            a sequence of up to {limit:,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1"
-        if limit
-        else "            no sequence fits, however short",
+        *list_sizes(need.actor),
+        f"            {alone if limit else 'no sequence fits, however short'}",
         f"  engine    {size(need.engine_limit)} on each of {config.engine_gpus}:",
-        *(f"            {size(count):>9}  {name}" for name, count in need.engine.items()),
-        f"            {size(max(0, need.cache_room)):>9}  key/value cache: {describe_cache(need)}",
+        *list_sizes(need.engine | {f"key/value cache: {at_once if cached else 'no room'}": max(0, need.cache_room)}),
         *([f"  shared    engine and actor take turns, and {then}"] if need.shared else []),
     ]
-
-
-def describe_cache(need: Needs) -> str:
-    """Say what an engine's cache holds."""
-    limit = min(CONTEXT, need.cache.longest(need.cache_room))
-    return f"{need.at_once} of the longest sequences at once, or one of {limit:,} tokens" if limit else "no room"

@@ -4,11 +4,9 @@ import statistics
 import time
 from typing import Any
 
-from grpo.launch.supervise.watch import Watch
 from grpo.run.progress import Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_json
-from grpo.stack.problem import Problem
 
 TIMES_USUAL = 5.0
 FIRST_TIMES = 4.0  # of HANG_MINUTES: for a phase that this run has not completed yet
@@ -16,7 +14,7 @@ RECENT = 10
 START, EVALUATE = "start", "evaluate"
 
 
-class HangWatch(Watch):
+class HangWatch:
     """Watches the phases of a run, by this process's own clock.
 
     Args:
@@ -45,14 +43,13 @@ class HangWatch(Watch):
             if phase:
                 self._phase, self._step = phase["phase"], phase["step"]
 
-    def hang(self) -> Problem | None:
-        """Return what hangs; None while the run progresses, or may still."""
+    def hang(self) -> str:
+        """Return what hangs; "" while the run progresses, or may still."""
         self.look()
-        if not self._floor or time.monotonic() - self._since <= self.limit():
-            return None
-        minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
-        often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
-        return Problem(f"no progress: {self._describe_phase()} for {minutes:.1f} min{often}", "")
+        seconds = time.monotonic() - self._since
+        if not self._floor or seconds <= self.limit():
+            return ""
+        return f"no progress: {self._phase_of_step()} for {seconds / 60:.1f} min ({self._describe_usual()})"
 
     def limit(self) -> float:
         """Return the seconds that the current phase may take."""
@@ -62,15 +59,16 @@ class HangWatch(Watch):
     def describe_wait(self) -> str:
         """Return what the run is doing, and how long that usually takes."""
         self.look()
-        usual = self._usual()
-        if self._phase == START:
-            takes = "usually 1 to 3 min with the tiny model; a large one takes longer to load"
-            return f"waiting for engines and actor to start ({takes})"
-        takes = "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
-        return f"waiting for {self._phase} of step {self._step} ({takes})"
+        return f"waiting for {self._phase_of_step()} ({self._describe_usual()})"
 
-    def _describe_phase(self) -> str:
-        return "engines and actor are starting" if self._phase == START else f"step {self._step}: {self._phase}"
+    def _phase_of_step(self) -> str:
+        return "the start of engines and actor" if self._phase == START else f"step {self._step}: {self._phase}"
+
+    def _describe_usual(self) -> str:
+        if self._phase == START:
+            return "usually 1 to 3 min with the tiny model"
+        usual = self._usual()
+        return "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
 
     def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, or may have been and its line is lost."""

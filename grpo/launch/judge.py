@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from grpo.environments.settings import has_environment
 from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.problem import Problem, UserError
 from reward import gemini, settings, user_files
 from reward.settings import JudgeSettings, SettingsError

@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+from grpo.environments import settings
+from grpo.environments.mixture import Mixture
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn import settings
-from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import UserError
 from grpo.train.lengths import WINDOW, parse_stages

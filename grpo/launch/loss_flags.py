@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.settings.table import CLIPPING_LOSSES
 from grpo.stack.problem import Problem
+from grpo.train import objectives
 
 
 def corrects_for_sampling(args: argparse.Namespace) -> bool:
@@ -49,15 +49,18 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
             "trainer's",
             "set TOP_P=1, or neither --enable_vllm_is_correction nor OLD_LOG_PROBS=engine",
         )
-    if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
-        yield Problem("POLICY_LOSS=gspo has one ratio for the whole rollout", "set LOSS_AGGREGATION=sequence_mean")
+    if objectives.LOSSES[args.policy_loss_type].of_rollout and args.loss_aggregation != "sequence_mean":
+        yield Problem(
+            f"POLICY_LOSS={args.policy_loss_type} has one ratio for the whole rollout",
+            "set LOSS_AGGREGATION=sequence_mean",
+        )
 
 
 def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
     if args.advantage_clip is not None and not args.advantage_clip > 0:
         yield Problem(f"--advantage_clip {args.advantage_clip:g} removes every advantage", "give more than 0")
     for name in ("eps_clip_low_high", "dual_clip"):
-        if getattr(args, name) is not None and args.policy_loss_type not in CLIPPING_LOSSES:
+        if getattr(args, name) is not None and not objectives.is_read(f"--{name}", args.policy_loss_type):
             yield Problem(f"--{name} has no effect with POLICY_LOSS={args.policy_loss_type}", "remove it")
     if args.dual_clip is not None and not args.dual_clip > 1:
         yield Problem(f"--dual_clip {args.dual_clip:g} would clip every token", "give more than 1, or remove it")

@@ -16,9 +16,8 @@ from grpo.launch.refusals import REFUSED, note
 from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import last_words
-from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.watch import End, Saving
+from grpo.launch.supervise.supervisor import STOPPED, End, Job, Saving, supervise
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
@@ -27,7 +26,7 @@ from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
-from reward import judge_place
+from reward import judge_actor
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
@@ -42,7 +41,7 @@ def run(
     held: int,
 ) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
-    for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
+    for left in (STAND_IN_VARIABLE, judge_actor.VARIABLE):  # by another run
         os.environ.pop(left, None)
     status = preflight.patch_status()
     stand_in = ["--stand-in"] if run_judge.is_stand_in else []
@@ -56,10 +55,10 @@ def run(
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
     if run_judge.settings:
-        environment[judge_place.VARIABLE] = judge_place.NAME
+        environment[judge_actor.VARIABLE] = judge_actor.NAME
     is_finished = False
     try:
-        end = _train(files, config, plan, progress, environment, run_judge, held)
+        end = _train(files, config, plan, progress, environment, run_judge)
         code, is_finished = end.code, end.code == 0
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
@@ -87,7 +86,6 @@ def _train(
     progress: Progress,
     environment: dict[str, str],
     run_judge: RunJudge,
-    held: int,
 ) -> End:
     """Run the trainer under supervision; return how it ended."""
     from grpo.launch.onsets import Onsets  # here, since only a run needs numpy
@@ -99,16 +97,17 @@ def _train(
     request.close()  # of an earlier part
     head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
     end = supervise(
-        [*DRIVER, *config.argv],
-        ray=None if os.environ.get("RAY_ADDRESS") else head,
-        log_dir=files.logs,
-        environment=environment,
-        progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        stand_in_models=run_judge.stand_in_models,
-        inherited=[held],
-        folders=folders,
-        watch=HangWatch(files, progress, args.hang_minutes),
-        saving=Saving(request, args.sigterm_seconds),
+        Job(
+            [*DRIVER, *config.argv],
+            files.logs,
+            ray=None if os.environ.get("RAY_ADDRESS") else head,
+            environment=environment,
+            progress=lambda: [*progress.poll(), *onsets.new_lines()],
+            stand_in_models=run_judge.stand_in_models,
+            folders=folders,
+            watch=HangWatch(files, progress, args.hang_minutes),
+            saving=Saving(request, args.sigterm_seconds),
+        )
     )
     request.close()
     words = last_words.read(files.logs) if end.cause else None

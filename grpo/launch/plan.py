@@ -1,6 +1,5 @@
-"""What a configuration means: batches, steps, tokens, memory, disk."""
+"""What a configuration means: batches, steps, host memory, disk."""
 
-import argparse
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,24 +7,25 @@ from pathlib import Path
 from grpo.checkpoint import adapter_files
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
-from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
+from grpo.launch.host_memory import is_for_gpus, list_host_parts
 from grpo.launch.lengths import describe_lengths
 from grpo.model import released
-from grpo.model.architecture import OF_ENGINE, Architecture
+from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
-from grpo.settings.table import CLIPPING_LOSSES
+from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
+from grpo.train import objectives
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
-# Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
-WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16
-_SAVED_STATE = 12  # the same without the gradient
+# Bytes per LoRA parameter: in bf16, in the optimizer (fp32 weight, two moments, gradient), and in a checkpoint.
+_WEIGHT, _OPTIMIZER, _SAVED = 2, 16, 12
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
-_ADAPTERS_IN_STORE, TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
+_ADAPTERS_IN_STORE, _TOKEN, _MIN_STORE = 8, 32, 512 * 2**20
+_NEXT = " " * 12
 
 
 @dataclass
@@ -34,46 +34,39 @@ class Plan:
 
     rollouts_per_step: int
     optimizer_steps_per_step: int
-    gradient_accumulation: int
+    max_tokens_per_step: int
+    ray_gpus: int
+    ray_cpus: int
     prompts: int | None = None
     steps_per_episode: int | None = None
-    unused_prompts_per_episode: int | None = None
     steps: int | None = None
-    scheduled_optimizer_steps: int | None = None
     eval_prompts: int | None = None
     evals: int | None = None
-    max_tokens_per_step: int = 0
+    architecture: Architecture | None = None
+    model_file_bytes: int | None = None
     model_bf16_bytes: int | None = None
     model_actor_bytes: int | None = None
-    model_file_bytes: int | None = None
-    lora_parameters: int | None = None
-    lora_optimizer_bytes: int | None = None
-    host_memory: dict[str, int] = field(default_factory=dict)
-    host_bytes: int | None = None
     checkpoint_bytes: int | None = None
     disk_bytes: int | None = None
     object_store_bytes: int = _MIN_STORE
-    architecture: Architecture | None = None
-    download_bytes: int | None = None
-    ray_gpus: int = 0
-    ray_cpus: int = 0
+    host_memory: dict[str, int] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Return the bytes of host memory."""
+        return sum(self.host_memory.values()) or None
 
 
 def make_plan(config: Config) -> Plan:
     """Compute the plan. `unknown` lists what cannot be read; the preflight refuses it."""
-    args = config.args
-    samples = config.rollouts_per_step
-    plan = Plan(
-        rollouts_per_step=samples,
-        optimizer_steps_per_step=count_updates(args),
-        gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
-        max_tokens_per_step=samples * config.max_model_len,
-        ray_gpus=config.gpus,
-        # One CPU for each bundle, one for the trainer, and a few for Ray's own processes.
-        ray_cpus=config.gpus + 4,
-    )
-    _add_steps(plan, config)
+    args, rollouts = config.args, config.rollouts_per_step
+    # Ray: one CPU for each bundle, one for the trainer, and a few for its own processes.
+    plan = Plan(rollouts, count_updates(args), rollouts * config.max_model_len, config.gpus, config.gpus + 4)
+    try:
+        _add_steps(plan, config)
+    except UserError as error:
+        plan.unknown.append(f"steps and evals: {error}")
     try:
         _add_sizes(plan, config, released.find(args.pretrain), released.find(args.engine_model))
     except CheckpointError as error:
@@ -83,74 +76,46 @@ def make_plan(config: Config) -> Plan:
 
 def _add_steps(plan: Plan, config: Config) -> None:
     args = config.args
-    try:
-        plan.prompts = len(read_records(Path(args.prompt_data or ""), args.input_key, args.label_key))
-        if args.eval_dataset:
-            plan.eval_prompts = len(read_records(Path(args.eval_dataset), args.input_key, args.label_key))
-    except UserError as error:
-        plan.unknown.append(f"steps and evals: {error}")
-    if plan.prompts is None:
+    plan.prompts = len(read_records(Path(args.prompt_data or ""), args.input_key, args.label_key))
+    plan.steps_per_episode, plan.steps = plan.prompts // args.rollout_batch_size, count_steps(args, plan.prompts)
+    if not args.eval_dataset:
         return
-    plan.steps_per_episode, plan.unused_prompts_per_episode = divmod(plan.prompts, args.rollout_batch_size)
-    plan.steps = count_steps(args, plan.prompts)
-    plan.scheduled_optimizer_steps = plan.steps * plan.optimizer_steps_per_step
+    plan.eval_prompts = len(read_records(Path(args.eval_dataset), args.input_key, args.label_key))
     if plan.eval_prompts and args.eval_steps > 0:
         plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # always the last step
 
 
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
     args = config.args
-    plan.architecture = Architecture.from_config(model.config)
-    plan.lora_parameters = plan.architecture.count_lora_parameters(args)
-    plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
-    if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
-        plan.download_bytes = sum(plan.architecture.actor_bytes(packed=True).values())
-        plan.model_file_bytes = plan.download_bytes
-    plan.model_actor_bytes = sum(actor_bytes(config, model).values())
-    plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
-    adapter = plan.lora_parameters * WEIGHT_BYTES
-    plan.object_store_bytes = max(_MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_step * TOKEN_BYTES)
-    plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
-    plan.host_bytes = sum(plan.host_memory.values())
-    plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
+    plan.architecture = shape = Architecture.from_config(model.config)
+    packed, lora = sum(shape.actor_bytes(packed=True).values()), shape.count_lora_parameters(args)
+    plan.model_bf16_bytes = model.bf16_bytes
+    plan.model_file_bytes = packed if args.pretrain in released.RELEASED else model.file_bytes
+    plan.model_actor_bytes = sum(shape.actor_bytes(args.experts == PACKED).values())
+    in_flight = _ADAPTERS_IN_STORE * _WEIGHT * lora + 4 * plan.max_tokens_per_step * _TOKEN
+    plan.object_store_bytes = max(_MIN_STORE, in_flight)
+    plan.host_memory = list_host_parts(config, shape, engine_model, plan.object_store_bytes)
+    plan.checkpoint_bytes = (_WEIGHT + _SAVED) * lora
     if args.pipeline:  # the batch of the next step
-        routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
-        plan.checkpoint_bytes += plan.max_tokens_per_step * (TOKEN_BYTES + routing)
+        routing = shape.layers * shape.experts_per_token if args.routing_replay else 0
+        plan.checkpoint_bytes += plan.max_tokens_per_step * (_TOKEN + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # the final adapter; and the copy of the one that the run starts from.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
-    plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
+    plan.disk_bytes = kept * plan.checkpoint_bytes + _WEIGHT * lora
     if args.adapter:
         weights = Path(args.adapter) / adapter_files.WEIGHTS
-        plan.disk_bytes += weights.stat().st_size if weights.is_file() else adapter
+        plan.disk_bytes += weights.stat().st_size if weights.is_file() else _WEIGHT * lora
 
 
-def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
-    if not args.pipeline:
-        return []
-    first, last = plan.optimizer_steps_per_step, 2 * plan.optimizer_steps_per_step - 1
-    return [
-        f"            PIPELINE=1: the policy that sampled is {first}"
-        + (f" to {last}" if last > first else "")
-        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
+def describe(plan: Plan, config: Config) -> list[str]:
+    """Describe the plan in lines for people."""
+    args = config.args
+    lines = [
+        f"rollouts    {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} rollouts = "
+        f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
+        f"({plan.max_tokens_per_step:,} in total)"
     ]
-
-
-def _loss(args: argparse.Namespace) -> list[str]:
-    """Name a loss that does not clip, and the settings that it reads instead of EPS_CLIP."""
-    if args.policy_loss_type in CLIPPING_LOSSES:
-        return []
-    positive, other = args.sapo_temperatures
-    reads = {
-        "cispo": f"a ratio above {args.cispo_max_ratio:g} counts as that (CISPO_MAX_RATIO)",
-        "sapo": f"SAPO_TEMPERATURES are {positive:g} and {other:g}",
-    }[args.policy_loss_type]
-    return [f"loss        {args.policy_loss_type}: {reads}; EPS_CLIP has no effect"]
-
-
-def _prompts(args: argparse.Namespace) -> list[str]:
-    """Describe which groups a step draws besides those of its batch, and the date in prompts."""
-    lines = []
     if args.dynamic_filtering:
         (low, high), most = args.dynamic_filtering_reward_range, args.dynamic_filtering_batches
         lines.append(
@@ -159,68 +124,60 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)")
-    return lines
-
-
-def describe(plan: Plan, config: Config) -> list[str]:
-    """Describe the plan in lines for people."""
-    args = config.args
-    is_simulated = is_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
-    lines = [
-        f"rollouts    {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} rollouts = "
-        f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
-        f"({plan.max_tokens_per_step:,} in total)",
-        *_prompts(args),
-        *describe_lengths(config),
-        f"update      {plan.rollouts_per_step} rollouts / train batch {args.train_batch_size} (rollouts, not "
-        f"prompts) = {format_count(plan.optimizer_steps_per_step, 'optimizer step')} per global step"
-        + (", all but the first off-policy" if plan.optimizer_steps_per_step > 1 and not args.pipeline else ""),
-        *_staleness(plan, args),
-        f"            {format_count(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
-        f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
-        *_loss(args),
-    ]
-    if plan.steps is not None:
-        lines += _describe_steps(plan, config) + shortfall(plan, config)
+    lines += [*describe_lengths(config), *_describe_update(plan, config), *_describe_steps(plan, config)]
     engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
         shares = f"{config.gpus} for {engines}, and the same for the actor"
-    if is_simulated:
+    if is_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture)):
         lines.append(f"devices     {stand_ins(config.gpus)}: {shares}")
     else:
         ray = f"Ray gets {format_count(plan.ray_gpus, 'GPU')} and {format_count(plan.ray_cpus, 'CPU')}"
         lines.append(f"GPUs        {shares}; {ray}")
-    if plan.host_bytes is not None:
-        lines += _describe_sizes(plan, config)
-    if plan.download_bytes:
-        lines.append(
-            f"download    {size(plan.download_bytes)}: {args.pretrain} is not on this machine; "
-            f"hf download {args.pretrain} --exclude 'original/*' 'metal/*'"
-        )
-    return lines + [f"unknown     {reason}" for reason in plan.unknown]
+    return lines + _describe_sizes(plan, config) + [f"unknown     {reason}" for reason in plan.unknown]
+
+
+def _describe_update(plan: Plan, config: Config) -> list[str]:
+    args, updates = config.args, plan.optimizer_steps_per_step
+    ranks, micro_batch = config.actor_ranks, args.micro_train_batch_size
+    is_stale = updates > 1 and not args.pipeline
+    lines = [
+        f"update      {plan.rollouts_per_step} rollouts / train batch {args.train_batch_size} (rollouts, not prompts) "
+        f"= {format_count(updates, 'optimizer step')} per global step"
+        + (", all but the first off-policy" if is_stale else ""),
+        f"{_NEXT}{format_count(ranks, 'rank')} x micro batch {micro_batch} x "
+        f"{args.train_batch_size // (micro_batch * ranks)} accumulated = {args.train_batch_size}",
+    ]
+    if args.pipeline:
+        behind = f"{updates} to {2 * updates - 1} optimizer steps" if updates > 1 else f"{updates} optimizer step"
+        lines.insert(1, f"{_NEXT}PIPELINE=1: the policy that sampled is {behind} behind; the ratio compares with it")
+    if not objectives.is_read("EPS_CLIP", args.policy_loss_type):
+        reads = [name for name in objectives.LOSSES[args.policy_loss_type].reads if name in SETTINGS]
+        values = "".join(f"{name} is {getattr(args, SETTINGS[name].flag)}; " for name in reads)
+        lines.append(f"loss        {args.policy_loss_type}: {values}EPS_CLIP has no effect")
+    return lines
 
 
 def _describe_steps(plan: Plan, config: Config) -> list[str]:
-    args = config.args
-    all_steps = (plan.steps_per_episode or 0) * args.num_episodes
-    limit = f", stopped at {args.max_steps}" if args.max_steps and args.max_steps < all_steps else ""
+    args, per_episode = config.args, plan.steps_per_episode or 0
+    if plan.prompts is None or plan.steps is None:
+        return []
+    is_cut = args.max_steps and args.max_steps < per_episode * args.num_episodes
     lines = [
-        f"steps       {format_count(plan.prompts or 0, 'prompt')} = "
-        f"{format_count(plan.steps_per_episode or 0, 'global step')} per episode "
-        f"({format_count(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
-        f"{format_count(args.num_episodes, 'episode')}{limit}: {format_count(plan.steps or 0, 'global step')}",
+        f"steps       {format_count(plan.prompts, 'prompt')} = {format_count(per_episode, 'global step')} per episode "
+        f"({format_count(plan.prompts % args.rollout_batch_size, 'prompt')} left over), "
+        f"{format_count(args.num_episodes, 'episode')}{f', stopped at {args.max_steps}' if is_cut else ''}: "
+        f"{format_count(plan.steps, 'global step')}",
     ]
-    if plan.steps and plan.optimizer_steps_per_step:
-        lines += LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0).describe(plan.steps)
+    if updates := plan.steps * plan.optimizer_steps_per_step:
+        lines += LearningRate.of_run(args, updates).describe(plan.steps)
     if plan.evals is not None:
+        more = " and a greedy answer" if greedy.answers(args.eval_temperature) else ""
         lines.append(
             f"eval        {format_count(plan.evals, 'time')} {format_count(plan.eval_prompts or 0, 'problem')} x "
-            f"{format_count(args.eval_n_samples_per_prompt, 'sample')}"
-            f"{' and a greedy answer' if greedy.answers(args.eval_temperature) else ''}, "
-            f"from {args.eval_dataset}"
+            f"{format_count(args.eval_n_samples_per_prompt, 'sample')}{more}, from {args.eval_dataset}"
         )
-    return lines
+    return lines + shortfall(plan, config)
 
 
 def shortfall(plan: Plan, config: Config) -> list[str]:
@@ -229,25 +186,38 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"            the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
+        f"{_NEXT}the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
         f"{math.ceil(asked / per_episode)}"
     ]
 
 
 def _describe_sizes(plan: Plan, config: Config) -> list[str]:
+    args, shape = config.args, plan.architecture
+    if shape is None:
+        return []
     place = "the actor"
-    if config.args.actor_shard == OF_ENGINE:
+    if args.actor_shard == OF_ENGINE:
         place = "engine and actor together" if config.actor_ranks == 1 else "each engine and its rank together"
-    rank = plan.architecture.find_expert_rank(config.args) if plan.architecture else 0
-    of_experts = f", experts of rank {rank}" if rank else ""
-    return [
-        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; "
-        f"LoRA {plan.lora_parameters:,} parameters{of_experts}, optimizer {size(plan.lora_optimizer_bytes)}",
+    rank, lora = shape.find_expert_rank(args), shape.count_lora_parameters(args)
+    lines = [
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; LoRA {lora:,} "
+        f"parameters{f', experts of rank {rank}' if rank else ''}, optimizer {size(_OPTIMIZER * lora)}",
         f"memory      {size(plan.host_bytes)} on the host:",
-        *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
+        *list_sizes(plan.host_memory),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
-        + (", copy of ADAPTER" if config.args.adapter else ""),
+        + (", copy of ADAPTER" if args.adapter else ""),
     ]
+    if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
+        lines.append(
+            f"download    {size(plan.model_file_bytes)}: {args.pretrain} is not on this machine; "
+            f"hf download {args.pretrain} --exclude 'original/*' 'metal/*'"
+        )
+    return lines
+
+
+def list_sizes(parts: dict[str, int]) -> list[str]:
+    """Return a line for each part of the memory."""
+    return [f"{_NEXT}{size(count):>9}  {name}" for name, count in parts.items()]
 
 
 def size(count: int | None) -> str:

@@ -91,7 +91,7 @@ def check_flags(config: Config) -> Iterator[Problem]:
 
 
 def check_trackers(config: Config) -> Iterator[Problem]:
-    """Check that the trackers can start: they end a run that they cannot log."""
+    """Check that the trackers can start; the run would go on without them."""
     if config.args.use_wandb and (problem := trackers.wandb_problem()):
         yield problem
     if config.args.use_trackio and (fault := trackers.trackio_fault()):

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from grpo.environments.settings import AGENT
 from grpo.launch import run_dir
-from grpo.rollout.multi_turn.settings import AGENT
+from grpo.launch.supervise import guard
 from grpo.run import own_runs
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.run.progress import list_changes
@@ -160,4 +161,5 @@ def _make_tiny() -> int:
 if __name__ == "__main__":
     command.print_plainly()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the launcher has its own
-    sys.exit(main(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines(), sys.argv[2:]))
+    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+    sys.exit(guard.guard(lambda: main(lines, sys.argv[2:])))

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Iterator
 
+from grpo.environments.settings import has_environment
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import Problem, UserError
 from grpo.train import lengths

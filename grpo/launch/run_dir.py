@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
+from grpo.environments import settings as environment_settings
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
-from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
 from grpo.settings.choose import Changes

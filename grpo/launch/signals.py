@@ -1,13 +1,13 @@
 """Signals to the launcher while no trainer runs: during the checks, and between two parts of a run.
 
-While a trainer runs, :mod:`grpo.launch.supervise.driver` notes signals instead, since the run may save first.
+While a trainer runs, :mod:`grpo.launch.supervise.supervisor` notes signals instead, since the run may save first.
 """
 
 import signal
 from types import FrameType
 from typing import Any
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signalled(BaseException):
@@ -28,7 +28,7 @@ def handle(handler: Any) -> dict[signal.Signals, Any]:
 
     A signal that the caller ignores (nohup, a background job) stays ignored.
     """
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     restore({number: handler for number, old in before.items() if old is not signal.SIG_IGN})
     return before
 
@@ -42,12 +42,17 @@ def restore(handlers: dict[signal.Signals, Any]) -> None:
 def raise_them() -> None:
     """Raise :class:`Signalled` at the next signal, also for one that came since :func:`hold_back`; ignore others."""
     handle(_raise)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    let_through()
 
 
 def hold_back() -> None:
-    """Keep signals pending until :func:`raise_them`, also across an exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    """Keep signals pending until :func:`let_through` or :func:`raise_them`, also across an exec."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def let_through() -> None:
+    """End what :func:`hold_back` began."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

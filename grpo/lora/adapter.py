@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from grpo.lora.expert_form import MODULES
 from grpo.model.architecture import OF_ENGINE
 from grpo.stack.upstream.arguments import Arguments
 
-RECORDS = "records_routing"  # in vLLM's additional_config: whose routings workers record; absent: nobody's
+RECORDS = "records_routing"  # in vLLM's additional_config: which routings workers record; absent: none
 ALL, NAMED = "all passes", "passes of a named request"
 SHARED = "shared_base"  # in vLLM's additional_config: the model whose frozen base the actor maps; absent: none
 GATHERED = 1 << 26  # values; the attention's adapter of the 120b at rank 64 has fewer
@@ -151,9 +151,24 @@ def is_split(name: str) -> bool:
     return ("o_proj" in name or f".{MODULES['down_proj']}.lora" in name) == ("lora_A" in name)
 
 
+class SyncResult(TypedDict):
+    """What one worker of an engine reports about a sync.
+
+    rank, workers: its number among this many.
+    tensors, checksum: how many tensors it applied, and the checksum of what it holds of them, see :func:`checksum`.
+    memory: the most bytes that it held since the last sync.
+    """
+
+    rank: int
+    workers: int
+    tensors: int
+    checksum: int
+    memory: int
+
+
 @dataclass(frozen=True)
-class Receipt:
-    """What an engine's workers must report about an adapter: the sum of the checksums of what they applied.
+class Checksums:
+    """What the checksums must be that an engine's workers report for an adapter.
 
     Args:
         tensors: the number of tensors.
@@ -165,8 +180,8 @@ class Receipt:
     whole: int
 
     @classmethod
-    def of(cls, flat: torch.Tensor, specs: Sequence[TensorSpec]) -> "Receipt":
-        """Return the receipt for a flat adapter on the CPU."""
+    def of(cls, flat: torch.Tensor, specs: Sequence[TensorSpec]) -> "Checksums":
+        """Return the checksums of a flat adapter on the CPU."""
         sums: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         rows: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
         for number, (name, tensor) in enumerate(unflatten(flat, specs).items()):

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from grpo.lora.adapter import Receipt
+from grpo.lora.adapter import Checksums, SyncResult
 from grpo.stack.upstream.engine import AsyncLLM
 
 ROLLOUT = "routing_of"  # in a request's extra_args: the rollout whose routing is recorded
@@ -44,7 +44,7 @@ def _shared_memory(engine: int, size: int) -> SharedMemory:
     return SharedMemory(size)
 
 
-async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[dict[str, int]]:
+async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[SyncResult]:
     """Pass the adapter on to one engine's workers and reset its prefix cache. Runs in the engine's Ray actor.
 
     The workers map a copy in shared memory. As an argument of ``collective_rpc`` the bytes would be pickled and sent
@@ -55,8 +55,7 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
         specs: the fields of the ``TensorSpec`` of each tensor.
 
     Returns:
-        Every worker's report: its ``rank``, the number of ``workers``, the number of ``tensors`` applied, the
-        ``checksum`` of its side paths (see :class:`grpo.lora.adapter.Receipt`), and its ``memory`` in bytes.
+        Every worker's report.
 
     Raises:
         SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
@@ -64,28 +63,29 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
     memory = _shared_memory(id(llm), buffer.nbytes)
     memory.bytes[:] = buffer
     # Nothing is generated during a sync, so the order of these two does not matter.
-    receipts, dropped = await asyncio.gather(
+    results: list[SyncResult]
+    results, dropped = await asyncio.gather(
         llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
     )
     if not dropped:
         raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")
-    return receipts
+    return results
 
 
-def check_receipts(receipts: list[list[dict[str, int]]], expected: Receipt) -> None:
+def check_sync(results: list[list[SyncResult]], expected: Checksums) -> None:
     """Compare what each engine's workers report with what was sent.
 
     Args:
-        receipts: for each engine, the reports of :func:`load_into_engine`.
+        results: for each engine, the reports of :func:`load_into_engine`.
 
     Raises:
         SyncError: if an engine's workers applied other values or only part of the adapter, or did not report.
     """
-    for number, workers in enumerate(receipts):
-        ranks = sorted(receipt["rank"] for receipt in workers)
+    for number, workers in enumerate(results):
+        ranks = sorted(result["rank"] for result in workers)
         if not workers or ranks != list(range(workers[0]["workers"])):
             raise SyncError(f"not every worker of engine {number} has confirmed the adapter: start again")
-        checksum, applied = sum(receipt["checksum"] for receipt in workers) % 2**64, {r["tensors"] for r in workers}
+        checksum, applied = sum(result["checksum"] for result in workers) % 2**64, {one["tensors"] for one in workers}
         if checksum != expected.checksum(len(workers)) or applied != {expected.tensors}:
             raise SyncError(
                 f"engine {number} applied {sorted(applied)} tensors with checksum {checksum:#x}, but the trainer sent "

@@ -5,7 +5,7 @@ others are -inf. Any kernel must therefore take what is recorded, also the kerne
 flag (``enable_return_routed_experts``) misses those, and returns zeros without an error. For the parity gate, the
 choice is only noted, in the passes of requests that it has named, so that it compares what a run computes.
 
-A layer writes its choice to a buffer of its own, at a fixed address, so captured graphs write there too. After each
+A layer writes its choice to its own buffer, at a fixed address, so captured graphs write there too. After each
 forward pass, the recorder copies the buffers and notes for each request which token was fed at which position. A
 request that finds its prompt in the prefix cache did not compute these positions. The recorder therefore also keeps the
 choices by slot of the KV cache: a request that reuses a slot gets the choices with which it was computed.
@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from grpo.lora.adapter import ALL, RECORDS
 from grpo.lora.engine_actor import ROLLOUT
-from grpo.lora.expert_side_path import find_weights
+from grpo.lora.vllm_expert_lora import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
 
@@ -118,7 +118,7 @@ class Call:
             self.length = start + len(tokens)
 
     def as_bytes(self) -> tuple[bytes, bytes]:
-        """Return tokens and choices as plain values."""
+        """Return tokens and choices as bytes."""
         return np.concatenate(self.tokens).tobytes(), np.concatenate(self.choices).tobytes()
 
 
@@ -222,7 +222,7 @@ class RecordingWorker:
         return {"shape": list(recorder.shape), "calls": [recorder.take(rollout) for rollout in rollouts]}
 
     def forget_routing(self) -> None:
-        """Forget what nobody took, for example of rollouts that ended with an error."""
+        """Forget records that were not taken, for example of rollouts that ended with an error."""
         recorder = _recorder(self.model_runner)  # type: ignore[attr-defined]
         if recorder is not None:
             recorder.clear()

@@ -2,7 +2,7 @@
 
 Trainer ranks gather the adapter with one collective, and rank 0 puts one flat buffer into the object store. Every
 engine actor gets the reference as an argument, so Ray hands it the buffer without a copy. Its tensor-parallel workers
-are vLLM processes. They map the actor's copy and copy their slices into the side path (``grpo.lora.side_path``).
+are vLLM processes. They map the actor's copy and copy their slices into their layers (``grpo.lora.vllm_lora``).
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.lora.adapter import Receipt, TensorSpec, gather
-from grpo.lora.engine_actor import check_receipts
+from grpo.lora.adapter import Checksums, TensorSpec, gather
+from grpo.lora.engine_actor import check_sync
 from grpo.stack.upstream.engine import EngineActor
 
 TIMEOUT_SECONDS = 600.0
@@ -46,7 +46,7 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineAc
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
     calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
-    expected = Receipt.of(flat, specs)  # while the engines are working
-    receipts = ray.get(calls, timeout=TIMEOUT_SECONDS)
-    check_receipts(receipts, expected)
-    return max(receipt["memory"] for workers in receipts for receipt in workers)
+    expected = Checksums.of(flat, specs)  # while the engines are working
+    results = ray.get(calls, timeout=TIMEOUT_SECONDS)
+    check_sync(results, expected)
+    return max(result["memory"] for workers in results for result in workers)

@@ -12,19 +12,21 @@ import torch
 
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
-from grpo.metrics.unlikely_tokens import least_likely
 from grpo.metrics.update_metrics import (
     engine_metrics,
     gradient_metrics,
     log_probs_by_sample,
     policy_metrics,
 )
-from grpo.rollout.rows import Batch, Sample, group_rows
+from grpo.rollout.rows import Batch, Sample, get_branches, group_rows
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
 OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each rollout
+SHOWN = 3  # unlikely tokens of a rollout
+CONTEXT = 24  # tokens before an unlikely one
+AFTER = 6
 
 
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
@@ -135,3 +137,46 @@ def _add_details(
             details["lowest_log_prob"] = float(trainer[index].min())
             details.update(engine_metrics({index: trainer[index]}, engine))
         sample.details = details
+
+
+def least_likely(
+    sample: Sample, trainer: torch.Tensor | None, decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, Any]]:
+    """Return the SHOWN sampled tokens of a rollout that the engine or the trainer found least likely, in this order.
+
+    A token with an engine probability of 1e-6 was hardly sampled from that policy. A wrong template, an environment
+    token under the action mask, stale weights or a numeric fault shows here first.
+
+    Args:
+        sample: without the engine's log-probs the result is empty.
+        trainer: the trainer's log-probs of the rollout's sampled tokens, ``[T]``, the earliest row first; None for one
+            that is not trained on.
+
+    Returns:
+        ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and ``trainer`` (log-probs,
+        nat; ``trainer`` may be None), and ``branch``: the index among the rollout's rows, earliest first.
+    """
+    rows = [*get_branches(sample), sample]
+    lengths = [int(row.action_mask.bool().sum()) for row in rows]
+    if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
+        return []
+    parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
+    found = []
+    for branch, (row, ours) in enumerate(zip(rows, parts, strict=True)):
+        assert row.rollout_log_probs is not None  # all rows of a rollout have them, or none
+        tokens, sampled = row.sequences[0].tolist(), row.action_mask[0].nonzero().flatten()
+        engine = row.rollout_log_probs[0][sampled]
+        lowest = engine if ours is None else torch.minimum(engine, ours.to(engine))
+        for at in lowest.argsort(stable=True)[:SHOWN].tolist():
+            position = int(sampled[at]) + 1  # column t predicts token t + 1
+            token = {
+                "position": position,
+                "before": decode(tokens[max(0, position - CONTEXT) : position]),
+                "token": decode([tokens[position]]),
+                "after": decode(tokens[position + 1 : position + 1 + AFTER]),
+                "engine": float(engine[at]),
+                "trainer": None if ours is None else float(ours[at]),
+                "branch": branch,
+            }
+            found.append((float(lowest[at]), token))
+    return [token for _, token in sorted(found, key=lambda pair: pair[0])[:SHOWN]]

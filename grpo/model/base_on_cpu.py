@@ -24,7 +24,7 @@ from grpo.stack.hub import downloaded_folder
 
 
 class BaseOnCpu:
-    """What an engine on a GPU would hold of an MXFP4 checkpoint, in memory that nobody can write.
+    """What an engine on a GPU would hold of an MXFP4 checkpoint, in read-only memory.
 
     vLLM's groups of workers exist already.
 
@@ -71,7 +71,7 @@ def configure(model: object) -> VllmConfig:
 
 
 def _build(folder: Path) -> Any:
-    """Return vLLM's model with parameters that nobody has touched, so that they take no memory."""
+    """Return vLLM's model with parameters that were never touched, so they take no memory."""
     config = configure(get_config(folder, trust_remote_code=False))
     model: Any = GptOssForCausalLM
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), _choose_triton():

@@ -1,4 +1,4 @@
-"""What DeepSpeed does at its start, and a rank can do without: seconds of CPU time."""
+"""Leaves out what DeepSpeed does at its start and a rank does not need: seconds of CPU time."""
 
 import gc
 
@@ -11,7 +11,7 @@ def shorten() -> None:
     - An operator for inference on CPUs is neither compiled, which takes minutes, nor loaded.
     - It collects garbage ten times. Freezing excludes everything imported so far from those collections.
 
-    Tensors that only garbage holds shall not wait: a rank collects as often as Python does by default.
+    A rank collects as often as Python does by default, so that tensors in garbage are freed soon.
     """
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     gc.freeze()

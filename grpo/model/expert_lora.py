@@ -1,7 +1,7 @@
 """LoRA on gpt-oss's experts: an adapter for each expert and projection, in grouped products beside the frozen weights.
 
 The layers are PEFT's own kind (``LoraLayer``), so PEFT adds, scales, freezes, and switches them as those of the
-attention. Its layer for experts (``ParamWrapper``) is of no use here: it adds the product of all experts' adapters to a
+attention. Its layer for experts (``ParamWrapper``) does not fit: it adds the product of all experts' adapters to a
 weight in bf16, which packed weights do not have, and which would take as much memory as the experts do.
 
 An adapter has the rank R of its experts and the scale of the whole adapter, lora_alpha / r: vLLM knows no other.

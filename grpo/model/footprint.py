@@ -5,9 +5,10 @@ read off measurements on an H100; docs/boxes.md compares the formula with those.
 """
 
 import math
+from argparse import Namespace
 from dataclasses import dataclass
 
-from grpo.model.architecture import Architecture
+from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
 from grpo.model.sizes import REDUCE_BUCKET, SCORED_TOKENS, UNPACKED_BYTES
 
 _BF16 = 2
@@ -21,7 +22,7 @@ _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
 WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
 _BLOCK = 16  # tokens of a block of vLLM's cache
-_RANKS = 8  # an engine pads the ranks of experts' adapters to a multiple: grpo.lora.expert_side_path
+_RANKS = 8  # an engine pads the ranks of experts' adapters to a multiple: grpo.lora.vllm_expert_lora
 # Tokens that vLLM 0.29 computes at once: two batches of `max_num_batched_tokens`, which engines leave at its default.
 # vLLM 0.15 has one batch, so that the plan's cache is up to 75 MB too large there.
 IN_FLIGHT = 2 * 2_048
@@ -29,123 +30,97 @@ IN_FLIGHT = 2 * 2_048
 
 @dataclass(frozen=True)
 class Actor:
-    """How a rank of the actor holds a model and its adapter.
-
-    Attributes:
-        lora_parameters: of the whole adapter.
-        sharded: whether ZeRO-3 partitions the frozen base over the ranks.
-        maps: whether the rank maps the base of an engine, and so holds none. Only the experts' biases are its own.
-        offload: whether its partitions stay in host memory.
-        adam_offload: whether the optimizer does.
-        checkpointing: whether the backward pass computes layers again.
-        eager: whether transformers' own attention is used.
-        expert_rank: of the adapters of experts; 0 if they have none.
-        reference: whether it also holds the adapter that the run started from, frozen.
-    """
+    """A rank of the actor; `args` has the flags that say how it holds the base, the adapter, and the optimizer."""
 
     architecture: Architecture
-    lora_parameters: int
+    args: Namespace
     ranks: int
-    packed: bool
-    sharded: bool
-    offload: bool
-    adam_offload: bool
-    checkpointing: bool
-    eager: bool
-    expert_rank: int = 0
-    reference: bool = False
-    maps: bool = False
-
-    def parts(self, rows: int, length: int) -> dict[str, int]:
-        """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
-        tokens = rows * length
-        parts = self.held_parts()
-        if self._shares > 1 or self.offload:
-            parts["gathered layer, and the largest tensor of the next"] = self._gathered_bytes(self._base_bytes())
-        layer = self._layer(tokens) + (self._eager_scores(rows, length) if self.eager else 0)
-        states = tokens * self.architecture.hidden * _BF16
-        if self.checkpointing:
-            parts["states between layers"] = (self.architecture.layers + OUTER_STATES) * states
-        else:
-            parts["states between layers"] = OUTER_STATES * states
-            layer *= self.architecture.layers
-        parts["computation of a layer" if self.checkpointing else "computation of all layers"] = layer
-        parts["unpacked experts"] = self._unpacked_bytes() if self._kind == "packed" else 0
-        parts["log-probs, in chunks"] = self._scores(tokens)
-        return {name: size for name, size in parts.items() if size}
 
     def held_parts(self) -> dict[str, int]:
         """Return the bytes of each part that stays between passes, by its name."""
-        if self.offload:
-            return self._resident()
-        base = self._base_bytes()
-        if self.maps:
-            biases = sum(size for name, size in base.items() if ".experts." in name and name.endswith("_bias"))
-            return {"experts' biases": biases} | self._resident()
-        return {f"frozen base, {self._kind}": math.ceil(sum(base.values()) / self._shares)} | self._resident()
-
-    @property
-    def _kind(self) -> str:
-        return "packed" if self.packed and self.architecture.mxfp4 else "bf16"
-
-    @property
-    def _shares(self) -> int:
-        return self.ranks if self.sharded else 1
-
-    def _resident(self) -> dict[str, int]:
-        share = math.ceil(self.lora_parameters / self.ranks)
-        whole = 0 if self.sharded else self.lora_parameters  # and a share of it, for the optimizer
-        parts = {"adapter": _BF16 * (share + whole), "gradients": _BF16 * REDUCE_BUCKET}
-        if self.reference:
-            parts["adapter of the start, frozen"] = _BF16 * (share if self.sharded else whole)
-        if not self.adam_offload:
+        args, base = self.args, self._base_bytes()
+        is_sharded, lora = args.actor_shard == ZERO3, self.architecture.count_lora_parameters(args)
+        share = math.ceil(lora / self.ranks)
+        whole = 0 if is_sharded else lora  # and a share of it, for the optimizer
+        parts = {}
+        if args.actor_shard == OF_ENGINE and not args.offload:
+            biases = (size for name, size in base.items() if ".experts." in name and name.endswith("_bias"))
+            parts["experts' biases"] = sum(biases)
+        elif not args.offload:
+            kind = "packed" if self._unpacks else "bf16"
+            parts[f"frozen base, {kind}"] = math.ceil(sum(base.values()) / (self.ranks if is_sharded else 1))
+        parts |= {"adapter": _BF16 * (share + whole), "gradients": _BF16 * REDUCE_BUCKET}
+        if args.adapter and args.init_kl_coef > 0:
+            parts["adapter of the start, frozen"] = _BF16 * (share if is_sharded else whole)
+        if not args.adam_offload:
             parts["gradients"] += _GRADIENT * share
             parts["optimizer"] = _OPTIMIZER * share
         return parts
 
+    def parts(self, rows: int, length: int) -> dict[str, int]:
+        """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
+        args, shape, tokens = self.args, self.architecture, rows * length
+        is_sharded, states = args.actor_shard == ZERO3, tokens * shape.hidden * _BF16
+        parts = self.held_parts()
+        if args.offload or (is_sharded and self.ranks > 1):
+            parts["gathered layer, and the largest tensor of the next"] = self._gathered_bytes(is_sharded)
+        layer = self._layer(tokens)
+        if args.attn_implementation == "eager":
+            layer += _EAGER_SCORES * rows * shape.heads * length**2 * _BF16
+        if args.gradient_checkpointing:
+            parts["states between layers"] = (shape.layers + OUTER_STATES) * states
+            parts["computation of a layer"] = layer
+        else:
+            parts["states between layers"] = OUTER_STATES * states
+            parts["computation of all layers"] = layer * shape.layers
+        if self._unpacks:  # a part is in use while the next is unpacked
+            whole = shape.experts * shape.hidden * 2 * shape.intermediate * _BF16
+            parts["unpacked experts"] = min(whole, 2 * UNPACKED_BYTES)
+        # a chunk's logits and their gradient
+        parts["log-probs, in chunks"] = min(tokens, SCORED_TOKENS) * shape.vocabulary * 2 * _BF16
+        return {name: size for name, size in parts.items() if size}
+
+    @property
+    def _unpacks(self) -> bool:
+        return self.args.experts == PACKED and self.architecture.mxfp4
+
     def _base_bytes(self) -> dict[str, int]:
-        return self.architecture.actor_bytes(self.packed)
+        return self.architecture.actor_bytes(self.args.experts == PACKED)
 
-    def _gathered_bytes(self, of_base: dict[str, int]) -> int:
-        layer = {name: size for name, size in of_base.items() if name.startswith("model.layers.0.")}
-        adapter = _BF16 * self.lora_parameters // self.architecture.layers if self.sharded else 0
-        head = of_base["lm_head.weight"]
-        return max(sum(layer.values()) + adapter, head) + max(layer.values())
-
-    def _unpacked_bytes(self) -> int:
-        """Return the bytes of unpacked weights: a part is in use while the next is unpacked."""
-        shape = self.architecture
-        whole = shape.experts * shape.hidden * 2 * shape.intermediate * _BF16
-        return min(whole, 2 * UNPACKED_BYTES)
+    def _gathered_bytes(self, is_sharded: bool) -> int:
+        base = self._base_bytes()
+        layer = [size for name, size in base.items() if name.startswith("model.layers.0.")]
+        lora = self.architecture.count_lora_parameters(self.args) if is_sharded else 0
+        return max(sum(layer) + _BF16 * lora // self.architecture.layers, base["lm_head.weight"]) + max(layer)
 
     def _layer(self, tokens: int) -> int:
         """Return the bytes of a layer's backward pass. Each token has a row per chosen expert."""
-        shape = self.architecture
+        shape, rank = self.architecture, self.architecture.find_expert_rank(self.args)
         # A product's result is put together from its parts; or outputs, their gradients, and the saved gate_up.
         of_row = max(shape.hidden + 4 * shape.intermediate, 3 * shape.hidden + 2 * shape.intermediate)
-        if self.expert_rank:  # the gradients of an adapter need its inputs
-            of_row += shape.hidden + shape.intermediate + 2 * self.expert_rank
+        if rank:  # the gradients of an adapter need its inputs
+            of_row += shape.hidden + shape.intermediate + 2 * rank
         return int(tokens * _BF16 * (shape.experts_per_token * of_row + LAYER_STATES * shape.hidden))
 
-    def _eager_scores(self, rows: int, length: int) -> int:
-        return _EAGER_SCORES * rows * self.architecture.heads * length**2 * _BF16
 
-    def _scores(self, tokens: int) -> int:
-        """Return the bytes of a chunk's logits and of their gradient."""
-        return min(tokens, SCORED_TOKENS) * self.architecture.vocabulary * 2 * _BF16
+def count_side_path(shape: Architecture, args: Namespace, workers: int) -> int:
+    """Return the bytes of the adapter in one of an engine's workers, whose buffers are for all of attention.
+
+    Those of experts are for all of them too, if they have adapters. Workers cut the inner width.
+    """
+    hidden, queries = shape.projection("o_proj")
+    of_qkv = sum(shape.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
+    widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
+    rank = _RANKS * math.ceil(shape.find_expert_rank(args) / _RANKS)
+    of_experts = shape.experts * rank * (2 * hidden + 3 * shape.intermediate // workers)
+    return _BF16 * shape.layers * (args.lora_rank * widths + of_experts)
 
 
-def count_expert_adapter(architecture: Architecture, rank: int, workers: int) -> int:
-    """Return the bytes of a layer's adapters of experts in one of an engine's workers, which cut the inner width."""
-    widths = 2 * architecture.hidden + 3 * architecture.intermediate // workers
-    return _BF16 * architecture.experts * _RANKS * math.ceil(rank / _RANKS) * widths
-
-
-def count_padding(architecture: Architecture, workers: int) -> int:
+def count_padding(shape: Architecture, workers: int) -> int:
     """Return the bytes by which Marlin's kernels pad the experts of one of an engine's workers."""
-    hidden, inner = architecture.hidden, architecture.intermediate // workers
+    hidden, inner = shape.hidden, shape.intermediate // workers
     padded = math.ceil(hidden / 256) * 256 * math.ceil(inner / 128) * 128
-    return int(architecture.layers * architecture.experts * 3 * (padded - hidden * inner) * _MXFP4)
+    return int(shape.layers * shape.experts * 3 * (padded - hidden * inner) * _MXFP4)
 
 
 @dataclass(frozen=True)

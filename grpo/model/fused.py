@@ -1,4 +1,4 @@
-"""Elementwise code as one kernel on a GPU, and as it is written elsewhere."""
+"""Compiles elementwise code into one kernel on a GPU; elsewhere it runs unchanged."""
 
 import functools
 from collections.abc import Callable

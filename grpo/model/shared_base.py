@@ -1,11 +1,11 @@
 """One copy of the frozen base for two processes on one device: the engine owns it, the actor maps it.
 
-A description says where each tensor lies. It consists of plain values, which vLLM and Ray pass on. A storage is one
+A description says where each tensor is. vLLM and Ray can pass it on, since it holds no tensors. A storage is one
 allocation of the owner, and several tensors may lie in it: q, k and v are rows of the engine's fused weight.
 
 On a CPU a storage is a sealed file in memory. Linux then refuses to write to it, or to map it for writing, in any
-process. On a GPU it is memory that CUDA shares between processes, which has no such protection; there the digest tells
-that somebody has written.
+process. On a GPU it is memory that CUDA shares between processes, which has no such protection; there the digest shows
+whether something was written.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ class Description(TypedDict):
 
 
 class SealedMemory:
-    """An unnamed file in memory that is written once, and then by nobody any more.
+    """An unnamed file in memory that is written once and then sealed.
 
     Like a mapping of it, it stays until the last process that holds it ends or lets go of it.
 
@@ -179,7 +179,7 @@ def _sum_words(tensor: torch.Tensor) -> torch.Tensor:
 def _map_file(path: str) -> torch.Tensor:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Populated, so that it holds the padding too, which nobody reads.
+        # Populated, so that it holds the padding too, which is not read.
         mapped = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
     finally:
         os.close(descriptor)
@@ -234,7 +234,7 @@ class MappedBase:
         self._place(name)
 
     def compare(self, reader: CheckpointReader) -> None:
-        """Compare all bytes with the model's files, as an actor with a base of its own reads them.
+        """Compare all bytes with the model's files, as an actor with its own base reads them.
 
         Raises:
             BaseError: if they differ.

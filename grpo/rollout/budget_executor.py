@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
-from grpo.rollout.thinking import Budget, Delimiter
-from grpo.rollout.thinking_settings import ThinkingSettings
+from grpo.rollout.thinking import Budget, Delimiter, ThinkingSettings
 from grpo.stack.upstream.engine import Engine, Streams
 from grpo.stack.upstream.tokenizer import Tokenizer
 

@@ -190,7 +190,7 @@ class Part:
 async def _call(
     llm: Streams, prompt: Sequence[int], params: "SamplingParams", goes_on: Callable[[int], bool] = lambda token: True
 ) -> Part:
-    """Make one call, and end it after the token at which `goes_on` says so; later tokens are dropped."""
+    """Make one call, and end it after the first token for which `goes_on` is false; later tokens are dropped."""
     part = Part([], [])
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
@@ -209,7 +209,7 @@ async def _call(
 
 
 def _change_params(params: "SamplingParams", **changes: Any) -> "SamplingParams":
-    """Return sampling parameters for a streamed call: new tokens as they come, and no text, which nobody reads."""
+    """Return sampling parameters for a streamed call: new tokens as they arrive, without text."""
     from vllm.sampling_params import RequestOutputKind
 
     mine = copy(params)

@@ -1,4 +1,4 @@
-"""What a run passes to the model's chat template besides the messages: the reasoning effort, a date and others.
+"""Variables that a run passes to the model's chat template: the reasoning effort, a date, and others.
 
 The controller renders prompts with the trainer's flags. An environment renders them in the engines' Ray actors, which
 get an environment variable.
@@ -15,8 +15,7 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 
 VARIABLE = "GRPO_TEMPLATE_VARIABLES"
-EFFORTS = ("low", "medium", "high")  # of gpt-oss; its template defaults to "medium"
-DATE = "strftime_now"  # a template formats the date with it, as gpt-oss's does; here it is the date as text
+DATE = "strftime_now"  # the function with which gpt-oss's template formats the date; here, the date as text
 # Set from the chat, or by a setting.
 _OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize"}
 _SETTINGS = {"reasoning_effort": "set REASONING_EFFORT", DATE: "set TEMPLATE_DATE"}

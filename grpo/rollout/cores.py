@@ -21,6 +21,12 @@ _NAME = "EngineCore"  # what vLLM calls a core as a child of multiprocessing. Th
 _LOOK_MILLISECONDS = 1000
 
 
+def end_with_core(llm: AsyncLLM) -> None:
+    """End the process of an engine's actor as soon as its core dies. Evaluations and tests have engines without one."""
+    if own_actor():
+        end_with(llm, find_own_cores())
+
+
 def find_own_cores() -> list[psutil.Process]:
     """Return the cores of this process, the actor of an engine.
 

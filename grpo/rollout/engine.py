@@ -1,56 +1,89 @@
 """Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Sequence
+import weakref
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from grpo.model.sizes import DECODED_SEQUENCES
-from grpo.rollout import answering, greedy, reward_threads, routing
-from grpo.stack.upstream.engine import AsyncLLM, Engine
+from grpo.rollout import greedy, routing
+from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-
-logger = logging.getLogger("openrlhf.grpo.engine")
-
 SAMPLED_BY = "sampled_by"  # of a response
 _GRAPH_STEP = 16  # between the sizes of vLLM's graphs; 8 up to 256
 RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
-
-
-def end_with_core(llm: AsyncLLM) -> None:
-    """End the process of an engine's actor as soon as its core dies. Evaluations and tests have engines without one."""
-    from grpo.rollout import cores  # imports Ray
-
-    if cores.own_actor():
-        cores.end_with(llm, cores.find_own_cores())
+# More than an engine has samples at once. A thread is created only if all others are busy, so there are never more
+# threads than rollouts waiting at the same time.
+MOST_THREADS = 1024
+_served: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
+_ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the rollouts that may still call the engine
+_waiting: set[int | None] = set()  # the seeds of the prompts whose answers wait
 
 
 async def answer(
     engine: Engine, params: "SamplingParams", samples: Sequence[Coroutine[Any, Any, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Answer a prompt. Its responses say which engine sampled them.
+    """Answer a prompt: first the engine samples all its answers, then they wait for their rewards.
 
-    Also the engine's choice of experts, if it was recorded. Once the prompt
-    counts as sampled (:func:`grpo.rollout.answering.list_sampled`), the engine is not asked for it any more.
+    A prompt that only waits (:func:`list_sampled`) needs the engine no longer, so the engine may get the next policy.
+    The responses say which engine sampled them, and which experts it chose if it recorded that.
 
     Args:
         params: of the prompt.
         samples: the executor's calls, one for each rollout, in order.
     """
-    from grpo.rollout import cores  # imports Ray; evaluations without Ray share this module
+    from grpo.rollout import cores  # imports Ray; evaluations share this module without it
 
-    tasks = await answering.sample(samples)
+    tasks = await start_answers(samples)
     recorded = await routing.take(engine, params, len(tasks))
-    with answering.count_as_waiting(params.seed):
+    with count_as_waiting(params.seed):
         responses = await asyncio.gather(*tasks)
     for response in responses:
         response[SAMPLED_BY] = cores.own_actor()
     return routing.add_routing(responses, recorded)
+
+
+async def start_answers(answers: Sequence[Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Start the answers to a prompt. Return their tasks once none of them calls the engine any more."""
+    tasks = [asyncio.create_task(answer) for answer in answers]
+    for task in tasks:
+        _ends[task] = asyncio.get_running_loop().create_future()
+        task.add_done_callback(_end)  # an answer without a reward, or an error
+    await asyncio.gather(*(_ends[task] for task in tasks))
+    return tasks
+
+
+def end_sampling() -> None:
+    """Note that the answer of the running task is sampled: its reward is next."""
+    if task := asyncio.current_task():
+        _end(task)
+
+
+def _end(task: "asyncio.Task[Any]") -> None:
+    if end := _ends.pop(task, None):
+        end.set_result(None)
+
+
+@contextmanager
+def count_as_waiting(seed: int | None) -> Iterator[None]:
+    """Let a prompt count as sampled meanwhile."""
+    _waiting.add(seed)
+    try:
+        yield
+    finally:
+        _waiting.discard(seed)
+
+
+def list_sampled() -> list[int | None]:
+    """Return the seeds of the prompts whose answers wait for rewards."""
+    return list(_waiting)
 
 
 def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
@@ -62,18 +95,33 @@ def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams
         params: vLLM's ``SamplingParams`` of the prompt; not modified.
         number: 0 for the first rollout.
     """
-    reward_threads.provide()
+    provide_reward_threads()
     mine = copy(greedy.make_sample_params(params, number))
     if mine.seed is not None:
         mine.seed += number
     return routing.make_sample_params(mine, number)
 
 
+def provide_reward_threads() -> None:
+    """Let all rollouts that the running event loop sends to `asyncio.to_thread` wait for their rewards in parallel.
+
+    OpenRLHF calls the reward by `asyncio.to_thread`. By default, its pool has four threads more than the machine has
+    cores, and at most 32. Further rollouts would queue there before the judge's deadline starts to run for them.
+
+    Raises:
+        RuntimeError: if no event loop is running.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _served:
+        _served.add(loop)
+        loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="reward"))
+
+
 def ids_only(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of a call that returns its tokens at the end, and no text.
 
-    By default vLLM decodes each token, and outputs all tokens so far; nobody reads either. Without them, the engine's
-    process takes about as long with log-probs as it otherwise takes without log-probs.
+    By default, vLLM decodes each token and returns all tokens so far in each output. We use neither. Without them, the
+    engine's process takes about as long with log-probs as it otherwise takes without them.
 
     Args:
         params: vLLM's ``SamplingParams``; not modified. With stop strings, the text stays: they are searched in it.
@@ -96,7 +144,6 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
       offset. CPU generators have none: the engine would die.
     - On a CPU, several workers are processes of vLLM's own. OpenRLHF asks for Ray's, which Ray places by their GPUs:
       vLLM 0.15 replaces them by itself, 0.29 raises ValueError.
-
     - CUDA graphs are captured up to the sequences that the engine decodes. For gpt-oss, vLLM captures 83 graphs, up to
       1,024.
 

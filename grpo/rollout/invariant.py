@@ -75,7 +75,7 @@ class EngineAccount:
             self.log_probs += log_probs
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the account as plain values, for the trainer."""
+        """Return the account as a dictionary, for the trainer."""
         return {"tokens": self.tokens, "ranges": self.ranges, "log_probs": self.log_probs}
 
 

@@ -1,20 +1,20 @@
 """Prompts of single answers, rendered as gpt-oss is served.
 
-OpenRLHF hands a prompt on as text. It names the problem: seeds and records follow from it. The
-engines get its tokens (:func:`grpo.rollout.response_text.encode_text`), which are those that were rendered.
+OpenRLHF passes a prompt on as text, which identifies the problem: seeds and records derive from it. The engines encode
+the text to the tokens that were rendered (:func:`grpo.rollout.response_text.encode_text`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo.environments.environment import Message
 from grpo.rollout.chat_template import arguments
-from grpo.rollout.multi_turn.environment import Message
-from grpo.rollout.multi_turn.harmony import is_harmony, template_for
+from grpo.rollout.harmony import is_harmony, template_for
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 
 def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[str | Sequence[Message]], list[int]]:
-    """Return what renders a prompt to tokens, up to the beginning of the assistant's turn.
+    """Return a function that renders a prompt to tokens, up to the beginning of the assistant's turn.
 
     A prompt is the user's message, or a list of messages. A model other than gpt-oss, which is only evaluated, has its
     own chat template.

@@ -1,14 +1,71 @@
-"""The text of tokens for rewards, judges and people. Only tokens make markers; spelling does not."""
+"""Text and tokens, both ways. Only tokens make markers; spelling does not.
 
+In a message, the name of a special token stays text, so it cannot end a turn. In the text for rewards, judges and
+people, a spelled name is broken up.
+"""
+
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.codec import Codec
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 from reward.answers import MARKER
 
 BREAK = "\u200b"  # a zero-width space
+FINAL_HEADER = "<|channel|>final<|message|>"
+
+
+class Codec:
+    """A tokenizer that distinguishes text from special tokens.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers. All its added tokens count as special.
+
+    Attributes:
+        added: the ids of the special tokens by their names.
+        special: matches these names.
+    """
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.added: dict[str, int] = tokenizer.get_added_vocab()
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self.special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._encode = functools.lru_cache(1024)(self._encode_run)  # each turn's prompt repeats those before it
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of text, none of them special."""
+        return list(self._encode(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of text in which the names of special tokens stand for these tokens."""
+        return [
+            token
+            for run, special in self.split(text)
+            for token in ([special] if special is not None else self.encode_text(run))
+        ]
+
+    def split(self, text: str) -> list[tuple[str, int | None]]:
+        """Return the special tokens that text names, each with its id, and the runs of text between them, with None."""
+        runs: list[tuple[str, int | None]] = []
+        at = 0
+        for match in self.special.finditer(text):
+            runs += [(text[at : match.start()], None), (match[0], self.added[match[0]])]
+            at = match.end()
+        return [run for run in [*runs, (text[at:], None)] if run[0]]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones by their names."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode_run(self, text: str) -> tuple[int, ...]:
+        if not self.special.search(text):
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        backend = self.tokenizer.backend_tokenizer
+        text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+        pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer is not None else [(text, None)]
+        return tuple(token.id for piece, _ in pieces for token in backend.model.tokenize(piece))
 
 
 def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
@@ -59,9 +116,6 @@ def _list_added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
     markers = sorted((name for name in names.values() if len(name.strip()) > 1), key=len, reverse=True)
     patterns = [f"{re.escape(name[0])}{BREAK}*{re.escape(name[1:])}" for name in markers]
     return names, re.compile("|".join([*patterns, f"<{BREAK}*{MARKER.pattern[1:]}"]))
-
-
-FINAL_HEADER = "<|channel|>final<|message|>"
 
 
 def make_record_fields(tokenizer: Tokenizer, tokens: list[int], is_truncated: bool) -> dict[str, Any]:

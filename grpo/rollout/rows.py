@@ -177,7 +177,7 @@ def drop_branches(batch: Batch) -> Batch:
 
 
 def dump_sample(sample: Sample) -> dict[str, Any]:
-    """Return a rollout, with its branches, as tensors and plain values for a checkpoint."""
+    """Return a rollout with its branches as a dictionary, for a checkpoint."""
     return vars(sample) | (
         {"branches": [dump_sample(row) for row in sample.branches]} if hasattr(sample, "branches") else {}
     )

@@ -1,4 +1,4 @@
-"""What the engines sample for: an evaluation, or a step of the training (:class:`grpo.train.rollout_filters.Step`).
+"""A stage of a run that samples: an evaluation, or a training step (:class:`grpo.train.rollout_filters.Step`).
 
 A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
 responses, whichever engine gets a prompt and in whatever order the engines finish.
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
+from grpo.environments.mixture import KEY
+from grpo.environments.settings import environments_by_prompt
 from grpo.rollout import greedy
-from grpo.rollout.multi_turn.mixture import KEY
-from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
 
@@ -32,7 +32,7 @@ class Stage:
     Attributes:
         drawn: how often the stage has drawn each prompt.
         kept: the finished groups of its batch.
-        sampled: is set while the engines sample nothing for the stage; None if nobody asks.
+        sampled: set while the engines sample nothing for the stage; None if no caller needs it.
     """
 
     def __init__(self, args: Arguments, name: str, greedy_sample: int | None = None) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from grpo.environments.settings import environments_by_prompt, has_environment
 from grpo.rollout import greedy
-from grpo.rollout.multi_turn.settings import environments_by_prompt, has_environment
 from grpo.rollout.response_text import make_record_fields
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage

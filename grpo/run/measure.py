@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.rollout.multi_turn.settings import has_environment
+from grpo.environments.settings import has_environment
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.upstream.arguments import Arguments
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from grpo.rollout.multi_turn.mixture import FIELD
+from grpo.environments.mixture import FIELD
 from grpo.stack.json_files import numbered_rows
 
 

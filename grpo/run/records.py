@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.mixture import FIELD
+from grpo.environments.mixture import FIELD
 from grpo.run.estimators import interval, pass_at_k, score_interval
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade

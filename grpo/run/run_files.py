@@ -35,7 +35,7 @@ class RunFiles:
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
-        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :class:`grpo.run.trackers.Page`.
+        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :mod:`grpo.run.trackers`.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         start: a copy of the adapter that the run started from, if it started from one.

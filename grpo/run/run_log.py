@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo.environments.settings import environments_by_prompt
 from grpo.metrics.rolling import rolling_correlation
-from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH

@@ -1,22 +1,24 @@
-"""Experiment trackers besides the run directory: TensorBoard, Weights & Biases, Trackio.
+"""Sends the numbers of a run to TensorBoard, Weights & Biases, and Trackio.
 
-The run directory is the record. A tracker that fails to start ends the run before its first step, since the user asked
-for it. A tracker that fails later is switched off with a warning. Keys come only from the environment.
+The run directory is the record. Each tracker has a thread, so that a slow one does not delay the run. One that fails is
+switched off with a warning. Keys come only from the environment.
 """
 
-import contextlib
+import functools
+import importlib
 import importlib.util
 import json
 import logging
-import os
-import socket
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 from grpo.run.run_files import RunFiles
 from grpo.stack import secrets
@@ -27,136 +29,29 @@ from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.trackers")
 
+Numbers = dict[str, float]  # their names begin with train/ or eval/
+Send = Callable[[int, Numbers], None]  # of a global step
+Open = Callable[[], AbstractContextManager[Send]]  # starts a tracker, and finishes it
 
-class Tracker(Protocol):
-    """One service."""
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step; their names begin with train/ or eval/."""
-
-    def close(self) -> None:
-        """Finish; nothing is logged after it."""
-
-
-class TensorBoard:
-    """Event files in ``--use_tensorboard``; a resumed run removes the steps that it repeats."""
-
-    def __init__(self, args: Arguments, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(log_dir=args.use_tensorboard, purge_step=step + 1)
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step."""
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Finish."""
-        self._writer.close()
-
-
-class Page:
-    """A run's own page at a service, which cannot take back a step that a resumed run repeats.
-
-    Its id and the last steps that it got are in a file of the run directory.
-    """
-
-    _run: Any  # what the service started
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        try:
-            self._content: dict[str, Any] = read_json(file)
-        except FileNotFoundError:
-            self._content = {"id": uuid.uuid4().hex}
-            replace(file, json.dumps(self._content))
-        self.id: str = self._content["id"]
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a global step, once."""
-        if self._is_new(next(iter(numbers), "").partition("/")[0], step):
-            self._send(step, numbers)
-
-    def _send(self, step: int, numbers: dict[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
-
-    def _is_new(self, group: str, step: int) -> bool:
-        """Tell whether a step of this group is sent for the first time, and note that it is."""
-        if step <= self._content.get(group, -1):
-            return False
-        self._content[group] = step
-        with contextlib.suppress(OSError):  # a full disk: a resumed run may send the step twice
-            replace(self._file, json.dumps(self._content))
-        return True
-
-
-class Wandb(Page):
-    """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
-
-    The key comes from WANDB_API_KEY or `wandb login`. WANDB_MODE=offline needs none.
-    """
-
-    def __init__(self, args: Arguments, step: int) -> None:
-        import wandb
-
-        super().__init__(RunFiles(Path(args.run_dir)).wandb)
-        self._run = wandb.init(
-            entity=args.wandb_org,
-            project=args.wandb_project,
-            group=args.wandb_group,
-            name=args.wandb_run_name,
-            id=self.id,
-            resume="allow",
-            dir=args.run_dir,
-            config=secrets.drop_wandb_key(args),
-        )
-        self._run.define_metric("*", step_metric="global_step")
-
-    def _send(self, step: int, numbers: dict[str, float]) -> None:
-        self._run.log({**numbers, "global_step": step})
-
-
-class Trackio(Page):
-    """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID.
-
-    It knows a run by its name alone, so the name ends with the beginning of the page's id.
-    """
-
-    def __init__(self, args: Arguments, step: int) -> None:
-        import trackio
-
-        super().__init__(RunFiles(Path(args.run_dir)).trackio)
-        self._run = trackio.init(
-            project=args.wandb_project,
-            name=f"{args.wandb_run_name}-{self.id[:8]}",
-            config=secrets.drop_wandb_key(args),
-            resume="allow",
-        )
-
-
-# Flag, package, tracker.
-KNOWN = (
-    ("use_tensorboard", "tensorboard", TensorBoard),
-    ("use_wandb", "wandb", Wandb),
-    ("use_trackio", "trackio", Trackio),
-)
+PACKAGES = ("tensorboard", "wandb", "trackio")  # each has a flag, --use_PACKAGE
+INSTALL = {"trackio": f"uv pip install --no-deps -r {requirements('trackio.txt').relative_to(CHECKOUT)}"}
+LONGEST_END = 60.0  # seconds in which trackers may send the rest at the end of a run
 
 
 class Trackers:
     """All requested trackers, as one.
 
     Args:
-        members: the started trackers.
+        opens: by name.
     """
 
-    def __init__(self, members: Sequence[Tracker] = ()) -> None:
-        self._members = list(members)
+    def __init__(self, opens: Mapping[str, Open] | None = None) -> None:
+        self._queues: dict[Thread, SimpleQueue[tuple[int, Numbers] | None]] = {}
+        for name, start_tracker in (opens or {}).items():
+            rows: SimpleQueue[tuple[int, Numbers] | None] = SimpleQueue()
+            thread = Thread(target=_feed, args=(name, start_tracker, rows), name=name, daemon=True)
+            self._queues[thread] = rows
+            thread.start()
 
     def log(self, group: str, step: int, numbers: Mapping[str, Any]) -> None:
         """Pass on the numbers of a global step; nested ones become GROUP/NAME/NAME.
@@ -164,20 +59,27 @@ class Trackers:
         Args:
             group: "train" or "eval".
         """
-        flat = _flat(numbers, group)
-        self._call_each(lambda member: member.log(step, flat))
+        for rows in self._queues.values():
+            rows.put((step, _flat(numbers, group)))
 
     def close(self) -> None:
-        """Finish all."""
-        self._call_each(lambda member: member.close())
+        """Let all trackers finish, for LONGEST_END at most."""
+        for rows in self._queues.values():
+            rows.put(None)
+        end = time.monotonic() + LONGEST_END
+        for thread in self._queues:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s did not finish in %.0f s: its last numbers may be missing", thread.name, LONGEST_END)
 
-    def _call_each(self, call: Callable[[Tracker], None]) -> None:
-        for member in list(self._members):
-            try:
-                call(member)
-            except Exception as error:  # an external service must not end a run of days
-                self._members.remove(member)
-                logger.warning("%s failed and is switched off: %r", type(member).__name__, error)
+
+def _feed(name: str, start_tracker: Open, rows: SimpleQueue[tuple[int, Numbers] | None]) -> None:
+    try:
+        with start_tracker() as send:
+            while row := rows.get():
+                send(*row)
+    except Exception as error:  # an external service must not end a run of days
+        logger.warning("%s failed and is switched off: %s", name, secrets.redact(repr(error)))
 
 
 def start(args: Arguments, step: int) -> Trackers:
@@ -186,56 +88,103 @@ def start(args: Arguments, step: int) -> Trackers:
     Args:
         step: the global step after which the run continues, 0 for a new one.
     """
-    return Trackers([tracker(args, step) for flag, _, tracker in KNOWN if getattr(args, flag)])
+    opens: dict[str, Open] = {"tensorboard": functools.partial(_tensorboard, args, step)}
+    opens |= {name: functools.partial(_page, name, args) for name in ("wandb", "trackio")}
+    return Trackers({name: opens[name] for name in PACKAGES if getattr(args, f"use_{name}")})
+
+
+@contextmanager
+def _tensorboard(args: Arguments, step: int) -> Iterator[Send]:
+    """Write event files; a resumed run removes the steps that it repeats."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(log_dir=args.use_tensorboard, purge_step=step + 1) as writer:
+
+        def send(step: int, numbers: Numbers) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+
+        yield send
+
+
+@contextmanager
+def _page(service: str, args: Arguments) -> Iterator[Send]:
+    """Log to the run's page at W&B or Trackio. Trackio has W&B's interface, but knows a run by its name alone.
+
+    A page keeps the steps that a resumed run repeats, so each step is sent once. The run directory has a file with the
+    page's id and the last steps.
+    """
+    is_wandb = service == "wandb"
+    file = getattr(RunFiles(Path(args.run_dir)), service)
+    page: dict[str, Any] = read_json(file) if file.exists() else {"id": uuid.uuid4().hex}
+    replace(file, json.dumps(page))
+    options = {"project": args.wandb_project, "resume": "allow", "config": secrets.drop_wandb_key(args)}
+    if is_wandb:
+        options |= {"name": args.wandb_run_name, "id": page["id"], "dir": args.run_dir}
+        options |= {"entity": args.wandb_org, "group": args.wandb_group}
+    else:
+        options["name"] = f"{args.wandb_run_name}-{page['id'][:8]}"
+    run = importlib.import_module(service).init(**options)
+    if is_wandb:
+        run.define_metric("*", step_metric="global_step")
+
+    def send(step: int, numbers: Numbers) -> None:
+        group = next(iter(numbers), "").partition("/")[0]
+        if step <= page.get(group, -1):
+            return
+        page[group] = step
+        with suppress(OSError):  # a full disk: a resumed run may send the step twice
+            replace(file, json.dumps(page))
+        run.log({**numbers, "global_step": step}) if is_wandb else run.log(numbers, step=step)
+
+    yield send
+    run.finish()
 
 
 def missing_packages(args: Arguments) -> list[tuple[str, str]]:
     """Return flag and package of each requested tracker that is not installed."""
-    return [(flag, name) for flag, name, _ in KNOWN if getattr(args, flag) and not importlib.util.find_spec(name)]
+    flags = [(f"use_{name}", name) for name in PACKAGES]
+    return [(flag, name) for flag, name in flags if getattr(args, flag) and not importlib.util.find_spec(name)]
 
 
-# W&B itself says where the key comes from. It runs in another process, since it starts a service.
-_ASK_WANDB = """
-import sys, wandb
-settings = wandb.setup(wandb.Settings(silent=True)).settings
-online = settings.mode in ("online", "shared")
-print(settings.base_url if online else "", not online or wandb.login(prompt=False, verify=False))
+# W&B starts a service, which another process ends.
+_LOG_IN = """
+import wandb
+is_online = wandb.setup(wandb.Settings(silent=True)).settings.mode in ("online", "shared")
+print(not is_online or wandb.login(prompt=False, verify=True))
 """
-_OFFLINE = "set WANDB_MODE=offline: wandb sync sends the files later"
 
 
 def wandb_problem() -> Problem | None:
-    """Return why W&B cannot start: it has no key, or cannot reach its server. Offline it needs neither."""
-    done = subprocess.run([sys.executable, "-c", _ASK_WANDB], capture_output=True, text=True)
-    if done.returncode:
-        return Problem(f"USE_WANDB is 1, but wandb fails: {done.stderr.strip()[-300:]}", "fix it, or set USE_WANDB=0")
-    server, _, has_key = done.stdout.strip().splitlines()[-1].rpartition(" ")
-    if has_key != "True":
-        return Problem("USE_WANDB is 1, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {_OFFLINE}")
-    proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-    if server and not any(os.environ.get(name) for name in proxies):
-        address = urlsplit(server)
-        try:
-            socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
-        except OSError as error:
-            return Problem(f"W&B's server {server} does not answer ({error})", _OFFLINE)
+    """Return why W&B cannot start: it has no key, or its server does not accept the key, or does not answer."""
+    code, said = _run_python(_LOG_IN)
+    offline = "set WANDB_MODE=offline: wandb sync sends the files later"
+    if code:
+        return Problem(f"USE_WANDB is 1, but W&B fails: {said}", f"export another WANDB_API_KEY, or {offline}")
+    if not said.endswith("True"):
+        return Problem("USE_WANDB is 1, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {offline}")
     return None
-
-
-_TRACKIO = requirements("trackio.txt").relative_to(CHECKOUT)
-INSTALL = {"trackio": f"uv pip install --no-deps -r {_TRACKIO}"}  # others are in the locks
 
 
 def trackio_fault() -> str:
     """Return why Trackio cannot be imported; "" if it can, or is not installed, which another check reports."""
     if not importlib.util.find_spec("trackio"):
         return ""
-    done = subprocess.run([sys.executable, "-c", "import trackio"], capture_output=True, text=True)
-    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+    code, said = _run_python("import trackio")
+    return said if code else ""
 
 
-def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    flat: dict[str, float] = {}
+def _run_python(code: str) -> tuple[int, str]:
+    """Return the exit code, and the end of what it prints, or of its error if it fails."""
+    code = f"import sys; sys.tracebacklimit = 0\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = " ".join((done.stderr if done.returncode else done.stdout).split())
+    return done.returncode, secrets.redact(said)[-300:]
+
+
+def _flat(numbers: Mapping[str, Any], prefix: str) -> Numbers:
+    flat: Numbers = {}
     for name, value in numbers.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}/{name}")

@@ -10,7 +10,6 @@ COUNT = at_least(1)  # of something that the plan divides by, so it is checked f
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
-CLIPPING_LOSSES = ("ppo", "gspo")  # of POLICY_LOSS: those that read EPS_CLIP
 _INTERVAL = Check("1 or more, or -1 for never", lambda value: value >= 1 or value == -1)
 _RATE = Check(
     f"a number above 0 and below {HIGHEST_RATE:g}: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
@@ -148,10 +147,8 @@ ALGORITHM = (
             "rollouts: `sequence_mean` A / (L S), which favors long wrong rollouts; `token_mean` A / (tokens of the "
             "batch); `constant` A / (S GENERATE_MAX_LEN), as in Dr. GRPO.", flag="loss_aggregation", is_ours=True,
             choices=("sequence_mean", "token_mean", "constant")),
-    Setting("POLICY_LOSS", str, "How a token's loss uses the policy ratio; see [loss](loss-and-length.md#policy-loss): "
-            "`ppo` and `gspo` (one ratio per rollout) clip it, `cispo` bounds the weight that it gives the token, and "
-            "`sapo` lowers this weight gradually.", "ppo", "policy_loss_type",
-            choices=(*CLIPPING_LOSSES, "cispo", "sapo")),
+    Setting("POLICY_LOSS", str, "How a token's loss uses the policy ratio: a name of [the table of "
+            "losses](loss-and-length.md#policy-loss).", "ppo", "policy_loss_type"),
     Setting("EPS_CLIP", float, "POLICY_LOSS=ppo and `gspo` clip the ratio to 1 plus or minus this.", flag="eps_clip",
             check=above(0)),
     Setting("CISPO_MAX_RATIO", float, "POLICY_LOSS=cispo caps the ratio, and so a token's weight, at this.", "5.0",

@@ -1,9 +1,11 @@
 """A command line: its parser, and what it prints, which is text without control over the terminal."""
 
 import argparse
+import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from grpo.stack.problem import UserError
@@ -27,25 +29,19 @@ def parser(module: str, documentation: str | None) -> argparse.ArgumentParser:
     )
 
 
-def run(main: Callable[[], int], draws: bool = False) -> NoReturn:
-    """Run a command line to its exit code. A reader that stops early (`| head`) ends it without a traceback.
-
-    Not for a command that writes files in several parts, starts processes or holds connections. It ends at once, as
-    `cat` does, and a connection closed by the other side would end it too.
+def run(main: Callable[[], int], draws: bool = False, outlives: bool = False) -> NoReturn:
+    """Run a command line to its exit code. A reader that stops early (`| head`) ends it at once, as it ends `cat`.
 
     Args:
         draws: the command controls the terminal itself, and calls :func:`printable`.
+        outlives: the command goes on without its reader, since it writes files, starts processes, or holds connections.
     """
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print_plainly(draws)
+    if not outlives:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print_plainly(draws or outlives)
+    if outlives:
+        sys.stdout = _Outliving(sys.stdout)
     sys.exit(main())
-
-
-def print_result(text: str) -> None:
-    """Print what a command found, after its last connection. A reader that stops early ends it without a traceback."""
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(text, flush=True)
-    signal.signal(signal.SIGPIPE, before)
 
 
 def printable(text: str) -> str:
@@ -57,7 +53,7 @@ def printable(text: str) -> str:
 
 
 def print_plainly(draws: bool = False) -> None:
-    """Let this process print only :func:`printable` text: names, paths and logs may come from somebody else."""
+    """Let this process print only :func:`printable` text: names, paths, and logs may come from outside."""
     sys.stderr = _Plain(sys.stderr)
     if not draws:
         sys.stdout = _Plain(sys.stdout)
@@ -74,3 +70,24 @@ class _Plain:
 
     def write(self, text: str) -> int:
         return self._stream.write(printable(text))
+
+
+class _Outliving(_Plain):
+    """One that drops its text once nobody reads it."""
+
+    def write(self, text: str) -> int:
+        with self._without_reader():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._without_reader():
+            self._stream.flush()
+
+    @contextmanager
+    def _without_reader(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the run's keeper imports this module for the variables, without PyTorch
+if TYPE_CHECKING:  # the launcher imports this module for the variables, without PyTorch
     from torch.distributed import Store
 
 # The rendezvous folder. If unset, processes use PyTorch's own rendezvous, as in a joined cluster.
@@ -43,7 +43,7 @@ def install() -> None:
     """Make `init_process_group` in this process use files if FOLDER_VARIABLE is set; otherwise do nothing.
 
     `env://` and `tcp://HOST:PORT` both get their store from the function that this replaces. The port still names the
-    group, but nobody listens at it, so it does not matter whether another program has it.
+    group, but nothing listens on it, so another program may use it.
     """
     if FOLDER_VARIABLE in os.environ:
         # Imported by string: torch.distributed has a function with the same name as this module.

@@ -163,13 +163,13 @@ class PolicyLoss(nn.Module):
             advantages, action_mask: ``[B, A]``.
 
         Raises:
-            ValueError: for an unknown kind of loss or correction; with the correction, for rollouts without log-probs
-                of the engine.
+            ValueError: for an unknown kind of correction; with the correction, for rollouts without log-probs of the
+                engine.
         """
         args, mask = self.args, action_mask.bool()
         advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
-        if args.policy_loss_type == "gspo":  # one ratio per rollout
+        if objectives.LOSSES[args.policy_loss_type].of_rollout:
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         loss, clipped = objectives.compute_token_losses(log_probs, ratio, advantages, args)

@@ -1,4 +1,7 @@
-"""The loss of a token, from the ratio of policies, the advantage and the log-prob: one function for each POLICY_LOSS.
+"""The loss of a token, from the ratio of policies, the advantage and the log-prob: an entry for each POLICY_LOSS.
+
+A new loss is a function and its entry in :data:`LOSSES`; the flag, the checks and the plan follow from it. Imports no
+torch, since the launcher reads the entries.
 
 Let r be the ratio of the trained policy to the one that sampled, p the trained policy's log-prob, and A the advantage.
 
@@ -13,53 +16,85 @@ Let r be the ratio of the trained policy to the one that sampled, p the trained 
   (https://arxiv.org/abs/2511.20347).
 """
 
-import torch
+from __future__ import annotations
 
-from grpo.settings.table import CLIPPING_LOSSES
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
 from grpo.stack.upstream.arguments import Arguments
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def compute_token_losses(
-    log_probs: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, args: Arguments
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of each token, ``[B, A]``, and values of that shape to average as metrics.
+_CLIP = ("EPS_CLIP", "--eps_clip_low_high", "--dual_clip")
 
-    - ``clip_ratio_low``: 1 if the ratio of a token with a negative advantage was clipped at the lower bound, else 0.
-    - ``clip_ratio_high``: the same with a positive advantage at the upper bound. For ``cispo``, the sign does not
-      matter. ``sapo`` clips nothing.
 
-    Args:
-        log_probs, ratio, advantages: ``[B, A]``.
+class Loss(NamedTuple):
+    """A POLICY_LOSS.
 
-    Raises:
-        ValueError: for an unknown loss.
+    Attributes:
+        compute: returns the loss of each token, ``[B, A]``, and values of that shape to average as metrics. It gets
+            the log-probs, the ratios, the advantages, and the arguments. The metrics are ``clip_ratio_low``: 1 if the
+            ratio of a token with a negative advantage was clipped at the lower bound, and ``clip_ratio_high``: the
+            same with a positive advantage at the upper bound. One that is missing is 0 for all tokens.
+        reads: the settings and flags of the loss alone.
+        of_rollout: whether the tokens of a rollout share one ratio.
     """
-    kind = args.policy_loss_type
-    if kind in CLIPPING_LOSSES:
-        return _clip(ratio, advantages, args)
-    nothing = torch.zeros_like(ratio)
-    if kind == "cispo":
-        is_cut = (ratio > args.cispo_max_ratio) & (advantages != 0)
-        loss = -ratio.detach().clamp(max=args.cispo_max_ratio) * advantages * log_probs
-        return loss, {"clip_ratio_low": nothing, "clip_ratio_high": is_cut.float()}
-    if kind == "sapo":
-        positive, other = args.sapo_temperatures
-        temperature = torch.full_like(ratio, other).masked_fill(advantages > 0, positive)
-        loss = -torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature) * advantages
-        return loss, {"clip_ratio_low": nothing, "clip_ratio_high": nothing}
-    raise ValueError(f"unknown policy loss {kind!r}: ppo, gspo, cispo and sapo are known")
+
+    compute: Callable[[Tensor, Tensor, Tensor, Arguments], tuple[Tensor, dict[str, Tensor]]]
+    reads: tuple[str, ...] = ()
+    of_rollout: bool = False
 
 
-def _clip(
-    ratio: torch.Tensor, advantages: torch.Tensor, args: Arguments
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _clip(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments) -> tuple[Tensor, dict[str, Tensor]]:
     low, high = args.eps_clip_low_high
     plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
-    loss = -torch.min(plain, clipped)
+    loss = -plain.minimum(clipped)
     if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729
-        loss = torch.where(advantages < 0, torch.min(loss, -args.dual_clip * advantages), loss)
+        loss = loss.minimum(-args.dual_clip * advantages).where(advantages < 0, loss)
     is_clipped = clipped < plain
     return loss, {
         "clip_ratio_low": (is_clipped & (advantages < 0)).float(),
         "clip_ratio_high": (is_clipped & (advantages > 0)).float(),
     }
+
+
+def _cispo(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = -ratio.detach().clamp(max=args.cispo_max_ratio) * advantages * log_probs
+    return loss, {"clip_ratio_high": ((ratio > args.cispo_max_ratio) & (advantages != 0)).float()}
+
+
+def _sapo(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments) -> tuple[Tensor, dict[str, Tensor]]:
+    positive, other = args.sapo_temperatures
+    temperature = ratio.new_full(ratio.shape, other).masked_fill(advantages > 0, positive)
+    return -(temperature * (ratio - 1)).sigmoid() * (4 / temperature) * advantages, {}
+
+
+LOSSES = {
+    "ppo": Loss(_clip, _CLIP),
+    "gspo": Loss(_clip, _CLIP, of_rollout=True),
+    "cispo": Loss(_cispo, ("CISPO_MAX_RATIO",)),
+    "sapo": Loss(_sapo, ("SAPO_TEMPERATURES",)),
+}
+
+
+def compute_token_losses(
+    log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of each token and the values to average as metrics: see :class:`Loss`.
+
+    Args:
+        log_probs, ratio, advantages: ``[B, A]``.
+
+    Raises:
+        KeyError: for an unknown loss, which the launcher refuses.
+    """
+    loss, metrics = LOSSES[args.policy_loss_type].compute(log_probs, ratio, advantages, args)
+    nothing = ratio.new_zeros(ratio.shape)
+    return loss, {"clip_ratio_low": nothing, "clip_ratio_high": nothing} | metrics
+
+
+def is_read(name: str, loss: str) -> bool:
+    """Return whether a loss reads a setting or flag: its own, or one that belongs to no loss."""
+    owners = {owner for owner, entry in LOSSES.items() if name in entry.reads}
+    return not owners or loss in owners

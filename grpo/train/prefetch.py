@@ -18,7 +18,7 @@ from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.train.rollout_filters import Drawn, Step, StepGroups
 from grpo.train.sampler import Sampler
-from reward import judge_place
+from reward import judge_actor
 
 
 class Sampled(threading.Event):
@@ -190,7 +190,7 @@ class Prefetch:
             batch.drawn.append(self._sampler.sample_step(sampling))
             if not batch.drawn[-1].is_over:
                 break
-        judge_place.require()
+        judge_actor.require()
 
     def state(self) -> Callable[[], dict[str, Any]] | None:
         """Return what computes the state of the batch that waits for its step; None if there is none.

@@ -9,14 +9,62 @@ Exit code: 0 done, 2 a directory is not a run, or the file cannot be written.
 """
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grpo.diagnosis.diagnose import diagnose
+import jinja2
+from bokeh.embed import components
+from bokeh.resources import Resources
+from markupsafe import Markup, escape
+
+from grpo.diagnosis.diagnose import Finding, alarms, describe_no_alarm, diagnose
+from grpo.metrics.metric_schema import TIERS, flat
+from grpo.run import run_settings
 from grpo.run.run_state import Run
-from grpo.stack import command, json_files
+from grpo.stack import command, json_files, secrets
 from grpo.stack.problem import UserError
-from scripts.report.page import render
+from scripts.report import charts, numbers, rollouts
+
+COLORS = {"critical": "#d62728", "warning": "#ff7f0e"}
+
+
+def render(runs: Sequence[Run], diagnoses: Mapping[str, Sequence[Finding]]) -> str:
+    """Return the page. What the environment's secrets contain is replaced by their names."""
+    found = [finding for run in runs for finding in alarms(diagnoses[run.name])]
+    marks = [(finding.step, COLORS[finding.severity]) for finding in found]
+    marks += [(row["step"], charts.GREY) for run in runs for row in run.resumes if isinstance(row.get("step"), int)]
+    drawn = charts.draw_all(runs, marks)
+    figures = {str(at): chart.figure for at, chart in enumerate(drawn) if chart.figure}
+    script, divs = components(figures) if figures else ("", {})
+    tiers = {title: [(at, each) for at, each in enumerate(drawn) if each.metric.tier == tier]
+             for tier, title in {**TIERS, charts.OTHER: "Other columns"}.items()}  # fmt: skip
+    evaluations = [(run.name, row["step"], flat(row)) for run in runs for row in run.evals]
+    columns = dict.fromkeys(name for _, _, cells in evaluations for name in cells)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).render(
+        runs=[(run, numbers.summarize(run, runs[0]), diagnoses[run.name], rollouts.choose(run, len(runs) > 3),
+               numbers.share_phases(run)) for run in runs],
+        alarms=alarms,
+        describe_no_alarm=describe_no_alarm,
+        colors=charts.Category10_10,
+        tiers=tiers,
+        divs={int(at): Markup(div) for at, div in divs.items()},
+        columns=[name for name in columns if name not in ("step", "time")],
+        evaluations=evaluations,
+        differences=run_settings.differences(runs) if len(runs) > 1 else {},
+        set_by_user={run.name: run_settings.set_by_user(run) for run in runs},
+        changes={run.name: run_settings.changes(run) for run in runs},
+        settings={run.name: run_settings.settings(run) for run in runs},
+        made=time.strftime("%Y-%m-%d %H:%M"),
+    )  # fmt: skip
+    for name, value in secrets.secrets().items():
+        page = page.replace(escape(value), escape(f"<{name}>"))
+    # Last, and as they are: Bokeh's own code, and the numbers as JSON.
+    return page + Resources(mode="inline", components=["bokeh"]).render() + script
+
 
 NAME = "report.html"
 

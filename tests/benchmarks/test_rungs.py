@@ -18,7 +18,7 @@ import torch
 from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
 from benchmarks.ladder import Skipped
 from benchmarks.random_model import FULL, shrink
-from grpo.launch import hours
+from grpo.launch import cost
 from grpo.lora import adapter
 from grpo.model import mxfp4
 from grpo.model.released import RELEASED
@@ -51,7 +51,7 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
 
 def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.receipt(0).numbers["tensors"] == 24
-    monkeypatch.setattr(adapter.Receipt, "of", lambda flat, specs: adapter.Receipt(24, 1, 2))
+    monkeypatch.setattr(adapter.Checksums, "of", lambda flat, specs: adapter.Checksums(24, 1, 2))
     with pytest.raises(UserError, match="receipt of"):
         kernels.receipt(0)
 
@@ -125,7 +125,7 @@ def test_the_plan_is_that_of_the_docs() -> None:
 def test_a_layer_is_timed_and_what_does_not_repeat_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = layer.check(0, (64, 128), SMALL).numbers
     assert [len(numbers[name]) for name in ("forward_s", "train_s", "scores_s", "peak_gb")] == [2] * 4
-    assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100 and len(hours.fit_update(numbers)) == 2
+    assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100 and len(cost.fit_update(numbers)) == 2
     right = layer.experts.activate
     monkeypatch.setattr(layer.experts, "activate", lambda *given: right(*given) * torch.rand(()))
     with pytest.raises(UserError, match="differs when it is repeated"):

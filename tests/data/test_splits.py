@@ -6,8 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.problems import Problem
-from data.splits import choose_balanced, choose_math, is_in_aime_eval, split
+from data.problems import Problem, assign_splits, choose_balanced, choose_math, is_in_aime_eval
 from tests.data.conftest import PAPERS
 
 SUBJECTS = [f"subject {i}" for i in range(7)]
@@ -39,13 +38,15 @@ def test_the_aime_rule_is_balanced() -> None:
 
 
 def test_ninety_aime_problems_are_split_72_and_18() -> None:
-    by_split = Counter((one.split, one.paper[0]) for one in split(make_aime_problems(), None) if one.paper)
+    by_split = Counter((one.split, one.paper[0]) for one in assign_splits(make_aime_problems(), None) if one.paper)
     assert by_split == {(name, year): n for name, n in (("train", 24), ("eval", 6)) for year in (2022, 2023, 2024)}
 
 
 def test_an_aime_problem_stays_in_its_split_when_others_are_added() -> None:
-    some = {one.id: one.split for one in split(make_aime_problems((2023,)), None)}
-    more = {one.id: one.split for one in split(make_aime_problems((2021, 2022, 2023)) + make_math_problems(3), None)}
+    some = {one.id: one.split for one in assign_splits(make_aime_problems((2023,)), None)}
+    more = {
+        one.id: one.split for one in assign_splits(make_aime_problems((2021, 2022, 2023)) + make_math_problems(3), None)
+    }
     assert some.items() <= more.items()
 
 
@@ -84,6 +85,6 @@ def test_levels_4_and_5_of_math_and_the_count() -> None:
 
 def test_other_problems_are_split_by_a_balanced_fraction() -> None:
     problems = make_math_problems(5)
-    held_out = [one for one in split(problems, None) if one.split == "eval"]
+    held_out = [one for one in assign_splits(problems, None) if one.split == "eval"]
     assert Counter(one.subject for one in held_out) == dict.fromkeys(SUBJECTS, 2)
-    assert len([one for one in split(problems + make_aime_problems(), 0.5) if one.split == "eval"]) == 80
+    assert len([one for one in assign_splits(problems + make_aime_problems(), 0.5) if one.split == "eval"]) == 80

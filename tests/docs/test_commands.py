@@ -17,26 +17,11 @@ from tests.docs.known import is_variable
 from tests.docs.pages import ROOT, list_pages
 
 LANGUAGES = {"bash", "text", "python", "json", "mermaid"}
+# Programs whose arguments are not ours; "python" runs a script of another project.
 FOREIGN = {
-    "cp",
-    "rm",
-    "uv",
-    "cd",
-    "export",
-    "git",
-    "hf",
-    "kubectl",
-    "llama-server",
-    "ollama",
-    "pip",
-    "pre-commit",
-    "python",  # a script of another project
-    "ray",
-    "sbatch",
-    "sha256sum",
-    "tar",
-    "vllm",
-}  # programs whose arguments are not ours
+    *("cd", "cp", "export", "git", "hf", "kubectl", "llama-server", "ollama", "pip", "pre-commit"),
+    *("python", "ray", "rm", "sbatch", "sha256sum", "tar", "uv", "vllm"),
+}
 BEGINS = ("./", "scripts/", "python -m ", "source ")
 
 

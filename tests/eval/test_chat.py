@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.chat import Chat
-from eval.problems import EvalProblem
+from eval.problems import Chat, EvalProblem
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
@@ -41,9 +40,9 @@ def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
 
 
 def test_a_model_without_tokenizer_or_template_is_refused(model, tmp_path):
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         Chat(tmp_path, {})
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         Chat(tmp_path, {})

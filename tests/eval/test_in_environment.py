@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from eval.in_environment import Setting, hold_conversation
+from eval.harness import Setting, hold_conversation
 from eval.problems import EvalProblem, derive_seed
-from grpo.rollout.multi_turn.harmony import SAMPLED, template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.single import Environment as Single
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
-from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
+from grpo.environments.single import Environment as Single
+from grpo.rollout.harmony import SAMPLED, template_for
+from grpo.rollout.multi_turn import EnginePolicy, roll_out
+from tests.grpo.environments.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.rollout.tokenizer import TOKENIZER
 
 PROBLEM = EvalProblem("p", "where?", "42", "made")
 SEARCH = '<|channel|>commentary to=functions.search json<|message|>{"query": "x"}<|call|>'

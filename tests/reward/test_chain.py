@@ -11,7 +11,6 @@ from grpo.run.progress import step_line
 from reward import chain as module
 from reward.chain import Answer, ChainError
 from reward.limits import FAILURES_TO_OPEN, NoSlot
-from tests.faults import assert_seen
 
 from . import gemini_server
 from .gemini_server import GeminiServer, error, says
@@ -170,4 +169,4 @@ def test_an_outage_costs_each_rollout_its_deadline_at_most_and_the_judge_few_cal
     is_away[0] = False
     time.sleep(0.12)
     assert run(judge.judge("after", "3 + 4 = 7", "7")).failed == 0.0
-    assert_seen("the judge is away for an hour", step_line({"step": 7, "reward": 1.0, "judge_failed": 1.0}, 10))
+    assert "unjudged 100%" in step_line({"step": 7, "reward": 1.0, "judge_failed": 1.0}, 10)

@@ -2,8 +2,7 @@ r"""A formula that is copied from the problem is no answer: `12+34` says nothing
 
 import pytest
 
-from reward.answers import grade
-from reward.copied import is_copied
+from reward.answers import grade, is_copied
 
 SURD = r"\frac{\sqrt8+\sqrt3}{\sqrt2+\sqrt3}"
 COPIES = [

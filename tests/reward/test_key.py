@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from reward import judge_place, settings
+from reward import judge_actor, settings
 from reward.chain import connect
 from reward.gemini import CallError, Client, find_missing
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, ChainSettings
@@ -119,10 +119,10 @@ def test_ray_gets_the_keys_of_the_judge_as_the_argument_of_a_call_and_nothing_el
     """Ray shows runtime environments and an actor's arguments of creation; those of a call it does not."""
     monkeypatch.setattr(ray, "get", lambda call: None)
     monkeypatch.setattr(ray, "remote", remote := MagicMock())
-    monkeypatch.setenv(judge_place.VARIABLE, judge_place.NAME)
+    monkeypatch.setenv(judge_actor.VARIABLE, judge_actor.NAME)
     for name in (*settings.KEY_VARIABLES, "WANDB_API_KEY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, f"secret of {name}")
-    judge_place.start({})
+    judge_actor.start({})
     [(name, arguments, _)] = [call for call in remote.mock_calls if "secret" in repr(call)]
     assert name == "().options().remote().begin.remote"
     assert arguments == ({name: f"secret of {name}" for name in settings.KEY_VARIABLES},)

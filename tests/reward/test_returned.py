@@ -36,17 +36,17 @@ def test_none_in_a_list_is_a_missing_reward_and_a_switch_is_a_number():
 @pytest.mark.parametrize(
     ("value", "count", "message"),
     [
-        (None, 1, "the return value is None"),
-        ("1.0", 1, "the return value is '1.0', of type str"),
-        ([0.1, 0.2], 1, "has 2 values for 1 rollout, and needs one each$"),
-        ([], 1, "has 0 values for 1 rollout, and needs one each$"),
-        (0.5, 2, "is one number for 2 rollouts"),
-        (["a"], 1, "the return value has 'a', of type str"),
-        ([[0.5]], 1, "has \\[0.5\\], of type list"),
-        ({"reward": 1.0}, 1, "has the key 'reward'"),
-        ({"scores": 1.0}, 1, "has no 'rewards'"),
-        ({"rewards": 1.0, "extra_logs": [1]}, 1, "'extra_logs' is of type list"),
-        ({"rewards": 1.0, "extra_logs": {"why": "short"}}, 1, "the log 'why' is 'short', of type str"),
+        (None, 1, "None"),
+        ("1.0", 1, "'1.0', of type str"),
+        ([0.1, 0.2], 1, "2 values for 1 rollout"),
+        ([], 1, "0 values for 1 rollout"),
+        (0.5, 2, "2 rollouts"),
+        (["a"], 1, "'a', of type str"),
+        ([[0.5]], 1, "\\[0.5\\], of type list"),
+        ({"reward": 1.0}, 1, "'reward'"),
+        ({"scores": 1.0}, 1, "'rewards'"),
+        ({"rewards": 1.0, "extra_logs": [1]}, 1, "'extra_logs'"),
+        ({"rewards": 1.0, "extra_logs": {"why": "short"}}, 1, "'why'"),
     ],
 )
 def test_anything_else_is_named(value, count, message):

@@ -66,7 +66,7 @@ def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, 
         assert math.isnan(result["rewards"]) and math.isnan(result["scores"])
         assert (result["extra_logs"]["reward_error"], result["extra_logs"]["reward.good"]) == (1.0, 1.0)
     [record] = caplog.records
-    assert record.exc_info and "the reward bad failed on a rollout" in record.getMessage()
+    assert record.exc_info and "the reward bad " in record.getMessage()
 
 
 def test_infinite_rewards_are_none(load):
@@ -93,9 +93,9 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
 @pytest.mark.parametrize(
     ("files", "weights", "message"),
     [
-        ("/a/x.py:/b/x.py", "", "REWARD names /a/x.py and /b/x.py"),
-        ("/a/x.py:/a/x.py", "", "rename one"),
-        ("/a/x.py:/a/y.py", "1", "REWARD_WEIGHTS has 1 weights, but REWARD names 2 files"),
+        ("/a/x.py:/b/x.py", "", "/a/x.py and /b/x.py"),
+        ("/a/x.py:/a/x.py", "", "/a/x.py"),
+        ("/a/x.py:/a/y.py", "1", "REWARD_WEIGHTS"),
         ("/a/x.py", "nan", "'nan'"),
         ("/a/x.py", "heavy", "'heavy'"),
     ],

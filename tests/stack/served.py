@@ -14,7 +14,7 @@ import torch
 
 from tests import forked
 from tests.docs.pages import get_page
-from tests.grpo.rollout.multi_turn import gpt_oss_tokenizer
+from tests.grpo.rollout import gpt_oss_tokenizer
 
 PROGRAM = Path(__file__).with_name("vllm_on_cpu.py")
 LIMIT = 300  # seconds until something has gone wrong

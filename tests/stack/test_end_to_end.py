@@ -48,7 +48,8 @@ def test_every_step_has_its_metrics(finished_run):
 def test_the_learning_rate_is_that_of_the_plan(finished_run):
     """DeepSpeed's at each of its steps, of a schedule that spans the run."""
     config = json.loads((finished_run / "config.json").read_text())
-    rate = LearningRate.of_run(Namespace(**config["flags"]), config["plan"]["scheduled_optimizer_steps"])
+    updates = config["plan"]["steps"] * config["plan"]["optimizer_steps_per_step"]
+    rate = LearningRate.of_run(Namespace(**config["flags"]), updates)
     steps = read_lines(finished_run / "metrics.jsonl")
     assert rate.length == len(steps) * rate.per_step
     assert [step["actor_lr"] for step in steps] == pytest.approx([rate.compute_at_step(step["step"]) for step in steps])

@@ -150,8 +150,8 @@ def test_the_pages_servers_agree_with_peft(greedy_samples, reference, tiny_model
 
 
 GUESSING = """
-from grpo.rollout.multi_turn import environment
-from grpo.rollout.multi_turn.environment import Score
+from grpo.environments import environment
+from grpo.environments.environment import Score
 
 
 class Environment(environment.Environment):

@@ -19,10 +19,10 @@ from grpo.model import routing
 from grpo.rollout import budget_executor
 from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
-from grpo.rollout.multi_turn.harmony import template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, RolloutLimits, roll_out
-from grpo.rollout.thinking_settings import environment
-from tests.grpo.rollout.multi_turn.scripted import Library
+from grpo.rollout.harmony import template_for
+from grpo.rollout.multi_turn import EnginePolicy, RolloutLimits, roll_out
+from grpo.rollout.thinking import environment
+from tests.grpo.environments.scripted import Library
 
 from .rounding import bound_differences, load_reference_model, simulate
 from .trainer_and_engines import make_compiling_environment
@@ -89,7 +89,7 @@ def engine(request, tiny_model):
         config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: adapter.ALL}
         actor = make_actor(
             tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", eager, tensor_parallel_size=tensor_parallel,
-            worker_extension_cls="grpo.lora.side_path.AdapterWorker", additional_config=config,
+            worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker", additional_config=config,
         )  # fmt: skip
         with asyncio.Runner() as loop:
             yield Engine(actor, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"), loop)

@@ -17,8 +17,8 @@ from huggingface_hub import save_torch_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM, PreTrainedTokenizerFast
 
 from data.synthetic import distinct_problems
-from grpo.rollout.multi_turn import python
-from grpo.rollout.multi_turn.harmony import Template, template_for
+from grpo.environments import python
+from grpo.rollout.harmony import Template, template_for
 from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream.tokenizer import FastTokenizer
 from scripts import make_tiny_model

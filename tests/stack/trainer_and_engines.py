@@ -8,18 +8,16 @@ import sys
 import tempfile
 from dataclasses import asdict
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
 
 from grpo.hooks import train_ppo_ray as hooks
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.lora import adapter
-from grpo.lora.engine_actor import check_receipts
+from grpo.lora.engine_actor import check_sync
 from grpo.metrics.scored_rollouts import Rollout
-from grpo.rollout import routing
 from grpo.stack import cluster
 
 from .rounding import make_batches
@@ -68,16 +66,6 @@ def randomise(actor, scale: float) -> None:
                 parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
-def add_to_sinks(actor, amount: float) -> None:
-    """Runs in every trainer rank."""
-    import deepspeed
-
-    for name, parameter in actor.actor.model.module.named_parameters():
-        if name.endswith("sinks"):
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                parameter.data += amount
-
-
 def round_frequencies(actor) -> None:
     """Round the rotary frequencies to bf16, as DeepSpeed does where nothing prevents it. Runs in every trainer rank."""
     for name, buffer in actor.actor.model.module.named_buffers():
@@ -108,37 +96,15 @@ def make_compiling_environment() -> dict[str, str]:
     }
 
 
-def choose_other_experts(actor) -> None:
-    """Let the routers take the least likely experts, unless a routing is replayed. Runs in every trainer rank."""
-    from torch.nn.functional import linear
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
-
-    from grpo.model import routing
-
-    def forward(router, hidden):
-        logits = linear(hidden.reshape(-1, router.hidden_dim), router.weight, router.bias)
-        values, indices = logits.topk(router.top_k, largest=False)
-        weights = routing.format_router_weights(values.softmax(1), indices, router.num_experts)
-        return (logits, weights, indices) if routing.WEIGHS_CHOSEN else (weights, indices)
-
-    GptOssTopKRouter.right, GptOssTopKRouter.forward = GptOssTopKRouter.forward, forward
-
-
-def choose_own_experts(actor) -> None:
-    """Undo :func:`choose_other_experts`."""
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
-
-    GptOssTopKRouter.forward = GptOssTopKRouter.right
-
-
 class Stack:
     """A started trainer and engines: TP=2, and one that torch.compile compiles.
 
     Attributes:
-        stale: what each engine said of the token after the long text before the sync, see :meth:`draw_next_token`.
+        cached, cached_after: what :meth:`count_cached` finds twice before a sync, and after it, of each engine.
     """
 
-    stale: list[dict[int, float]]
+    cached: list[list[int]]
+    cached_after: list[int]
 
     def __init__(self, args: argparse.Namespace, model) -> None:
         from openrlhf.trainer.ray import create_vllm_engines
@@ -173,10 +139,6 @@ class Stack:
         self.call_every_rank(lambda actor: randomise(actor, scale))
         ray.get(self.trainer.async_run_method("sync"))
 
-    def add_to_sinks(self, amount: float) -> None:
-        """Change the attention sinks of the trainer."""
-        self.call_every_rank(lambda actor: add_to_sinks(actor, amount))
-
     def compute_trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
         """Log-probs of tokens 1.. from the trainer, `[len - 1]`. Both ranks compute: a forward pass is collective."""
         sequence = torch.tensor([tokens])
@@ -192,27 +154,20 @@ class Stack:
         pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         return torch.tensor([at[token].logprob for token, at in pairs])
 
-    def draw_next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
-        """The log-probs of the likeliest next tokens, and how many tokens of the prompt came from the prefix cache.
-
-        Args:
-            cached: vLLM looks into the cache; it does not where the prompt's own log-probs are asked for.
-        """
+    def count_cached(self, engine, tokens: list[int]) -> int:
+        """How many tokens of a prompt an engine finds in its prefix cache."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, logprobs=5, prompt_logprobs=None if cached else 0, seed=1)
-        output = ray.get(engine.generate.remote(tokens, params))
-        at = output.outputs[0].logprobs[0]
-        return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
+        return ray.get(engine.generate.remote(tokens, SamplingParams(max_tokens=1))).num_cached_tokens
 
-    def make_rollouts(self, prompts: list[list[int]], numbers: tuple[int, ...] = (0, 1)) -> list[Rollout]:
-        """What these engines sample after these prompts, and what the trainer says of it."""
+    def make_rollouts(self, prompts: list[list[int]]) -> list[Rollout]:
+        """What each engine samples after these prompts, and what the trainer says of it."""
         from vllm import SamplingParams
 
         rollouts = []
-        for number in numbers:
+        for number, engine in enumerate(self.engines):
             params = SamplingParams(max_tokens=24, temperature=1.0, seed=number, logprobs=0)
-            outputs = ray.get([self.engines[number].generate.remote(prompt, params) for prompt in prompts])
+            outputs = ray.get([engine.generate.remote(prompt, params) for prompt in prompts])
             answers = [output.outputs[0] for output in outputs]
             texts = [prompt + list(answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
             scored, base = (self._score(texts, method) for method in ("forward", "base_forward"))
@@ -223,43 +178,6 @@ class Stack:
                 now, without = scored[row][positions - 1], base[row][positions - 1]
                 rollouts.append(Rollout(number, 0, row, positions, sampled, now, without))
         return rollouts
-
-    def record_rollouts(self, prompts: list[str], tokenizer) -> tuple[list[SimpleNamespace], list[SimpleNamespace]]:
-        """Micro-batches and samples of what the first engine samples after these prompts, with its choice of experts.
-
-        As a step in which the parity gate compares has them.
-        """
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, logprobs=0)
-        asked = [(prompt, "", routing.mark_recorded(params), LONGEST, tokenizer) for prompt in prompts]
-        responses = ray.get([self.engines[0].generate_responses.remote(*each) for each in asked])
-        samples, made = [], []
-        for [response] in responses:
-            sample = SimpleNamespace(prompts=[response["prompt"]], sampled_by=response["sampled_by"])
-            sample.engine_routing = torch.tensor(response[routing.KEY])
-            samples.append(sample)
-        for indices in torch.arange(len(samples)).chunk(4):
-            rows = [responses[index][0] for index in indices]
-            tokens, values = (
-                [torch.tensor(row[name]) for row in rows] for name in ("observation_tokens", "rollout_log_probs")
-            )
-            sequences, log_probs = (
-                torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in (tokens, values)
-            )
-            places = torch.arange(sequences.shape[1])
-            ends = torch.tensor([row["action_ranges"] for row in rows])[:, 0]
-            attention, action = places < ends[:, 1:], (places >= ends[:, :1]) & (places < ends[:, 1:])
-            made.append(
-                SimpleNamespace(
-                    index=indices.tolist(),
-                    sequences=sequences,
-                    action_mask=action[:, 1:].long(),
-                    attention_mask=attention.long(),
-                    rollout_log_probs=log_probs[:, 1:],
-                )
-            )
-        return made, samples
 
     def _score(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:
         scored: list[tuple[int, torch.Tensor]] = []
@@ -291,5 +209,5 @@ def call_on_engine(engine, function, *args):
 
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
     buffer = flat.view(torch.uint8).numpy()
-    receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], adapter.Receipt.of(flat, specs))
+    results = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
+    check_sync([results], adapter.Checksums.of(flat, specs))

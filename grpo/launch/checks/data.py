@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from grpo.environments.settings import has_environment
 from grpo.launch import data_files, rendering
 from grpo.launch.checks.batches import check_batches, check_warm_up
 from grpo.launch.checks.model import can_format_chats
@@ -14,7 +15,6 @@ from grpo.launch.config import Config
 from grpo.launch.data_files import Record
 from grpo.launch.rendering import Rendered
 from grpo.rollout.chat_template import variables
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.problem_files import normalize
 from grpo.run.measure import OUR_REWARD
 from grpo.stack.counted import format_count

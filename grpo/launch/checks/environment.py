@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo.environments.conversation import play
+from grpo.environments.environment import BuiltInTool, Environment, Message, SetupError
+from grpo.environments.loading import load
+from grpo.environments.mixture import SINGLE
+from grpo.environments.settings import EnvironmentSettings, RolloutLimits, has_environment
 from grpo.launch.checks.model import has_chat_template
 from grpo.launch.checks.own_code import DEADLINE, NoAnswerError, call_apart
 from grpo.launch.config import Config
 from grpo.rollout import chat_template
-from grpo.rollout.multi_turn.conversation import play
-from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, SetupError
-from grpo.rollout.multi_turn.environment_loading import load
-from grpo.rollout.multi_turn.mixture import SINGLE
-from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits, has_environment
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem, UserError
 from reward.labels import LabelError, parse_label

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.environments.settings import has_environment
 from grpo.launch.checks.adapter import adapter_as_model, check_adapter
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
@@ -10,7 +11,6 @@ from grpo.model.architecture import NO_SHARD, OF_ENGINE
 from grpo.model.model_files import CheckpointError, Model
 from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template, stop_tokens
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.hub import is_id
 from grpo.stack.problem import Problem, UserError

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo.environments.settings import has_environment
 from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import USER_REWARD
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem, UserError

@@ -4,8 +4,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.environments.settings import has_environment
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
 from grpo.stack.problem import Problem
 from grpo.train.lengths import Schedule

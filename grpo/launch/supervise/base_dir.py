@@ -1,8 +1,8 @@
 """The own folder of a run, or of an evaluation, for sockets and temporary files: short, private, deleted at the end.
 
-If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it.
-The next launch looks for folders with the mark of a run in a lock that nobody holds. It deletes what a run writes into
-them, and the shared memory that the keeper has noted.
+If everything is killed at once, as in a power cut, nobody deletes it. So the launcher holds a lock in it. The next
+launch deletes the folders with the mark of a run in a lock that nobody holds, and the shared memory that their launcher
+has noted.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from grpo.stack.json_files import replace
 _ADDED = "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock"
 _PREFIX, _LOCK, _SHARED_MEMORY = "grpo-", "lock", "shared-memory"
 _MARK = b"the folder of a GRPO run: the next launch deletes it once nobody holds this lock\n"
-_KNOWN = ("ray", "tmp", "rendezvous", "stand-in-address", _SHARED_MEMORY, _LOCK)  # the lock last: it has the mark
 # Characters of the longest path that may hold the folder; 8 of the folder's name are random.
 LONGEST_PARENT = 107 - len(_ADDED) - len(f"/{_PREFIX}12345678")
 
@@ -33,11 +32,8 @@ def make() -> tuple[Path, int]:
     Returns:
         The folder, and the file descriptor of its lock. The folder stays while a process has the descriptor open.
     """
-    parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_PARENT:
-        parent = "/tmp"
-    _delete_dead(Path(parent))
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    delete_dead()
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=_parent()))
     descriptor = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.write(descriptor, _MARK)
@@ -45,9 +41,14 @@ def make() -> tuple[Path, int]:
     return made.rename(made.with_name(made.name.removeprefix("."))), descriptor
 
 
+def _parent() -> Path:
+    parent = tempfile.gettempdir()
+    return Path(parent if len(parent) <= LONGEST_PARENT else "/tmp")
+
+
 def note_shared_memory(folder: Path, files: Iterable[Path]) -> None:
-    """Note the run's files under /dev/shm, for whoever cleans up after a keeper that was killed."""
-    with contextlib.suppress(OSError):  # a full disk: they stay only if the keeper is killed, too
+    """Note the run's files under /dev/shm, for whoever cleans up after a launcher that was killed."""
+    with contextlib.suppress(OSError):  # a full disk: they stay only if the launcher is killed, too
         replace(folder / _SHARED_MEMORY, "\n".join(sorted(file.name for file in files)))
 
 
@@ -58,8 +59,9 @@ def shared_memory(folder: Path) -> set[Path]:
     return {machine.SHM / Path(name).name for name in names if name}
 
 
-def _delete_dead(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+def delete_dead() -> None:
+    """Delete the folders and the shared memory of runs whose launcher was killed."""
+    for folder in _parent().glob(f"{_PREFIX}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
@@ -67,19 +69,10 @@ def _delete_dead(parent: Path) -> None:
         except OSError:  # not a run's folder, or deleted meanwhile
             continue
         try:
-            with contextlib.suppress(OSError):  # the run lives, or something unknown is left in its folder
+            with contextlib.suppress(BlockingIOError):  # the run lives
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.read(descriptor, len(_MARK) + 1) == _MARK:
                     processes.remove_shared_memory(shared_memory(folder))
-                    _remove(folder)
+                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    for path in (folder / name for name in _KNOWN):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    folder.rmdir()

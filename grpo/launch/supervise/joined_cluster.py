@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.environments import settings as environment_settings
 from grpo.launch.checks import node
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import format_count

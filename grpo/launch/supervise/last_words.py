@@ -1,4 +1,4 @@
-"""Keeps the exception that ended the driver, as fields, for the launcher to print.
+"""Why the driver fails, in its own process: what has died, or the first exception, and the remedy of frequent ones.
 
 The exceptions of all processes reach the driver through Ray. The end of its log is whatever was written last.
 """
@@ -7,52 +7,63 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass, field
-from dataclasses import replace as changed
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from grpo.launch.supervise import witness
 from grpo.stack import cluster
+from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.json_files import open_file, read_json, replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 
 LONGEST = 600
-# Exceptions that only say that another process has died.
-OF_DEATHS = {
-    *("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "NodeDiedError", "ObjectLostError"),
-    *("OwnerDiedError", "RayActorError", "WorkerCrashedError"),
-}
-_CREATION = "raised in its creation task"  # Ray, of an actor that did not start
 FILE_VARIABLE = "GRPO_FAILURE_FILE"
+LOG = "driver.log"
+LOST_REMEDY = (
+    "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
+    "enough free GPUs"
+)
+FREE_DISK = "free disk space, or set CKPT_DIR or METRICS_DIR to another disk"
+FREE_MEMORY = "end other programs, or see the host memory in --plan"
+_REMEDIES = {
+    r"No space left on device|Disk quota exceeded": FREE_DISK,
+    r"Too many open files": "raise the limit of open files (ulimit -Hn), and see that no other user holds connections "
+    "to the run's ports",
+    r"CUDA (error: )?out of memory": "lower MICRO_TRAIN_BATCH_SIZE, MICRO_ROLLOUT_BATCH_SIZE, or GENERATE_MAX_LEN; see "
+    "the GPU memory in --plan",
+    r"node running low on memory": f"the machine lacks memory, so Ray killed a worker: {FREE_MEMORY}",
+}
+_NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --no-graphs"
+_NOTICE_SECONDS = 1.0  # until Ray knows of a death
+_ROLES = {
+    "LLMRayActor": "an engine",
+    "RolloutRayActor": "an engine",
+    "Rank": "an actor rank",
+    "JudgeActor": "the judge",
+}
+# Exceptions that only say that another process has died
+_OF_DEATHS = re.compile(r"(Died|Unavailable|Dead|Lost|Crashed|Actor)Error$")
+_CREATION = "raised in its creation task"  # Ray, of an actor that did not start
+_NO_ENGINE = "Engine core initialization failed"  # vLLM, of whatever kept an engine's processes from starting
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
-NO_ENGINE = "Engine core initialization failed"  # vLLM, of whatever kept an engine's processes from starting
 _OF_ENGINE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\)\S* ERROR .*?\] ([A-Za-z_][\w.]*(?:Error|Exception): .+)")
 
 
 @dataclass(frozen=True)
 class LastWords:
-    """What ended the driver.
-
-    Attributes:
-        kind: the exception's type.
-        what: its message.
-        remedy: "" if it has none.
-        living: the processes with a role that lived when it reached the driver. They are not its cause.
-        lost: the addresses of nodes that the run has lost.
-    """
+    """What ended the driver: the exception's type, what it says or what has died, and the remedy ("" if none)."""
 
     kind: str
     what: str
-    remedy: str
-    living: list[int]
-    lost: list[str] = field(default_factory=list)
+    remedy: str = ""
 
 
 def locate_file(log_dir: Path) -> Path:
-    """Return where the exception is kept."""
+    """Return where the last words are kept."""
     return log_dir / "failure.json"
 
 
@@ -64,30 +75,12 @@ def install() -> None:
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            replace(Path(file), json.dumps(asdict(add_nodes(find_first_cause(error)))) + "\n")
+            replace(Path(file), json.dumps(asdict(explain(error, Path(file).with_name(LOG)))) + "\n")
         except OSError as failure:  # a full disk: the launcher sees it by itself
             print(f"the exception was not kept: {failure}", file=sys.stderr)
         before(kind, error, trace)
 
     sys.excepthook = keep
-
-
-def find_first_cause(error: BaseException) -> LastWords:
-    """Return the first cause of an exception, through the processes that it passed."""
-    while isinstance(cause := getattr(error, "cause", None), BaseException):
-        error = cause  # of ray.exceptions.RayTaskError
-    kind = type(error).__name__
-    if isinstance(error, UserError):
-        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), witness.find_living())
-    what = str(error)
-    if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
-        kind, _, what = messages[-1].partition(": ")
-    return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.find_living())
-
-
-def add_nodes(words: LastWords) -> LastWords:
-    """Add the nodes that the cluster has lost, if something died; the driver is still connected to Ray."""
-    return changed(words, lost=cluster.wait_for_lost_nodes()) if words.kind in OF_DEATHS else words
 
 
 def read(log_dir: Path) -> LastWords | None:
@@ -98,33 +91,67 @@ def read(log_dir: Path) -> LastWords | None:
         return None
 
 
-def find_words(pid: int, log: Path) -> str | None:
-    """Return the last exception that a process wrote to the driver's log, where Ray names the writer of each line."""
-    mark = f"pid={pid})"
-    matches = [match for line in _lines(log) if mark in line and (match := _MESSAGE.search(line))]
-    return redact(matches[-1][0][:LONGEST]) if matches else None
+def explain(error: BaseException, log: Path) -> LastWords:
+    """Return the first cause of an exception, through the processes that it passed."""
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause  # of ray.exceptions.RayTaskError
+    kind, what = type(error).__name__, str(error)
+    if isinstance(error, UserError):
+        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy))
+    if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
+        kind, _, what = messages[-1].partition(": ")
+    died = find_dead_actor()
+    if (died or _OF_DEATHS.search(kind)) and (lost := find_lost_nodes()):
+        return LastWords(kind, ", ".join(f"node {address} was lost" for address in lost), LOST_REMEDY)
+    remedy, told = "", f"{kind}: {redact(what[:LONGEST].strip())}"
+    if died:
+        role, pid = died
+        told = f"{role} died (pid {pid})"
+        what += "\n".join(line for line in tail(log) if re.search(rf"\bpid={pid}\b", line))
+    elif what.startswith(_NO_ENGINE):
+        match = next(filter(None, map(_OF_ENGINE.search, tail(log))), None)
+        what = match[1] if match else what
+        told = f"an engine did not start: {redact(what[:LONGEST])}"
+        remedy = "" if is_cpu_stack() or "--enforce_eager" in sys.argv else _NO_GRAPHS
+    return LastWords(kind, told, next((cure for sign, cure in _REMEDIES.items() if re.search(sign, what)), remedy))
 
 
-def find_engine_failure(log: Path) -> str | None:
-    """Return the first exception in the driver's log with which a process of an engine failed to start."""
-    match = next(filter(None, map(_OF_ENGINE.search, _lines(log))), None)
-    return redact(match[1][:LONGEST]) if match else None
+def find_lost_nodes() -> list[str]:
+    """Return the addresses of nodes that a run on several has lost."""
+    return cluster.wait_for_lost_nodes() if _is_connected() else []
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
+def find_dead_actor() -> tuple[str, int] | None:
+    """Return what the run's first actor was that died by other means than an exception, and its pid; None if none."""
+    if not _is_connected():
+        return None
+    from ray._private import state
+
+    time.sleep(_NOTICE_SECONDS)
+    dead = [actor for actor in state.actors().values() if actor["State"] == "DEAD" and _is_crash(actor["DeathCause"])]
+    if not dead:
+        return None
+    first = min(dead, key=lambda actor: actor["EndTime"])
+    return _ROLES.get(first["ActorClassName"], first["ActorClassName"]), first["Pid"]
+
+
+def _is_connected() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _is_crash(cause: Any) -> bool:
+    """Tell whether an actor died with its process or its node, not by its exception or because the run ended."""
+    context = cause.actor_died_error_context
+    return cause.HasField("oom_context") or context.Reason.Name(context.reason) in ("WORKER_DIED", "NODE_DIED")
+
+
+def tail(log: Path, count: int | None = None) -> list[str]:
+    """Return the last lines of a log without colors and progress bars (tqdm), or all near its end; [] without a log."""
     try:
-        with open_file(path) as file:
-            file.seek(max(0, path.stat().st_size - 200_000))
+        with open_file(log) as file:
+            file.seek(max(0, log.stat().st_size - 1_000_000))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
     lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
-    return [line for line in lines if line and "%|" not in line][-count:]
-
-
-def _lines(log: Path) -> list[str]:
-    try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return [line for line in lines if line and "%|" not in line][-(count or 0) :]

@@ -1,50 +1,28 @@
 """Which processes and shared-memory files belong to a run, and how to end them all (Linux).
 
-A process belongs to a run if it descends from the run's keeper, or has the run's id in its environment.
-The keeper is a child subreaper (prctl(2)): a process that detaches itself (setsid, double fork) stays in its tree, even
-with an empty environment. The id finds processes that a joined Ray cluster starts for us.
+A process belongs to a run if it descends from the calling process, or has the run's id in its environment. The callers
+are child subreapers (prctl(2)): a process that detaches itself (setsid, double fork) stays in their tree, even with an
+empty environment. The id finds processes that a joined Ray cluster starts for us.
 """
 
 import contextlib
-import ctypes
 import os
-import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 from grpo.stack.machine import SHM
 
 RUN_ID_VARIABLE = "GRPO_RUN_ID"
-_PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
-SHM_SCAN_SECONDS = 0.5
+_LIMIT = 30.0  # after the grace: a process in an uninterruptible system call cannot be ended
 
 
-class Ended(NamedTuple):
-    """How the processes of a run ended.
-
-    Attributes:
-        left: the pids of those that still run.
-        shared_memory: the files under /dev/shm that they used while they were being ended; some may be others' files.
-    """
-
-    left: set[int]
-    shared_memory: set[Path]
-
-
-def become_subreaper() -> None:
-    """Make orphaned descendants of this process its children instead of init's.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+def describe_left(left: Iterable[int]) -> str:
+    """Return what a user can do about processes that still run."""
+    return f"these processes could not be ended; inspect them with: ps -fp {','.join(map(str, sorted(left)))}"
 
 
 def find_marked(run_id: str) -> set[psutil.Process]:
@@ -53,15 +31,21 @@ def find_marked(run_id: str) -> set[psutil.Process]:
     Not ``psutil.Process.environ``: it stops at the first empty entry, which a process leaves that rewrites its title.
     """
     needle = f"{RUN_ID_VARIABLE}={run_id}".encode()
-    processes = set()
+    found = set()
     for pid in psutil.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             if needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                processes.add(psutil.Process(pid))
-    return processes
+                found.add(psutil.Process(pid))
+    return found
 
 
-def is_alive(process: psutil.Process) -> bool:
+def find_run_processes(run_id: str) -> list[psutil.Process]:
+    """Return the living processes of a run, without the calling process."""
+    found = (find_marked(run_id) | set(psutil.Process().children(recursive=True))) - {psutil.Process()}
+    return sorted(filter(_is_alive, found), key=lambda process: process.pid)
+
+
+def _is_alive(process: psutil.Process) -> bool:
     """Tell whether this very process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -69,87 +53,56 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def find_run_processes(run_id: str, root: int) -> list[psutil.Process]:
-    """Return the living processes of a run, without `root` and without the calling process."""
-    processes = find_marked(run_id)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        processes |= set(psutil.Process(root).children(recursive=True))
-    others = [process for process in processes if process.pid not in (root, os.getpid())]
-    return sorted(filter(is_alive, others), key=lambda process: process.pid)
-
-
-def send(process: psutil.Process, signum: int) -> bool:
-    """Send a signal to this very process; False if it has ended, even if its pid is in use again.
-
-    Not ``psutil.Process.send_signal``: the pid may be reused between its check and its kill(2). A pidfd cannot.
-    """
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if not process.is_running():
-            return False
-        signal.pidfd_send_signal(handle, signum)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
-
-
 def reap() -> dict[int, int]:
     """Collect ended children of this process; return exit codes by pid, -n if signal n ended the child."""
     exits: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return exits
-        if pid == 0:
-            return exits
-        exits[pid] = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            exits[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return exits
 
 
-def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
+def end_all(run_id: str, grace: float) -> tuple[set[int], set[Path]]:
     """End every process of a run: SIGTERM, then SIGKILL after `grace` seconds, repeated until no process is left.
 
     Scans again on every turn, since a dying process may still start others, and an engine that starts may still create
-    shared memory. Gives up `limit` seconds after `grace`: a process in an uninterruptible system call cannot be ended.
+    shared memory.
+
+    Returns:
+        The pids of those that still run, and the files under /dev/shm that the processes used meanwhile; some may be
+        others' files.
     """
     started = time.monotonic()
     signalled: set[int] = set()
     memory: set[Path] = set()
-    looked_at: set[str] = set()
+    looked_at: set[Path] = set()
     while True:
         reap()
-        names = set(os.listdir(SHM))
-        alive = find_run_processes(run_id, root)
+        names = set(SHM.glob("*"))
+        alive = find_run_processes(run_id)
         if names - looked_at:
             memory |= find_shared_memory(process.pid for process in alive)
             looked_at = names
         waited = time.monotonic() - started
-        if not alive or waited > grace + limit:
-            return Ended({process.pid for process in alive}, memory)
+        if not alive or waited > grace + _LIMIT:
+            return {process.pid for process in alive}, memory
         for process in alive:
-            if waited >= grace:
-                send(process, signal.SIGKILL)
-            elif process.pid not in signalled:
-                send(process, signal.SIGTERM)
-                signalled.add(process.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):  # which psutil also raises if the pid is in use again
+                if waited >= grace:
+                    process.kill()
+                elif process.pid not in signalled:
+                    process.terminate()
+                    signalled.add(process.pid)
         time.sleep(_POLL_SECONDS)
 
 
 def find_shared_memory(pids: Iterable[int]) -> set[Path]:
-    """Return the files under /dev/shm that these processes have mapped or open.
+    """Return the files under /dev/shm that these processes have mapped.
 
     Compared by inode, which psutil does not give: glibc creates a semaphore under one name and links it to another.
     """
-    inodes: set[int] = set()
-    for pid in pids:
-        # In this order: a file may be mapped and then closed while we look.
-        inodes |= _open_inodes(pid) | _mapped_inodes(pid)
-    return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes}
+    inodes = set().union(*map(_mapped_inodes, pids))
+    return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes} if inodes else set()
 
 
 def _mapped_inodes(pid: int) -> set[int]:
@@ -161,49 +114,10 @@ def _mapped_inodes(pid: int) -> set[int]:
     return {int(line.split()[4]) for line in lines if f" {SHM}/" in line}
 
 
-def _open_inodes(pid: int) -> set[int]:
-    inodes = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            # A file may be closed while we look.
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(link).startswith(f"{SHM}/"):
-                    inodes.add(os.stat(link).st_ino)
-    return inodes
-
-
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
     """Delete those `files` that still exist and that no living process uses; return the deleted ones."""
     in_use = find_shared_memory(psutil.pids())
-    removed = []
-    for file in sorted(set(files) - in_use):
-        if file.exists():
-            file.unlink()
-            removed.append(file)
+    removed = [file for file in sorted(set(files) - in_use) if file.exists()]
+    for file in removed:
+        file.unlink()
     return removed
-
-
-class SharedMemoryWatch:
-    """Looks up whose new files under /dev/shm are while their owners live.
-
-    A killed process leaves its segments behind, and nothing then tells whose they are. Segments from its last half
-    second can remain: an unused file without a known owner is not deleted.
-
-    Attributes:
-        files: those that the run's processes have used so far.
-    """
-
-    def __init__(self, run_id: str) -> None:
-        self.files: set[Path] = set()
-        self._run_id, self._names, self._next = run_id, set[str](), 0.0
-
-    def look(self) -> bool:
-        """Look for new files, at most twice a second; return whether there were any."""
-        if time.monotonic() < self._next:
-            return False
-        before, self._names = self._names, set(os.listdir(SHM))
-        if not self._names - before:
-            return False
-        self.files |= find_shared_memory(process.pid for process in find_run_processes(self._run_id, os.getpid()))
-        self._next = time.monotonic() + SHM_SCAN_SECONDS
-        return True

@@ -5,6 +5,7 @@ token, which other local users do not have.
 """
 
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 REGISTRATION_SECONDS = 120.0
+NOTICE_SECONDS = 3.0  # until Ray ends after one of its processes
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,30 @@ class RayHead:
 def address_file(base_dir: Path) -> Path:
     """Return the file in which `ray start` writes the address of the cluster once it is up."""
     return base_dir / "ray" / "ray_current_cluster"
+
+
+def link_logs(base_dir: Path, kept: Path) -> None:
+    """Make a link to Ray's logs, for as long as it runs. The logs of an earlier part of the run get another name."""
+    if kept.is_dir() and not kept.is_symlink():
+        number = sum(1 for _ in kept.parent.glob(f"{kept.name}.*"))
+        kept.rename(kept.with_name(f"{kept.name}.{number + 1}"))
+    kept.unlink(missing_ok=True)
+    kept.symlink_to(_logs(base_dir))
+
+
+def keep_logs(base_dir: Path, kept: Path) -> None:
+    """Replace the link by a copy."""
+    kept.unlink(missing_ok=True)
+    try:
+        shutil.copytree(_logs(base_dir), kept)
+        for path in (kept, *kept.rglob("*")):  # Ray makes its folders writable for everyone
+            path.chmod(path.stat().st_mode & 0o700)
+    except OSError as error:
+        print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
+
+
+def _logs(base_dir: Path) -> Path:
+    return base_dir / "ray" / "session_latest" / "logs"
 
 
 def variables() -> dict[str, str]:

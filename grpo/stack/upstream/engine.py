@@ -26,7 +26,7 @@ class Outputs(Protocol):
 
 
 class Streams(Protocol):
-    """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.looped.LoopedLLM`."""
+    """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.engine.LoopedLLM`."""
 
     def generate(self, prompt: "TokensPrompt", params: "SamplingParams", /, request_id: str) -> Outputs:
         """Answer one prompt; yield an output for each report."""
@@ -60,7 +60,7 @@ class LinearLayer(Protocol):
 
     Attributes:
         quant_method: applies the layer's weight.
-        lora_A, lora_B: the buffers of the side path, see :class:`grpo.lora.side_path.SidePath`.
+        lora_A, lora_B: the adapter's buffers, see :class:`grpo.lora.vllm_lora.LoraLinearMethod`.
     """
 
     quant_method: "LinearMethodBase"
@@ -92,8 +92,8 @@ class Experts(Protocol):
         moe_config: vLLM's, with the worker's ``tp_rank`` of ``tp_size``.
         w13_bias, w2_bias: of the worker's part, ``[E, 2I]`` and ``[E, H]``.
         inner_part: of the intermediate size, what the worker has.
-        expert_rank, lora_gate_up_A, lora_gate_up_B, lora_down_A, lora_down_B: the side path's rank and buffers, see
-            :func:`grpo.lora.expert_side_path.attach`.
+        expert_rank, lora_gate_up_A, lora_gate_up_B, lora_down_A, lora_down_B: the adapter's rank and buffers, see
+            :func:`grpo.lora.vllm_expert_lora.attach`.
     """
 
     quant_method: Any

@@ -12,12 +12,10 @@ class Tokenizer(Protocol):
 
     Attributes:
         added_tokens_decoder: the added tokens by their ids; ``str`` gives their text.
-        eos_token: the text of the token that ends a sequence; None if there is none.
         is_fast: whether the library ``tokenizers`` does the work.
     """
 
     added_tokens_decoder: "Mapping[int, tokenizers.AddedToken]"
-    eos_token: str | None
     is_fast: bool
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

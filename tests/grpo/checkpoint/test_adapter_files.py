@@ -1,6 +1,7 @@
 """Adapters as other libraries write them."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
     tensors = load_file(write(tmp_path) / WEIGHTS)
     name = next(iter(tensors))
     save_file(tensors | {name.replace(".weight", ".default.weight"): tensors[name].clone()}, tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match="under another name, too"):
+    with pytest.raises(CheckpointError, match=re.escape(name.removesuffix(".weight"))):
         adapter_files.read(tmp_path)
 
 
@@ -80,7 +81,7 @@ def test_values_that_bf16_cannot_hold_are_not_finite(tmp_path):
 def test_an_alpha_that_is_no_number_is_refused(tmp_path, alpha):
     write(tmp_path)
     (tmp_path / CONFIG).write_text((tmp_path / CONFIG).read_text().replace('"lora_alpha": 8', f'"lora_alpha": {alpha}'))
-    with pytest.raises(CheckpointError, match="not valid"):
+    with pytest.raises(CheckpointError, match=CONFIG):
         adapter_files.read(tmp_path)
 
 
@@ -89,7 +90,7 @@ def test_a_pickle_is_not_read_and_the_command_converts_it(tmp_path, monkeypatch)
     torch.save(expected, tmp_path / "adapter_model.bin")
     (tmp_path / WEIGHTS).unlink()
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the pickle was read"))
-    with pytest.raises(CheckpointError, match="a pickle, which could run code") as refused:
+    with pytest.raises(CheckpointError, match=r"adapter_model\.bin") as refused:
         adapter_files.read(tmp_path)
     monkeypatch.undo()
     program, option, code = shlex.split(refused.value.problem.remedy.partition("trust it: ")[2])

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from grpo.checkpoint.rotation import choose_kept_steps
+from grpo.checkpoint.saving import choose_kept_steps
 from grpo.run.saved_steps import held_out, saved_steps
 
 

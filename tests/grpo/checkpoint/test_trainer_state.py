@@ -114,11 +114,11 @@ def test_an_incomplete_state_is_refused(trained_folder, tmp_path, name, damage):
     file.unlink()
     if damage != "missing":
         file.write_bytes({"cut": content[:-200], "empty": b"", "other": b"no checkpoint"}[damage])
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+    with pytest.raises(CheckpointError, match=name):
         trainer_state.read(tmp_path / "trainer")
 
 
 @pytest.mark.timeout(500)
 def test_the_state_of_another_adapter_is_refused(trained_folder, checkpoint, run_ranks, tmp_path):
-    with pytest.raises(AssertionError, match="belongs to an adapter other than"):
+    with pytest.raises(AssertionError, match="adapter"):
         run_ranks(2, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)

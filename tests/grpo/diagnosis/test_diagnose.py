@@ -2,16 +2,14 @@
 
 import json
 import random
-import re
 
 import pytest
 
 from grpo.diagnosis.diagnose import Finding, Monitor, alarms, diagnose
 from grpo.diagnosis.record import Record
-from grpo.diagnosis.thresholds import LIMITS, REMEDIES, WATCH, advise
+from grpo.diagnosis.thresholds import REMEDIES, WATCH, advise
 from grpo.settings.table import SETTINGS
 from tests.docs.known import is_variable
-from tests.docs.pages import get_page
 from tests.grpo.diagnosis.made_runs import AILMENTS, make
 
 BAD = (10**400, -(10**400), float("nan"), float("inf"), None, "x", [], {}, True, 1e308, 5e-324, 2**60, -1, 0)
@@ -91,19 +89,3 @@ def test_advice_changes_something() -> None:
 def test_every_change_names_a_setting_or_a_flag() -> None:
     names = {change.split(" ")[0] for text in REMEDIES.values() for change in text.split("; ")}
     assert {name for name in names if not (name.startswith("--") or name in SETTINGS or is_variable(name))} == set()
-
-
-def test_the_page_has_the_table() -> None:
-    """The limits row by row, and for each finding the settings in the order to try them."""
-    findings, limits = (
-        [[cell.replace("`", "") for cell in row] for row in table[1:]]
-        for table in get_page("docs/diagnosis.md").tables
-        if table[0][0] in ("metric", "finding")
-    )
-    ends = [["" if end is None else f"{end:g}" for end in one[2:4]] for one in LIMITS]
-    shown = [[one.metric, one.finding, *end, str(one.steps), one.when] for one, end in zip(LIMITS, ends, strict=True)]
-    assert limits == [row for row, one in zip(shown, LIMITS, strict=True) if one.severity != WATCH]
-    assert [row[0] for row in findings] == list(REMEDIES)[: len(findings)] and len(findings) > 20
-    for name, _, changes in findings:
-        settings = [change.split(" ")[0] for change in REMEDIES[name].split("; ")]
-        assert re.findall(r"--[a-z_]+|[A-Z][A-Z_]{2,}", changes) == settings, name

@@ -11,8 +11,10 @@ import pytest
 from grpo import hooks
 from patches.series import known_versions, load
 
-# Those that a patched file imports; names.py is a part of train_ppo_ray.py.
-MODULES = sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem not in ("__init__", "names"))
+# Those that a patched file imports; flag_aliases.py is a part of train_ppo_ray.py.
+MODULES = sorted(
+    path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem not in ("__init__", "flag_aliases")
+)
 IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
 
 

@@ -8,7 +8,7 @@ import pytest
 import ray
 import torch
 
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.launch.config import trainer_parser
 from grpo.model.loading import load_gpt_oss
 from grpo.stack import cluster

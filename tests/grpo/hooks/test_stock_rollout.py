@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.train import rewards
 from grpo.train.rollouts import build_rollout
 from scripts.tiny_model.tokenizer import write_tokenizer

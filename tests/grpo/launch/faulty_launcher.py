@@ -1,16 +1,17 @@
-"""The real launcher, keeper and run directory around a stand-in for the trainer, which suffers planned faults.
+"""The real launcher and run directory around a stand-in for the trainer, which suffers planned faults.
 
 Run as a program, it is `python -m grpo.launch` for a model of zeros on a machine with enough of everything.
 """
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
 from grpo.launch import part, preflight, rendering, restarts
-from grpo.launch.supervise import driver, joined_cluster
-from grpo.launch.supervise.driver import supervise
+from grpo.launch.supervise import guard, joined_cluster
+from grpo.launch.supervise.supervisor import supervise
 from grpo.stack import machine
 from tests.grpo.launch import clock
 
@@ -21,15 +22,14 @@ preflight.patch_status = lambda: CLEAN
 rendering.render = lambda model, prompts, variables: [rendering.Rendered(8, str(prompt)) for prompt in prompts]
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-part.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})
+part.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
 part.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5
-driver.EXAMINATION_SECONDS = driver.CLEAN_UP_SECONDS = float(os.environ.get("FAULTY_PATIENCE", "60"))
 joined_cluster.LOOK_AGAIN_SECONDS = 0.2
 joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
 
 clock.follow()
 
 if __name__ == "__main__":
-    sys.exit(launch.main())
+    sys.exit(guard.guard(launch.main))

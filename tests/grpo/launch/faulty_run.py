@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.supervised import wait_until
+from tests.supervised import list_children, wait_until
 
 LAUNCHER = Path(__file__).with_name("faulty_launcher.py")
 
@@ -28,6 +28,10 @@ class Run:
             text=True,
             start_new_session=True,
         )
+
+    def list_launchers(self) -> list[int]:
+        """Return the child of the guard, which owns the run, if it has started."""
+        return list_children(self.launcher.pid)
 
     def go_on(self) -> None:
         """Let a trainer that lingers at a step go on."""

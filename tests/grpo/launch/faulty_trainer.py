@@ -23,7 +23,6 @@ from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.run.save_request import SaveRequest
 from tests.grpo.launch import clock
-from tests.supervised import list_watched, wait_until
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
 
@@ -52,7 +51,6 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
             raise PolicyMismatch(fault["raise"], "look at it")
         raise getattr(builtins, fault.get("kind", "RuntimeError"))(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
-    wait_until(lambda: engine.pid in list_watched(os.getppid()), "the keeper does not watch the engine")
     os.kill(pid, signal.Signals[fault["send"]])
 
 

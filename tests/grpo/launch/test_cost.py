@@ -1,113 +1,128 @@
-"""What a run costs, against the README's table."""
+"""What a run costs: the judge's calls, and hours, against published and measured seconds and the README's table."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
-from grpo.launch import cost, fitting, gpu_limits, gpu_memory, hours, judge
+from grpo.launch import cost, gpu_limits, gpu_memory, judge
 from grpo.launch.judge import RunJudge
-from grpo.launch.plan import describe, make_plan
+from grpo.launch.plan import make_plan
 from tests.docs.pages import get_page
 
-from .boxes import BOXES
+from .boxes import BOXES, LARGE, RECIPE
 from .conftest import make_judge, write_aime
 
-LARGE = "openai/gpt-oss-120b"
+PUBLISHED = {4: 3.72e-3, 8: 4.05e-3, 16: 4.83e-3, 32: 5.82e-3, 64: 7.36e-3}  # InferenceX: one engine of 8 H100s
+LAYER = {"tokens": [4096, 16384], "train_s": [0.02, 0.08], "scores_s": [0.1, 0.4]}
+DEFAULTS = RECIPE | dict.fromkeys(gpu_memory.MICRO_BATCHES) | {
+    "generate_max_len": 3072, "train_batch_size": 64, "enforce_eager": None, "eval_steps": 10,
+    "eval_n_samples_per_prompt": 8, "num_episodes": 50,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was measured on this machine, the figures are the stated ones."""
-    monkeypatch.setattr(hours, "read_report", dict)
+def report(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cost, "GPU_REPORT", tmp_path / "report.json")
+    return tmp_path / "report.json"
 
 
-def make_config(setting, model: str = LARGE, **changes):
-    lengths = {"prompt_max_len": 1024, "generate_max_len": 3072, "offload": None}
-    return setting.make_config(pretrain=model, engine_model=model, lora_rank=64, **lengths | changes)
+def plan_recipe(setting, model: str = LARGE, box: str = "8", **flags):
+    """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
+    flags = DEFAULTS | BOXES[box] | write_aime(setting.folder) | {"pretrain": model, "engine_model": model} | flags
+    config = gpu_memory.choose(setting.make_config(**flags))
+    return config, make_plan(config)
 
 
-def describe_cost(config, judge: RunJudge | None = None) -> str:
-    return "\n".join(cost.describe(make_plan(config), config, judge or make_judge()))
+def describe(setting, run_judge: RunJudge | None = None, **flags) -> str:
+    config, plan = plan_recipe(setting, **flags)
+    return "\n".join(cost.describe(plan, config, run_judge or make_judge()))
 
 
-def test_calls_and_tokens_of_the_whole_run(setting) -> None:
-    text = describe_cost(make_config(setting), make_judge())
-    assert f"{6 * 64} calls in 6 steps" in text
-    prompts, replies = 6 * 64 * (1000 + 3072) / 1e6, 6 * 64 * 2000 / 1e6
-    assert f"up to {prompts:.1f} million prompt tokens" in text and f"{replies:.1f} million reply tokens" in text
+def read_seconds(text: str) -> float:
+    return float(text.partition(" s, if")[0].rpartition(" ")[2].replace(",", ""))
+
+
+def test_calls_and_tokens_are_those_of_the_data_or_of_the_steps_asked_for(setting) -> None:
+    for asked, data, steps in ((None, {}, 450), (20, {"prompt_data": "absent"}, 20), (None, {"prompt_data": "a"}, 100)):
+        text, calls = describe(setting, max_steps=asked, **data), steps * 64
+        assert f"{calls:,} calls in {steps} steps" in text and f"for {steps} steps of" in text
+        assert f"up to {calls * (1000 + 3072) / 1e6:.1f} million prompt tokens" in text
+        assert f"{calls * 2000 / 1e6:.1f} million reply tokens" in text
 
 
 def test_a_stand_in_costs_nothing_and_has_no_models_of_gemini(setting) -> None:
     stand_in = replace(make_judge(), is_stand_in=True)
-    assert "judge cost" not in describe_cost(make_config(setting), stand_in)
-    lines = judge.describe(stand_in, make_config(setting))
-    assert lines[0] == "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing"
-    assert len(lines) == 2 and "reward = " in lines[1]
-
-
-@pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
-def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: int | None, steps: int) -> None:
-    text = describe_cost(make_config(setting, prompt_data="absent.jsonl", max_steps=asked))
-    assert f"{steps * 64:,} calls in {steps} steps" in text and f"for {steps} steps of" in text
-
-
-RECIPE = {
-    "attn_implementation": "sinks", "eval_steps": 10, "eval_n_samples_per_prompt": 8, "train_batch_size": 64,
-    "num_episodes": 50, "vllm_gpu_memory_utilization": 0.9, "gpu_gb": 80,
-    "micro_train_batch_size": None, "micro_rollout_batch_size": None,
-}  # fmt: skip
-
-
-def plan_recipe(setting, model: str = LARGE, **flags):
-    """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
-    config = fitting.choose(make_config(setting, model, **RECIPE | write_aime(setting.folder) | flags))
-    return config, make_plan(config)
+    assert "judge cost" not in describe(setting, stand_in)
+    lines = judge.describe(stand_in, setting.make_config())
+    assert "NO KEY" in lines[0] and len(lines) == 2 and "reward = " in lines[1]
 
 
 @pytest.mark.parametrize("row", next(table for table in get_page("README.md").tables if table[0][1] == "GPUs")[1:])
 def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     model, gpus, host, longest, duration = (cell.replace(" ", "") for cell in row)
-    name = f"openai/gpt-oss-{model.partition(',')[0]}"
     box, _, size = gpus.removesuffix("GB").partition("x")
-    config, plan = plan_recipe(setting, name, **BOXES[box] | {"gpu_gb": size, "max_steps": 100})
-    assert f"{plan.download_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
-    assert longest == f"{gpu_memory.longest(config):,}"
-    one = {"micro_train_batch_size": 1, "micro_rollout_batch_size": 1}
-    longer = plan_recipe(setting, name, **BOXES[box] | {"gpu_gb": size, "max_len": gpu_memory.longest(config)} | one)[0]
-    actors = [str(problem) for problem in gpu_limits.problems(longer) if "an engine may use" not in str(problem)]
-    assert actors == [], "the launcher accepts it"
-    assert f"hours       {duration.removesuffix('h')} for" in describe_cost(config)
+    shape = {"model": f"openai/gpt-oss-{model.partition(',')[0]}", "box": box, "gpu_gb": size}
+    config, plan = plan_recipe(setting, **shape, max_steps=100)
+    assert f"{plan.model_file_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
+    limit = gpu_memory.find_longest(config)
+    assert longest == f"{limit:,}"
+    one = dict.fromkeys(gpu_memory.MICRO_BATCHES, 1)
+    refused = map(str, gpu_limits.problems(plan_recipe(setting, **shape, max_len=limit, **one)[0]))
+    assert [what for what in refused if "an engine may use" not in what] == [], "the launcher accepts it"
+    assert f"hours       {duration.removesuffix('h')} for" in describe(setting, **shape, max_steps=100)
 
 
 def test_the_readme_says_what_the_plain_command_costs(setting) -> None:
-    config, plan = plan_recipe(setting)
     (line,) = [line for line in get_page("README.md").text.split("\n\n") if line.startswith("The default run")]
     numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d", line)]
-    text = describe_cost(config)
-    whole = float(re.search(r"hours +([\d.]+)", text)[1])
+    text = describe(setting)
     tokens = [float(number) for number in re.findall(r"([\d.]+) million", text)]
-    assert numbers == [round(whole), plan.steps, 28_800, *map(round, tokens)]
+    assert numbers == [round(float(re.search(r"hours +([\d.]+)", text)[1])), 450, 28_800, *map(round, tokens)]
 
 
-@pytest.mark.parametrize(
-    ("model", "sizes"),
-    [
-        (LARGE, ("65.2 GB on disk", "65.2 GB in the actor")),
-        ("openai/gpt-oss-20b", ("13.8 GB on disk", "13.8 GB in the actor")),
-    ],
-)
-def test_a_released_model_is_planned_without_its_files(setting, model: str, sizes: tuple[str, ...]) -> None:
-    config = make_config(setting, model)
-    plan = make_plan(config)
-    text = "\n".join(describe(plan, config))
-    assert all(size in text for size in sizes) and "in bf16" not in text and f"hf download {model}" in text
-    assert "unknown" not in text and plan.host_bytes and plan.disk_bytes
-    assert not [part for part in plan.host_memory if part.startswith("engines'")], "the engines are on GPUs"
-
-
-def test_a_tiny_model_has_no_hours(setting) -> None:
+def test_a_tiny_model_and_what_does_not_fit_have_no_hours(setting) -> None:
     config = setting.make_config()
-    assert not [
-        line for line in cost.describe(make_plan(config), config, judge.choose_judge(config, True)) if "hours" in line
-    ]
+    assert "hours" not in "\n".join(cost.describe(make_plan(config), config, make_judge()))
+    assert "hours" not in describe(setting, gpu_gb=20)
+
+
+def test_passes_are_those_that_were_published() -> None:
+    model, other = cost.RELEASED[LARGE], cost._BETWEEN + cost._RAY
+    for sequences, seconds in PUBLISHED.items():
+        assert cost._calculate_pass(model, 8, False, sequences, 1536) - other == pytest.approx(seconds, rel=0.2)
+        assert cost._calculate_pass(model, 8, True, sequences, 1536) > 36 * 0.8e-3
+
+
+def test_an_update_is_that_of_the_table() -> None:
+    """docs/gpu.md: 16 rollouts on a GPU, one at a time, of 4,096 and 16,384 tokens."""
+    of_batch, of_token = cost._UPDATE
+    for tokens, seconds in ((4096, 26), (16384, 51)):
+        assert 16 * (of_batch + of_token * tokens) == pytest.approx(seconds, rel=0.03)
+    of_batch, of_token = cost.fit_update(LAYER)
+    assert of_batch + of_token * 4096 == pytest.approx(36 * 0.02 + 0.1)
+
+
+def test_a_step_is_sampling_judging_and_the_update(setting) -> None:
+    text = describe(setting)
+    hours = text[text.index("hours") :]
+    assert hours.count("\n") == 1 and hours.count("calculated") == 2 and "assumed" in hours
+    whole = read_seconds(text)
+    without_judge = read_seconds(describe(setting, RunJudge(None, is_stand_in=False)))
+    assert whole - without_judge == pytest.approx(60, abs=1), "64 calls, 32 at once"
+    assert read_seconds(describe(setting, pipeline=True, old_log_probs="engine")) < whole
+    for slower in ({"enforce_eager": True}, {"init_kl_coef": 0.1}, {"vllm_num_engines": 1}):
+        assert read_seconds(describe(setting, **slower)) > whole
+
+
+def test_what_was_measured_here_takes_the_place_of_what_is_calculated(setting, report) -> None:
+    calculated = read_seconds(describe(setting))
+    passes = {"model": "gpt-oss-20b", "decode_s": {"graphs": {"8": 1.0, "32": 2.0}}}
+    rungs = [("engine speed", passes, "passed"), ("layer", LAYER, "failed")]
+    report.write_text(json.dumps({"rungs": [{"name": n, "numbers": v, "verdict": how} for n, v, how in rungs]}))
+    text = describe(setting)
+    assert "(measured)" in text and "(calculated; see" in text and read_seconds(text) > 10 * calculated
+    for broken in ("", "{}", '{"rungs": 5}', "[]"):
+        report.write_text(broken)
+        assert read_seconds(describe(setting)) == calculated

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from eval import evaluate, own_reward
+from grpo.environments.settings import AGENT
 from grpo.launch.evaluate_command import describe
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 from reward import user_files
 

@@ -1,12 +1,12 @@
-"""Faults of machine and user that cost a run little or nothing. Launcher and keeper are real."""
+"""Faults of machine and user that cost a run little or nothing. The launcher is real."""
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from grpo.run.saved_steps import saved_steps
-from tests.faults import Stopwatch, assert_seen, find_longest_gap, note, replace_seconds
 
 from .faulty_run import LAUNCHER
 from .small_disk import SmallDisk
@@ -17,22 +17,19 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_clock_that_jumps_changes_nothing(start) -> None:
     day = 86_400
     run = start(5, [{"phase": "generate", "jump": {"2": day, "4": -day}}], hang_minutes=1)
-    watch = Stopwatch()
+    started = time.monotonic()
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
     assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
     times = [row["time"] for row in run.read_rows("metrics.jsonl")]
     jumps = times[1] - times[0] - day, times[3] - times[2] + 2 * day
-    assert max(map(abs, jumps)) < watch.seconds() + 1, "the clock did not jump"
+    assert max(map(abs, jumps)) < time.monotonic() - started + 1, "the clock did not jump"
     assert "no progress" not in output and "restart" not in output
-    assert_seen("the clock jumps by a day", output)
-    note("the clock jumps by a day", 0.0)
 
 
 def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> None:
     run = start(4, [{"at": 3}])
     run.wait_for_step(2)
-    watch = Stopwatch()
     for option in ("--run-dir", "--resume"):
         command = [
             sys.executable,
@@ -46,8 +43,7 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
         second = subprocess.run(command, env=run.environment, capture_output=True, text=True)
         assert second.returncode == 2, second.stdout + second.stderr
         if option == "--resume":
-            assert_seen("a second launch into the directory of a run", second.stderr)
-    note("a second launch into the directory of a run", watch.seconds() / 2)
+            assert "still running" in second.stderr
     run.go_on()
     output = run.finish()
     assert run.launcher.returncode == 0, output
@@ -57,12 +53,10 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
 def test_a_corrupt_row_of_data_is_refused_with_its_line(start, setting) -> None:
     with open(setting.flags["prompt_data"], "a") as file:
         file.write('{"input": "cut of\n')
-    watch = Stopwatch()
     run = start(4, [])
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 2, output
-    assert_seen("a row of the data is corrupt", output)
-    note("a row of the data is corrupt", watch.seconds())
+    assert "is not JSON" in output
 
 
 def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
@@ -70,8 +64,7 @@ def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
     output = "\n".join(run.finish())
     assert run.launcher.returncode == 0, output
     assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
-    assert_seen("a line of metrics is cut", output)
-    note("a line of metrics is cut", find_longest_gap(run.read_rows("metrics.jsonl")))
+    assert "continuing after step" in output
 
 
 def test_a_disk_that_fills_while_the_run_goes_on_is_named(start, setting) -> None:
@@ -82,19 +75,11 @@ def test_a_disk_that_fills_while_the_run_goes_on_is_named(start, setting) -> Non
     try:
         run = start(30, [], restarts=0)
         run.wait_for_step(2)
-        watch = Stopwatch()
         assert disk.fill()
         output = "\n".join(run.finish())
         assert run.launcher.returncode == 1, output
-        assert_seen("a disk is full", output)
-        note("a disk is full", watch.seconds())
+        assert "disk of checkpoints is full" in output
         steps = saved_steps(run.folder / "checkpoints")
         assert len(steps) >= 1, "earlier checkpoints stay"
     finally:
         disk.close()
-
-
-def test_seconds_are_written_into_the_table() -> None:
-    text = "| fault | phase | sees | seconds | left |\n|---|\n| a | b | `c` | 1 | d |\n| e | f | g | 2 | h |\n"
-    assert replace_seconds(text, {"a": 12.4}) == text.replace("| 1 |", "| 12 |")
-    assert replace_seconds(text, {}) == text

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from grpo.environments.settings import AGENT
 from grpo.launch import flags, rollout_flags
 from grpo.launch.config import trainer_parser
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.settings.table import SETTINGS
 
 GOOD = {
@@ -133,7 +133,6 @@ def test_the_parser_knows_our_losses_and_their_defaults():
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
         ({"policy_loss_type": "gspo"}, "LOSS_AGGREGATION=sequence_mean"),
-        ({"policy_loss_type": "reinforce"}, "POLICY_LOSS is 'reinforce': use one of ppo, gspo, cispo, sapo"),
         ({"policy_loss_type": "cispo", "eps_clip_low_high": [0.2, 0.28]}, "no effect with POLICY_LOSS=cispo: remove"),
         ({"policy_loss_type": "sapo", "dual_clip": 3.0}, "--dual_clip has no effect with POLICY_LOSS=sapo"),
         ({"cispo_max_ratio": 0.9}, "give 1 or more"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from grpo.launch import fitting, gpu_limits, gpu_memory
+from grpo.launch import gpu_limits, gpu_memory
 from grpo.launch.preflight import problems_anywhere
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
@@ -13,14 +13,14 @@ from .boxes import LARGE, SMALL
 
 
 def list_refusals(config) -> list[str]:
-    return [str(problem) for problem in gpu_limits.problems(fitting.choose_engine_share(config))]
+    return [str(problem) for problem in gpu_limits.problems(gpu_memory.choose(config))]
 
 
 @pytest.mark.parametrize(("gpus", "lengths"), [("8", (4096, 16_384, 32_768)), ("4", (4096, 32_768)), ("2", (16_384,))])
 def test_lengths_that_fit_at_one_sample_a_micro_batch(configure_box, gpus, lengths):
     for length in lengths:
         config = configure_box(gpus, length)
-        assert list_refusals(config) == [] and gpu_memory.longest(config) >= length
+        assert list_refusals(config) == [] and gpu_memory.find_longest(config) >= length
 
 
 @pytest.mark.parametrize("length", [4096, 16_384])
@@ -65,9 +65,8 @@ def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(configur
     ("model", "gpu_gb", "length"), [(SMALL, 24, 4096), (SMALL, 80, 131_072), (LARGE, 80, 4096), (LARGE, 80, 16_384)]
 )
 def test_one_gpu_holds_engine_and_actor(configure_box, model, gpu_gb, length):
-    config = fitting.choose_engine_share(configure_box("1", length, model=model, gpu_gb=gpu_gb))
+    config = gpu_memory.choose(configure_box("1", length, model=model, gpu_gb=gpu_gb))
     assert list(gpu_limits.problems(config)) == []
-    assert gpu_memory.needs(config).engine_fits
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(configu
     [(SMALL, 24, {}), (SMALL, 32, {}), (SMALL, 24, {"vllm_enable_sleep": True}), (LARGE, 80, {})],
 )
 def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(configure_box, model, gpu_gb, more):
-    limit = gpu_memory.longest(configure_box("1", model=model, gpu_gb=gpu_gb, **more))
+    limit = gpu_memory.find_longest(configure_box("1", model=model, gpu_gb=gpu_gb, **more))
     assert list_refusals(configure_box("1", limit, model=model, gpu_gb=gpu_gb, **more)) == []
     [problem] = list_refusals(configure_box("1", limit + 64, model=model, gpu_gb=gpu_gb, **more))
     assert f"to {limit:,}" in problem or "--vllm_enable_sleep" in problem

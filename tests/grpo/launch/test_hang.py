@@ -39,10 +39,10 @@ def test_a_phase_may_take_several_times_as_long_as_usual(files, times: tuple, li
     log_steps(files, *times)
     seen = watch(files)
     RunLog(str(files.folder)).note_phase("generate", 4)
-    assert seen.hang() is None
+    assert seen.hang() == ""
     assert seen.limit() == limit
     usual = f"usually {statistics.median(times) / 60:.1f} min" if times else "for the first time in this run"
-    assert seen.describe_wait() == f"waiting for generate of step 4 ({usual})"
+    assert "step 4: generate" in seen.describe_wait() and usual in seen.describe_wait()
 
 
 def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
@@ -53,11 +53,11 @@ def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
     seen.look()
     time.sleep(0.1)
     hang = seen.hang()
-    assert hang and hang.what.startswith("no progress: step 2: generate for")
+    assert hang.startswith("no progress: step 2: generate for")
     with log.phase("train"):
         pass
-    assert seen.hang() is None
+    assert seen.hang() == ""
 
 
 def test_without_a_limit_nothing_hangs(files) -> None:
-    assert watch(files, minutes=0).hang() is None
+    assert watch(files, minutes=0).hang() == ""

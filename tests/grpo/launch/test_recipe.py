@@ -15,6 +15,7 @@ from grpo.run import own_runs
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import EXPORTED, SETTINGS
+from grpo.train.objectives import LOSSES
 
 from .recipe import ROOT, call, launch
 
@@ -83,8 +84,9 @@ def test_of_greedy_samples_which_are_equal_there_is_one(given: str, count: str) 
 
 def make_other_value(setting: Setting, number: int) -> str:
     """Return a value that the setting does not have by default, and that no other setting gets."""
-    if setting.choices or setting.kind is bool:
-        return next(one for one in setting.choices or "10" if one != default(setting.name))
+    choices = tuple(LOSSES) if setting.name == "POLICY_LOSS" else setting.choices
+    if choices or setting.kind is bool:
+        return next(one for one in choices or "10" if one != default(setting.name))
     one = {int: f"{number}", float: f"{number}.5", str: f"/{setting.name}"}[setting.kind]
     return " ".join([one] * (setting.count or 2))
 

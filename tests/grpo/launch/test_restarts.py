@@ -1,8 +1,7 @@
-"""A run that loses a process goes on by itself. Launcher and keeper are real, and so are the deaths."""
+"""A run that loses a process goes on by itself. The launcher is real, and so are the deaths."""
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import psutil
 import pytest
 
 from grpo.launch import restarts
-from tests.faults import Stopwatch, assert_seen, find_longest_gap, note
 from tests.grpo.launch.faulty_run import Run
 from tests.supervised import read_command_line, wait_until
 
@@ -28,14 +26,10 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
     assert [row["step"] for row in run.read_rows("resumes.jsonl")] == [2, 3]
     first, second, last = run.read_rows("ends.jsonl")
-    assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
+    assert first["cause"].startswith("RuntimeError: Connection closed") and first["restart"]
+    assert (first["step"], first["saved"]) == (2, 2)
     assert second["cause"] == "the driver was killed by SIGSEGV" and second["restart"] and last["code"] == 0
-    assert_seen("an engine is killed", text)
-    times = [row["time"] for row in run.read_rows("metrics.jsonl")]
-    note("an engine is killed", times[2] - times[1] - (times[1] - times[0]))
-    note("the driver crashes", times[3] - times[2] - (times[1] - times[0]))
-    assert_seen("the driver crashes", text)
-    assert "first error, at step 2: an engine was killed by SIGKILL" in text
+    assert "first error, at step 2: RuntimeError: Connection closed" in text
     assert text.count(" s (1 of 3)") == 2, "a new checkpoint sets the count back"
 
 
@@ -43,8 +37,7 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES] * 3)
     output = run.finish()
     assert run.launcher.returncode == 1
-    assert_seen("the same error occurs twice", "\n".join(output))
-    note("the same error occurs twice", time.time() - run.read_rows("metrics.jsonl")[-1]["time"])
+    assert "not restarting: the same error" in "\n".join(output)
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
     assert [row["restart"] for row in run.read_rows("ends.jsonl")] == [True, False]
 
@@ -52,18 +45,16 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
 def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
     wait_until(lambda: bool(run.read_rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
-    watch = Stopwatch()
     os.kill(run.launcher.pid, signal.SIGINT)
     output = run.finish()
-    note("a signal during the wait for a restart", watch.seconds())
     assert run.launcher.returncode == 130 and run.read_rows("ends.jsonl")[-1]["cause"] == "Ctrl-C", output
-    assert_seen("a signal during the wait for a restart", output[-1])
+    assert "--resume" in output[-1]
     assert not psutil.pid_exists(run.launcher.pid)
 
 
 def test_a_signal_to_a_launcher_that_starts_for_a_restart_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
-    wait_until(lambda: "--held" in read_command_line(run.launcher.pid), "there was no restart")
+    wait_until(lambda: any("--held" in read_command_line(pid) for pid in run.list_launchers()), "there was no restart")
     os.kill(run.launcher.pid, signal.SIGTERM)
     output = run.finish()
     assert run.launcher.returncode == 143, output
@@ -126,67 +117,37 @@ def test_a_signal_to_a_restart_that_waits_ends_the_run(start_lacking_run) -> Non
     assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [True, None]
 
 
-def test_a_run_whose_engine_is_stopped_is_examined_and_restarts(start) -> None:
+def test_a_run_whose_engine_is_suspended_restarts(start) -> None:
     run = start(4, [ENGINE_DIES | {"send": "SIGSTOP"}], hang_minutes=0.2)
     output = run.finish()
     text = "\n".join(output)
     assert run.launcher.returncode == 0, text
     assert run.read_learned() == [(step, step / 10) for step in range(1, 5)]
-    assert_seen("an engine is suspended", text)
-    note("an engine is suspended", find_longest_gap(run.read_rows("metrics.jsonl")))
-    [told] = [line for line in output if "kill -CONT" in line]
-    pid = told.rpartition(" ")[2]
-    assert told.startswith(f"an engine is suspended (SIGSTOP, pid {pid})")
+    assert "no progress: step 3: generate" in text
     first, _ = run.read_rows("ends.jsonl")
     assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.")
-    assert first["cause"].endswith(f"an engine is suspended (SIGSTOP, pid {pid})")
-    [report] = run.folder.glob("logs/hang-*.txt")
-    stacks = report.read_text()
-    assert f"== an engine (pid {pid}): T (stopped)" in stacks and "== the driver" in stacks
-    assert "generate (" in stacks and "faulty_trainer.py" in stacks, "the stack of the trainer"
 
 
-@pytest.mark.parametrize("has_patience", [False, True])
-def test_a_keeper_that_is_stopped_keeps_no_run_that_hangs(start, monkeypatch, has_patience: bool) -> None:
-    monkeypatch.setenv("FAULTY_PATIENCE", "600" if has_patience else "1")
-    run = start(4, [{"at": 3}], hang_minutes=0.1)
-    run.wait_for_step(2)
-    [keeper] = psutil.Process(run.launcher.pid).children()
-    keeper.suspend()
-    assert any("no progress" in line for line in run.launcher.stdout)
-    if has_patience:
-        os.kill(run.launcher.pid, signal.SIGINT)
+def test_a_run_whose_guard_or_launcher_is_killed_does_not_restart(start) -> None:
+    run = start(4, [{"at": 4}])
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGKILL)
     output = run.finish()
-    assert run.launcher.returncode == (130 if has_patience else 0), output
-    if has_patience:
-        assert "the keeper was killed: ending the run" in output, "it may examine for minutes"
-    else:
-        assert run.read_rows("ends.jsonl")[0]["cause"].startswith("no progress: step 3: generate")
-    assert not psutil.pid_exists(keeper.pid)
+    assert output[-1].endswith("continues after step 3")
+    assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [None]
 
 
-@pytest.mark.parametrize(
-    ("number", "fault"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM, and no time to save")]
-)
-def test_a_signal_saves_before_it_ends_the_run_or_ends_it_in_time(start, number: signal.Signals, fault: str) -> None:
-    is_deaf = fault != "Ctrl-C"
+@pytest.mark.parametrize(("number", "is_deaf"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_a_signal_saves_before_it_ends_the_run_or_ends_it_in_time(start, number: int, is_deaf: bool) -> None:
     run = start(4, [{"at": 4, "is_deaf": is_deaf}], save_steps=2, eval_steps=2, sigterm_seconds=2)
     run.wait_for_step(3)
-    if is_deaf:  # the keeper is stopped too, and that costs no time
-        psutil.Process(run.launcher.pid).children()[0].suspend()
-    watch = Stopwatch()
     os.kill(run.launcher.pid, number)
     output = run.finish()
-    seconds, text = watch.seconds(), "\n".join(output)
+    text = "\n".join(output)
     assert run.launcher.returncode == 128 + number, text
-    assert "the keeper was killed" not in text, "the launcher has waited for it in vain"
     saved = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
     assert saved == (["step_2"] if is_deaf else ["step_2", "step_3"])
-    note(fault, seconds)
-    if is_deaf:
-        assert_seen("SIGTERM, and no time to save", text)
-    else:
-        assert_seen("Ctrl-C", text)
+    assert ("not saved" in text) == is_deaf
     assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
     assert not (run.folder / ".save-request").exists() and "restart" not in run.read_rows("ends.jsonl")[-1]
     assert run.read_rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if is_deaf else "Ctrl-C")

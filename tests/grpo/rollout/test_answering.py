@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 
-from grpo.rollout import answering, routing
+from grpo.rollout import routing
+from grpo.rollout.engine import _ends, list_sampled
 from tests.grpo.rollout.test_reward_threads import Tokenizer
 
 SEED = 40
@@ -37,7 +38,7 @@ class Engine:
         return {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
 
     async def collective_rpc(self, method, args):
-        self.taken.append(SEED in answering.list_sampled())
+        self.taken.append(SEED in list_sampled())
         return [{"shape": [1, 1], "calls": [[] for _ in args[0]]}]
 
     def answer(self, params: SamplingParams):
@@ -63,7 +64,7 @@ def test_a_prompt_is_sampled_once_all_its_answers_are_and_each_is_judged_at_its_
         assert await engine.actor.sampled() == [SEED] and not responses.done()
         engine.reward.set()
         assert [response["reward"] for response in await responses] == [1.0, 1.0]
-        assert await engine.actor.sampled() == [] and not answering._ends
+        assert await engine.actor.sampled() == [] and not _ends
 
     asyncio.run(run())
 
@@ -75,7 +76,7 @@ def test_the_workers_are_not_asked_for_a_prompt_that_is_sampled():
         engine = Engine(1)
         responses = engine.answer(routing.mark_recorded(SamplingParams(seed=SEED, max_tokens=3)))
         engine.ends[0].set()
-        await wait_until(lambda: answering.list_sampled() == [SEED])
+        await wait_until(lambda: list_sampled() == [SEED])
         assert engine.taken == [False]
         engine.reward.set()
         assert [response["routing"].shape for response in await responses] == [(2, 1, 1)]
@@ -98,6 +99,6 @@ def test_an_answer_that_fails_counts_as_over():
         engine.ends[1].set()
         with pytest.raises(ValueError, match="no such tool"):
             await responses
-        assert await engine.actor.sampled() == [] and not answering._ends
+        assert await engine.actor.sampled() == [] and not _ends
 
     asyncio.run(run())

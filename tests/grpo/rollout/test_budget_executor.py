@@ -12,8 +12,7 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from grpo.rollout.budget_executor import AgentExecutor
-from grpo.rollout.thinking import Budget
-from grpo.rollout.thinking_settings import ThinkingSettings, environment, pass_to_engines
+from grpo.rollout.thinking import Budget, ThinkingSettings, environment, pass_to_engines
 from grpo.stack.cluster import runtime_env
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.rollout.replayed_engine import (

@@ -145,44 +145,6 @@ def test_an_end_of_sequence_one_token_after_the_budget_is_ignored():
         assert pick_tokens(made, Origin.SAMPLED) == encode_text(ANALYSIS + "777") + encode_text("8<|return|>")
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "<|channel|>commentary<|message|>",
-        "<|channel|>commentary to=f<|message|>",
-        "<|channel|>analysis to=f<|message|>",
-    ],
-)
-def test_commentary_and_calls_of_tools_are_natural_ends(header):
-    response = ANALYSIS + "7<|end|><|start|>assistant" + header
-    forced, made, engine = cut_thought(response + "888<|call|>", len(encode_text(response)))
-    assert forced == "" and len(engine.calls) == 1 and made.logs()["thinking_closed"] == 1
-    assert made.logs()["answer_length"] == 4 and not made.is_truncated
-
-
-def test_without_a_thinking_budget_the_answer_begins_at_once():
-    forced, made, engine = cut_thought("8<|return|>", 0)
-    [(prompt, params)] = engine.calls
-    assert forced == "<|channel|>final<|message|>" and prompt == PROMPT + encode_text(forced)
-    assert params.max_tokens == 4 and made.thought == 0
-
-
-def test_a_prompt_that_begins_the_answer_is_one_call_of_the_answers_budget():
-    prompt = PROMPT + encode_text(FINAL)[3:]
-    forced, made, engine = cut_thought("8<|return|>", 9, prompt=prompt)
-    [(_, params)] = engine.calls
-    assert forced == "" and params.max_tokens == 4 and params.seed == 7 and made.thought == 0
-    assert made.logs()["answer_length"] == 2 and made.logs()["thinking_closed"] == 1
-
-
-@pytest.mark.parametrize("thinking", [20, CONTEXT, 10**9])
-def test_budget_above_the_context_keeps_room_for_the_answer(thinking):
-    forced, made, engine = cut_thought(ANALYSIS + "7", thinking, second="8")
-    assert forced == FINAL and made.is_truncated and made.logs()["answer_length"] == 4
-    assert made.thought == min(thinking, CONTEXT - len(PROMPT) - SIZE - 4)
-    assert [params.max_tokens for _, params in engine.calls] == [made.thought + 4, 4]
-
-
 def test_a_prompt_that_leaves_little_room_shortens_the_thinking_and_then_the_answer():
     lengths = []
     for room in range(SIZE + 2, SIZE + 12):
@@ -192,7 +154,7 @@ def test_a_prompt_that_leaves_little_room_shortens_the_thinking_and_then_the_ans
         assert len(made.trajectory.tokens) <= CONTEXT and len(engine.calls) == 1 + (made.thought > 0)
     # Without thinking, the delimiter is shorter: it begins in the prompt.
     assert lengths == [(0, 2), (0, 3), (0, 4), (1, 4), (2, 3), (3, 4), (4, 4), (5, 4), (5, 4), (5, 4)]
-    with pytest.raises(ValueError, match="shorten the prompt"):
+    with pytest.raises(ValueError, match="prompt"):
         cut_thought(WHOLE, 5, prompt=encode_text("7" * (CONTEXT - len(PROMPT) - SIZE - 1)) + PROMPT)
 
 

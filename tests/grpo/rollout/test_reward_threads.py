@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from vllm import SamplingParams
 
-from grpo.rollout import reward_threads
+from grpo.rollout import engine
 
 PROMPTS, SAMPLES = 8, 8  # more than the 32 threads of asyncio's pool on the largest machine
 
@@ -58,7 +58,7 @@ def test_a_loop_gets_its_threads_once_and_no_more_than_it_needs():
 
     async def run_in_turn():
         for _ in range(20):
-            reward_threads.provide()
+            engine.provide_reward_threads()
             names.add(await asyncio.to_thread(lambda: threading.current_thread().name))
 
     asyncio.run(run_in_turn())
@@ -68,4 +68,4 @@ def test_a_loop_gets_its_threads_once_and_no_more_than_it_needs():
 
 def test_without_an_event_loop_providing_threads_raises():
     with pytest.raises(RuntimeError):
-        reward_threads.provide()
+        engine.provide_reward_threads()

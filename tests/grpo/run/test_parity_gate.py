@@ -132,16 +132,14 @@ def test_an_engine_of_few_tokens_that_lacks_the_adapter_is_found():
         alone.group.adapter = 0.03
         alone.compare(*steps[-1])
     gate.compare(*steps[0])
-    with pytest.raises(PolicyMismatch, match=r"engine 1: nearer to the model without its adapter.* too few tokens to"):
+    with pytest.raises(PolicyMismatch, match=r"engine 1: .*adapter"):
         gate.compare(*steps[1])
 
 
 def test_a_difference_stops_the_run_and_is_written():
     gate = Gate()
     batches, samples = make_step(gate, shift=0.2)
-    with pytest.raises(
-        PolicyMismatch, match=r"engine 1: the mean difference is 0\.2000 ±0\.0000 nat.* was not recorded"
-    ):
+    with pytest.raises(PolicyMismatch, match=r"engine 1: .*0\.2000"):
         gate.compare(1, batches, samples)
     [row] = gate.written
     assert any(problem["what"].startswith("engine 1") for problem in row["problems"])
@@ -149,7 +147,7 @@ def test_a_difference_stops_the_run_and_is_written():
 
 @pytest.mark.parametrize(
     ("replayed", "said"),
-    [(0.2, "it is the choice of experts: with the engines' replayed, the mean is 0.0000"), (0.0, "it is not")],
+    [(0.2, "it is the choice of experts"), (0.0, "it is not the choice of experts")],
 )
 def test_a_failure_says_whether_it_is_the_routing(replayed, said):
     """By a replay of what the engine recorded; the verdict is on the trainer's own choice."""

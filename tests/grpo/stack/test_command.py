@@ -1,8 +1,6 @@
 """What commands print: nothing that a terminal obeys."""
 
-import io
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -21,35 +19,27 @@ def test_escapes_are_shown_as_question_marks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        *(("grpo.launch", ["run", "--resume"]), ("grpo.launch.recipe", ["/dev/null"]), ("grpo.settings.options", [])),
-    ],
+    "words", [["grpo.launch", "run", "--resume"], ["grpo.launch.recipe", "/dev/null"], ["grpo.settings.options"]]
 )
-def test_a_path_of_somebody_else_does_not_reach_the_terminal(
-    module: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    out = io.StringIO()
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, stream, out)
-    monkeypatch.setattr(sys, "argv", [module, *words, str(tmp_path / "\x1b[2Jrun")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(module, run_name="__main__")
-    assert ended.value.code == 2
-    assert "?[2Jrun" in out.getvalue() and "\x1b" not in out.getvalue()
+def test_a_path_of_somebody_else_does_not_reach_the_terminal(words: list[str], tmp_path: Path) -> None:
+    command_line = [sys.executable, "-m", *words, str(tmp_path / "\x1b[2Jrun")]
+    done = subprocess.run(command_line, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "?[2Jrun" in done.stdout + done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        ["-m", "scripts.logprobs", "--help"],
-        ["-c", "from grpo.stack import command; command.print_plainly(); command.print_result('x' * 10**6)"],
+        (["-m", "scripts.logprobs", "--help"], -signal.SIGPIPE),
+        (["-c", "from grpo.stack import command as c; c.run(lambda: print('a' * 10**6) or 3, outlives=True)"], 3),
     ],
 )
-def test_a_reader_that_stops_early_ends_a_command_without_a_traceback(words: list[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early_causes_no_traceback(words: list[str], code: int, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, cwd=CHECKOUT, check=False)
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, cwd=CHECKOUT, env=environ)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    assert (done.returncode, done.stderr) == (code, b"")

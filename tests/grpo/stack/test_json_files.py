@@ -70,14 +70,14 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     file.write_text('{"a": 1}\n' + "x" * 99)
     rows = json_files.numbered_rows(file)
     assert next(rows) == (1, {"a": 1})
-    with pytest.raises(OSError, match="a line longer than"):
+    with pytest.raises(OSError, match=r"rows\.jsonl"):
         next(rows)
 
 
 def test_what_is_nested_too_deeply_is_no_json(tmp_path):
     file = tmp_path / "file"
     file.write_text("[" * 200_000 + "]" * 200_000)
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with pytest.raises(ValueError):
         json_files.read_json(file)
 
 

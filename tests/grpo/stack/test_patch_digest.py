@@ -14,5 +14,5 @@ def test_another_digest_is_refused(monkeypatch):
     monkeypatch.setenv(patch_digest.DIGEST_VARIABLE, "a" * 64)
     patch_digest.check_digest("openrlhf")
     monkeypatch.setenv(patch_digest.DIGEST_VARIABLE, "b" * 64)
-    with pytest.raises(UserError, match=r"aaaaaaaaaaaa.*bbbbbbbbbbbb.*apply_patches\.sh status"):
+    with pytest.raises(UserError, match=r"apply_patches\.sh"):
         patch_digest.check_digest("openrlhf")

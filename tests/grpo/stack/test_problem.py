@@ -2,8 +2,8 @@ import pickle
 
 import pytest
 
+from grpo.environments.environment import SetupError
 from grpo.model.model_files import CheckpointError
-from grpo.rollout.multi_turn.environment import SetupError
 from grpo.rollout.thinking import DelimiterError
 from grpo.stack.problem import UserError
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import torch
 
 from grpo.launch.config import trainer_parser
-from grpo.rollout.multi_turn.harmony import template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.harmony import template_for
+from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from grpo.train import micro_batches, passes, rollouts
 from grpo.train.trainer import Trainer
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
-from tests.grpo.rollout.multi_turn.tokenizer import TOKENIZER
+from tests.grpo.environments.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.rollout.tokenizer import TOKENIZER
 
 N = 2  # samples a prompt
 # Those that the launcher accepts: it refuses gae, which needs a critic.

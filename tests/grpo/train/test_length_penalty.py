@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.hooks.names import Arguments
+from grpo.hooks.flag_aliases import Arguments
 from grpo.train import advantages
 
 from .made_batches import make_batches

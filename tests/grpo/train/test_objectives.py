@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from grpo.settings.table import SETTINGS
-from grpo.train.objectives import compute_token_losses
+from grpo.train.objectives import LOSSES, compute_token_losses
+from tests.docs.pages import get_page
 
 MAX_RATIO, POSITIVE, OTHER = 5.0, 0.8, 1.7
 
@@ -65,7 +64,7 @@ def test_ppo_has_no_gradient_beyond_the_bound_of_its_advantage():
 
 
 def test_all_have_the_same_gradient_at_a_ratio_of_1():
-    for kind in SETTINGS["POLICY_LOSS"].choices:
+    for kind in LOSSES:
         assert_equal(compute_value_and_gradient(kind)[1][:, 40], torch.tensor([-1.5, 0.7, 0.0], dtype=torch.float64))
 
 
@@ -83,6 +82,6 @@ def test_the_clip_ratios_count_what_the_metrics_say():
     assert not any(values.any() for values in clipped["sapo"].values())
 
 
-def test_an_unknown_loss_is_named():
-    with pytest.raises(ValueError, match="'reinforce': ppo, gspo, cispo and sapo are known"):
-        compute_value_and_gradient("reinforce")
+def test_the_docs_have_a_row_for_every_loss():
+    (table,) = [table for table in get_page("docs/loss-and-length.md").tables if table[0][0] == "loss"]
+    assert [row[0].split()[0].strip("`") for row in table[1:]] == list(LOSSES)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from grpo.checkpoint import state_files
 from grpo.train.prefetch import Prefetch
 from grpo.train.rollout_filters import Drawn
-from reward import judge_place
+from reward import judge_actor
 from tests.supervised import wait_until
 
 from .drawn_steps import Run
@@ -235,7 +235,7 @@ def test_a_batch_that_a_dead_judge_spoilt_is_not_saved(monkeypatch):
     def require():
         raise RuntimeError("the judge's process has died")
 
-    monkeypatch.setattr(judge_place, "require", require)
+    monkeypatch.setattr(judge_actor, "require", require)
     batches = make_failing_batches(Judged())
     for call in (lambda: batches.take(0, 1), batches.state()):
         with pytest.raises(RuntimeError, match="the judge's process has died"):

@@ -12,7 +12,7 @@ import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from ray.exceptions import ActorDiedError
 
-from grpo.hooks.names import in_sections
+from grpo.hooks.flag_aliases import in_sections
 from grpo.launch.config import trainer_parser
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from grpo.rollout.multi_turn.harmony import template_for
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.harmony import template_for
+from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from grpo.train import micro_batches
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, make_params
+from tests.grpo.environments.scripted import LIMITS, Library, ScriptedEngine, make_params
 
 from .made_batches import PLAIN, THOUGHTFUL, TOKENIZER, list_rows, make_arguments, make_batches, make_response
 

@@ -286,7 +286,7 @@ def test_a_pass_replays_a_routing():
 def test_engines_get_the_adapter_and_their_memory_is_noted(peft_model, single_rank, monkeypatch):
     def load_adapter(buffer, specs):
         tensors = [adapter.TensorSpec(**spec) for spec in specs]
-        expected = adapter.Receipt.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
+        expected = adapter.Checksums.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
         return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs), "memory": 9}]
 
     monkeypatch.setattr(ray, "put", lambda value: value)

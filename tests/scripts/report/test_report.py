@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from grpo.diagnosis.diagnose import diagnose
-from scripts.report.__main__ import main, read_runs
-from scripts.report.page import render
+from scripts.report.__main__ import main, read_runs, render
 from scripts.report.rollouts import list_extremes
 from tests.scripts.report.conftest import make_eval_line, make_sample, write_lines
 

@@ -17,7 +17,7 @@ OPTIONAL = {
     "trackio",
     "triton_kernels",
     "verifiers",
-    "grpo.rollout.multi_turn.verifiers_environment",
+    "grpo.environments.verifiers_environment",
 }
 
 # Of these, each supported OpenRLHF has one or the other.

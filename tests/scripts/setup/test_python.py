@@ -73,7 +73,7 @@ def test_an_environment_behind_a_link_is_left_alone(checkout: Path, tmp_path: Pa
     (other / "precious").touch()
     (checkout / ".venv").symlink_to(other)
     refused = run_setup(checkout, "--cpu")
-    assert refused.returncode != 0 and "is a link to another environment; remove the link" in refused.stderr
+    assert refused.returncode != 0 and "link" in refused.stderr
     assert (other / "precious").exists()
 
 

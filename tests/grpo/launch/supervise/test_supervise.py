@@ -1,12 +1,15 @@
 """After any end of a run, its processes are gone and no other process is touched. Real processes, no Ray."""
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,18 +18,22 @@ import psutil
 import pytest
 
 from grpo.launch.supervise import base_dir
-from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
 ROOT = Path(__file__).parents[4]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from grpo.launch.supervise.driver import supervise
+from grpo.launch.supervise import guard
+from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
-end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=1.0)
-print(f"failed       {end.cause}")
-sys.exit(end.code)
+
+def main():
+    end = supervise(Job([sys.executable, *driver], Path(folder), grace=1.0))
+    print(f"failed       {end.cause}", flush=True)
+    return end.code
+
+sys.exit(guard.guard(main))
 """
 # A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that answers a
 # SIGTERM with new shared memory; and holds a shared-memory segment. Then it ends as it is told.
@@ -63,7 +70,7 @@ about = {"pids": pids, "shm": [segment.name, name], "late": f"late-{answering.pi
 file.with_suffix(".tmp").write_text(json.dumps(about))
 file.with_suffix(".tmp").rename(file)
 print("the last words of the driver", flush=True)
-# The keeper looks at most twice a second who owns new shared memory.
+# The launcher looks at most twice a second who owns new shared memory.
 time.sleep(300 if how == "wait" else 2)
 if how == "signal":
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -101,7 +108,8 @@ class Run:
         wait_until(file.exists, "the driver did not start")
         return json.loads(file.read_text())
 
-    def find_keeper(self) -> int:
+    def find_launcher(self) -> int:
+        """Return the child that owns the run; the shell has become its guard."""
         [pid] = list_children(self.shell.pid)
         return pid
 
@@ -125,9 +133,9 @@ def start() -> Iterator[Callable[..., Run]]:
         run.shell.wait(timeout=60)
 
 
-def assert_nothing_left(driver: dict) -> None:
+def assert_nothing_left(driver: dict, is_late: bool = True) -> None:
     wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
-    names = [*driver["shm"], driver["late"]]
+    names = [*driver["shm"], *([driver["late"]] if is_late else [])]
     wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in names), "shared memory is left")
     wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
 
@@ -200,7 +208,6 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     """An impatient user types Ctrl-C many times."""
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
-    watch = Stopwatch()
     for _ in range(10 if signum == signal.SIGINT else 1):
         os.killpg(run.shell.pid, signum)
         time.sleep(0.05)
@@ -208,20 +215,23 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     assert run.shell.returncode == 128 + signum
     [line] = [line for line in output.splitlines() if "ending the run" in line]
     assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name) and "Traceback" not in output
-    if signum == signal.SIGINT:
-        assert_seen("Ctrl-C ten times", output)
-        note("Ctrl-C ten times", watch.seconds())
     assert_nothing_left(driver)
     assert (tmp_path / "late").exists(), "nothing was created in the grace period"
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_the_launcher_or_its_whole_process_group_is_killed(tmp_path: Path, start, bystander, kill) -> None:
+@pytest.mark.parametrize("which", ["guard", "its process group", "launcher"])
+def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, bystander, which: str) -> None:
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
-    kill(run.shell.pid, signal.SIGKILL)
-    assert_nothing_left(driver)
-    run.finish()
+    time.sleep(1.0)  # the launcher looks at new shared memory
+    kill, pid = (os.killpg if "group" in which else os.kill), run.shell.pid
+    kill(run.find_launcher() if which == "launcher" else pid, signal.SIGKILL)
+    assert_nothing_left(driver, is_late=which != "launcher")
+    output = run.finish()
+    assert "Traceback" not in output
+    if which == "launcher":
+        assert run.shell.returncode == 128 + signal.SIGKILL
+        assert "killed by SIGKILL" in output
 
 
 def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: Path, start) -> None:
@@ -229,7 +239,7 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
     driver = run.wait_for_driver()
     base = Path(driver["temporary"]).parent
     wait_until(lambda: {file.name for file in base_dir.shared_memory(base)} >= set(driver["shm"]), "it is not noted")
-    for pid in (run.shell.pid, run.find_keeper(), *driver["pids"]):
+    for pid in (run.shell.pid, run.find_launcher(), *driver["pids"]):
         os.kill(pid, signal.SIGKILL)
     run.finish()
     assert all(Path("/dev/shm", name).exists() for name in driver["shm"])
@@ -239,20 +249,25 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
     assert_nothing_left(driver)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_the_keeper_is_ended(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
-    (failure := tmp_path / "failure.json").touch()
-    run = start(tmp_path, "wait")
-    driver = run.wait_for_driver()
-    watch = Stopwatch()
-    os.kill(run.find_keeper(), signum)
-    output = run.finish()
-    assert run.shell.returncode == 1 and "Traceback" not in output
-    assert not failure.exists(), "that of an earlier part is forgotten"
-    assert_nothing_left(driver)
-    if signum == signal.SIGKILL:
-        note("the keeper is killed", watch.seconds())
-        assert_seen("the keeper is killed", output)
+def test_a_terminal_that_is_closed_ends_the_run(tmp_path: Path, bystander) -> None:
+    """The launcher can then print nothing more, not even that it ends the run."""
+    terminal, end = pty.openpty()
+    program = [sys.executable, "-c", LAUNCHER, str(tmp_path), "-c", DRIVER, str(tmp_path), "wait"]
+    run = subprocess.Popen(
+        program,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+        preexec_fn=lambda: (reset_signals(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    os.close(end)
+    wait_until((tmp_path / "driver.json").exists, "the driver did not start")
+    os.close(terminal)
+    assert run.wait(60) == 128 + signal.SIGHUP
+    assert_nothing_left(json.loads((tmp_path / "driver.json").read_text()))
 
 
 def test_closed_output_ends_the_run(tmp_path: Path, start, bystander) -> None:

@@ -1,0 +1,82 @@
+"""Runs the launcher in a child process, so that a run ends however the launcher ends.
+
+The launcher owns the run: it starts everything, and ends it. This parent only waits, and hands on signals. The one
+that survives a SIGKILL of the other ends what is left: the child gets a SIGTERM when its parent dies, and the parent
+inherits the processes of a child that was killed (both are subreapers, see prctl(2)).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo.launch import signals
+from grpo.launch.supervise import base_dir, processes
+from grpo.stack.machine import SHM
+
+_GUARD_VARIABLE = "GRPO_GUARD"  # the parent's pid
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def guard(main: Callable[[], int]) -> int:
+    """Run `main` under a parent that guards it; return its exit code, or 128 + n if signal n ended it.
+
+    In a launcher that replaces a guarded one (a restart), this only calls `main`.
+    """
+    if os.environ.get(_GUARD_VARIABLE) == str(os.getppid()):
+        return main()
+    own = os.getpid()
+    os.environ |= {_GUARD_VARIABLE: str(own), processes.RUN_ID_VARIABLE: uuid.uuid4().hex}
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    foreign = set(SHM.glob("*"))
+    signals.hold_back()
+    child = os.fork()
+    if child:
+        return _wait(child, foreign)
+    os.setsid()  # a Ctrl-C reaches the parent alone, which hands it on
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    die_with_parent()
+    signals.let_through()
+    return 128 + signal.SIGKILL if is_lost() else main()
+
+
+def die_with_parent() -> None:
+    """Send this process a SIGTERM when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def is_lost() -> bool:
+    """Tell whether the parent of this launcher was killed."""
+    return os.environ.get(_GUARD_VARIABLE) != str(os.getppid())
+
+
+def _wait(child: int, foreign: set[Path]) -> int:
+    def hand_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+            os.kill(child, signal.SIGCONT)  # somebody may have suspended it
+
+    signals.handle(hand_on)
+    signals.let_through()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signals.handle(signal.SIG_IGN)
+    left, memory = processes.end_all(os.environ[processes.RUN_ID_VARIABLE], grace=0.0)  # mostly nothing is left
+    processes.remove_shared_memory(memory - foreign)
+    if code >= 0:
+        return code
+    base_dir.delete_dead()
+    if -code not in signals.ENDING:  # which end it silently while it starts
+        print(f"the launcher was killed by {signal.Signals(-code).name}: its run has ended", file=sys.stderr)
+    if left:
+        print(processes.describe_left(left), file=sys.stderr)
+    return 128 - code
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

@@ -1,1 +1,0 @@
-"""Multi-turn rollouts: environments of chat messages and tools, and exact tokens for the trainer."""

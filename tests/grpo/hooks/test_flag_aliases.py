@@ -1,0 +1,82 @@
+"""OpenRLHF's dotted flags under the names of 0.9.3."""
+
+import argparse
+import copy
+import pickle
+
+import pytest
+
+from grpo.hooks import flag_aliases
+from grpo.launch.config import trainer_parser
+from grpo.settings.table import SETTINGS
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    """A parser of dotted flags, with a few as OpenRLHF 0.11.2 has them."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--local_rank", type=int, default=-1)
+    made.add_argument("--ds.lora.rank", type=int, default=0)
+    made.add_argument("--train.agent_func_path", default=None)
+    made.add_argument("--actor.muon.lr", type=float, default=0.02)
+    made.add_argument("--data.max_len", type=int, default=2048)
+    made.add_argument("--rollout.max_new_tokens", type=int, default=None)
+    made.add_argument("--algo.advantage.estimator", choices=["gae", "dr_grpo", "flash_reinforce"], default="gae")
+    flag_aliases.rename_flags(made)
+    return made
+
+
+@pytest.mark.parametrize("option", ["--lora_rank", "--ds.lora.rank"])
+def test_both_names_of_a_flag_set_the_same_value(parser, option):
+    assert parser.parse_args([option, "8"]).lora_rank == 8
+
+
+def test_an_error_names_the_flag_once(parser, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--ds.lora.rank", "many"])
+    assert "argument --lora_rank: invalid int value" in capsys.readouterr().err
+
+
+def test_a_flag_without_a_name_keeps_its_default(parser, capsys):
+    args = parser.parse_args([])
+    assert flag_aliases.in_sections(args).actor.muon.lr == 0.02
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--actor.muon.lr", "1"])
+    assert "unrecognized" in capsys.readouterr().err
+
+
+def test_an_estimator_that_we_lack_is_no_choice(parser, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--advantage_estimator", "flash_reinforce"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_prompt_and_response_have_limits_of_their_own(parser):
+    words = ["--prompt_max_len", "100", "--generate_max_len", "20"]
+    assert flag_aliases.in_sections(parser.parse_args(words)).data.max_len == 120
+    assert flag_aliases.in_sections(parser.parse_args([*words, "--max_len", "90"])).data.max_len == 90
+
+
+def test_sections_read_and_write_the_arguments(parser):
+    args = flag_aliases.in_sections(parser.parse_args(["--lora_rank", "8"]))
+    assert args.ds.lora.rank == args.lora_rank == 8
+    args.train.agent_func_path = "agent.py"
+    assert args.agent_func_path == "agent.py"
+    args.lora_rank = 4
+    assert args.ds.lora.rank == 4
+    assert getattr(args.ds, "zpg", 1) == 1 and not hasattr(args, "optim")
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_arguments_and_sections_survive_a_copy(parser, again):
+    args = flag_aliases.in_sections(parser.parse_args(["--lora_rank", "8"]))
+    assert again(args).ds.lora.rank == again(args.ds).lora.rank == 8
+
+
+def test_the_trainer_has_every_flag_by_this_name():
+    assert flag_aliases.DOTTED.keys() <= {action.dest for action in trainer_parser()._actions}
+
+
+def test_no_flag_is_named_as_a_section():
+    flags = {setting.flag for setting in SETTINGS.values()} | flag_aliases.DOTTED.keys()
+    assert not flags & {dotted.partition(".")[0] for dotted in flag_aliases.NAMES}

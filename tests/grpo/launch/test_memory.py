@@ -1,0 +1,161 @@
+"""What the GPUs and the host of each box hold."""
+
+import pytest
+
+from grpo.environments import settings
+from grpo.launch import gpu_limits, gpu_memory, host_memory
+from grpo.launch.plan import make_plan
+from grpo.model.released import RELEASED
+from grpo.stack import machine
+from grpo.stack.machine import Gpu
+
+from .boxes import LARGE, SMALL
+
+GIB = 2**30
+FREE = dict.fromkeys(gpu_memory.MICRO_BATCHES)
+ONE_GPU = {"actor_num_gpus_per_node": 1, "actor_shard": "none", "vllm_tensor_parallel_size": 1}
+
+
+def test_the_plan_lists_the_parts_of_actor_and_engine(configure_box):
+    text = "\n".join(gpu_memory.describe(configure_box("8")))
+    for part in (
+        "85.9 GB each (GPU_GB)", "on each of its 4, at micro-batches of 1 x 4,096 tokens",
+        "16.3 GB  frozen base, packed", "adapter", "gradients", "gathered layer", "states between layers",
+        "computation of a layer", "unpacked experts", "log-probs, in chunks",
+        "tokens fits with MICRO_TRAIN_BATCH_SIZE=1", "32.6 GB  weights", "side path", "key/value cache: ",
+        "or one of 131,072 tokens",
+    ):  # fmt: skip
+        assert part in text, text
+    assert "no sequence fits, however short" in "\n".join(gpu_memory.describe(configure_box("2", gpu_gb=24)))
+
+
+def test_the_key_value_cache_of_the_large_model(configure_box):
+    """A token takes keys and values x 8 heads x 64 numbers of bf16 of 18 layers, halved by ENGINE_TP=2."""
+    need = gpu_memory.needs(configure_box("8"))
+    sequence = (4096 + 128 + 16) * 18 * 2 * 8 * 64 * 2 // 2
+    assert need.cache.bytes(4096) == sequence and need.at_once == (77.3e9 - 32.6e9 - 4e9 - 0.1e9) // sequence
+
+
+def test_the_memory_of_a_gpu_is_read_given_or_assumed(configure_box, monkeypatch):
+    assert gpu_memory.needs(configure_box("8", gpu_gb=None)).gpu == 80 * GIB
+    gpus = [Gpu("A", 40 * GIB, 0, "8.0"), Gpu("B", 48 * GIB, 0, "8.9")]
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    assert gpu_memory.needs(configure_box("8", gpu_gb=None)).gpu == 40 * GIB
+    assert gpu_memory.needs(configure_box("8", gpu_gb=24)).gpu == 24 * GIB
+
+
+@pytest.mark.parametrize(("changes", "copies"), [({"actor_shard": "none"}, 1), ({"actor_shard": "zero3"}, 4)])
+def test_the_reference_of_a_run_from_an_adapter_is_a_frozen_copy_of_it(configure_box, changes, copies):
+    """Rank 64 of q, k, v and o in 36 layers: 47.8 million parameters in bf16. ZeRO-3 leaves each rank a quarter."""
+    kl = {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"}
+    alone, started, without_kl = (
+        gpu_memory.needs(configure_box("8", lora_rank=64, **changes, **more))
+        for more in (kl, {"adapter": "A", **kl}, {"adapter": "A"})
+    )
+    assert started.actor_bytes - alone.actor_bytes == started.held - alone.held == 2 * 47_775_744 // copies
+    assert without_kl.actor_bytes == alone.actor_bytes
+
+
+@pytest.mark.parametrize("more", [{}, {"vllm_enable_sleep": True}])
+@pytest.mark.parametrize("length", [2048, 4096, 16_384])
+def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(configure_box, length, more):
+    config = gpu_memory.choose(configure_box("1", length, model=SMALL, gpu_gb=48, **more))
+    need = gpu_memory.needs(config)
+    beside_update = sum(need.engine.values()) if more else need.engine_limit
+    assert need.actor_bytes + beside_update <= need.gpu and 0 < need.held < need.actor_bytes
+    assert need.held + need.engine_limit <= need.gpu
+    assert need.engine_limit + gpu_memory.SHARE_STEP * need.gpu > need.left_to_engine, "only rounding is left over"
+    shown = "the engine drops its cache for the update" if more else "both keep what they hold"
+    assert shown in "\n".join(gpu_memory.describe(config))
+
+
+def test_sleep_lengthens_the_longest_sequence(configure_box):
+    box = {"model": SMALL, "gpu_gb": 48}
+    awake, asleep = (configure_box("1", **box, **more) for more in ({}, {"vllm_enable_sleep": True}))
+    assert gpu_memory.find_longest(awake) < gpu_memory.find_longest(asleep)
+
+
+def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(configure_box):
+    """grpo.lora.vllm_lora: A of q, k and v in one buffer, their B on the diagonal of another; A and B of o."""
+    rank, hidden, queries, keys, layers = 64, 2880, 4096, 512, 36
+    of_qkv = 3 * rank * hidden + (queries + 2 * keys) * 3 * rank
+    assert gpu_memory.needs(configure_box("2")).engine["adapter, as a side path"] == 2 * layers * (
+        of_qkv + rank * queries + hidden * rank
+    )
+    # Each of two workers has A of gate_up and B of down whole, and half of the others. A rank of 4 takes the room of 8.
+    of_qkv, queries = 3 * rank * hidden + (queries + 2 * keys) // 2 * 3 * rank, queries // 2
+    for expert_rank, padded in ((None, 16), (4, 8)):
+        sides = gpu_memory.needs(configure_box("8", target_modules=["experts"], expert_rank=expert_rank)).engine
+        assert sides["adapter, as a side path"] == 2 * layers * (
+            of_qkv + rank * queries + hidden * rank + 128 * padded * (hidden + 2880 + 1440 + hidden)
+        )
+
+
+def test_a_rollout_with_branches_has_several_rows(configure_box, monkeypatch):
+    for name, value in (("ENVIRONMENT", "retrieval"), ("MAX_BRANCHES", "3")):
+        monkeypatch.setenv(f"GRPO_{name}", value)
+    assert gpu_memory.needs(configure_box("8", agent_func_path=settings.AGENT)).rows == 4
+
+
+def test_a_model_for_cpus_or_without_files_has_no_such_plan(setting, tmp_path):
+    for config in (setting.make_config(), setting.make_config(pretrain=tmp_path / "absent")):
+        assert gpu_memory.describe(config) == list(gpu_limits.problems(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 2),  # of 8 rollouts on 4 ranks all that a rank has
+        ({"train_batch_size": 64}, 16),
+        (ONE_GPU, 2),
+        (ONE_GPU | {"length": 16_384}, 1),
+        ({"gpu_gb": 25}, 1),
+        ({"train_batch_size": 64, "length": 32_768}, 2),
+        ({"train_batch_size": 6}, 1),  # does not divide; the preflight refuses it
+        ({"model": "absent"}, 1),
+    ],
+)
+def test_a_micro_batch_is_the_largest_divisor_that_fits(configure_box, changes, expected):
+    chosen = gpu_memory.choose(configure_box("8", **FREE | changes))
+    assert [getattr(chosen.args, name) for name in FREE] == [chosen.given[name] for name in FREE] == [expected] * 2
+
+
+def test_given_sizes_and_shares_stay(configure_box):
+    for gpus in ("8", "2"):
+        config = configure_box(gpus)
+        assert gpu_memory.choose(config) is config
+    one = gpu_memory.choose(configure_box("8", **FREE | {"micro_train_batch_size": 1})).args
+    assert (one.micro_train_batch_size, one.micro_rollout_batch_size) == (1, 2)
+    config = gpu_memory.choose(configure_box("1", model=SMALL, vllm_gpu_memory_utilization=0.4))
+    assert config.args.vllm_gpu_memory_utilization == 0.4
+    # The launcher refuses such a run with the sizes, not for a share that vLLM does not accept.
+    config = gpu_memory.choose(configure_box("1", gpu_gb=40, actor_shard="none"))
+    assert config.args.vllm_gpu_memory_utilization == 0.001
+
+
+@pytest.mark.parametrize(
+    ("elements", "ranks", "expected"), [(2**29, 1, GIB), (2**29 + 1, 1, 2 * GIB), (2**31, 4, 4 * GIB)]
+)
+def test_blocks_of_pinned_memory_are_powers_of_two(elements: int, ranks: int, expected: int) -> None:
+    assert host_memory.count_pinned([2 * elements], ranks) == expected
+
+
+def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    offloaded, resident = (make_plan(setting.make_config(offload=offload)) for offload in (True, None))
+    assert "offloaded model, pinned" in offloaded.host_memory
+    assert not any("model" in part or "cache" in part for part in resident.host_memory)
+    asleep = make_plan(setting.make_config(vllm_enable_sleep=True, colocate_all_models=True))
+    assert asleep.host_bytes - resident.host_bytes >= sum(asleep.architecture.actor_bytes(packed=True).values())
+    sharing = {"colocate_all_models": True, "actor_shard": "engine", "offload": None}
+    shared = make_plan(setting.make_config(vllm_enable_sleep=True, **sharing))
+    assert shared.host_memory == resident.host_memory  # sleep leaves a base that the actor maps on the GPU
+
+
+def test_the_host_memory_of_the_large_model(configure_box) -> None:
+    """In bf16 it takes the 233.7 GB of its parameters, and 1% for rounding; packed it stays on the GPUs."""
+    bf16, packed = ({"experts": "bf16", "offload": True}, {"experts": "packed"})
+    bf16, packed = (make_plan(configure_box("8", prompt_data="absent", **each)).host_bytes for each in (bf16, packed))
+    assert 240e9 < bf16 < 300e9 and packed < 40e9
+    sizes = RELEASED[LARGE].actor_bytes(packed=False).values()
+    assert host_memory.count_pinned(sizes, 4) < 1.03 * sum(sizes) and host_memory.count_pinned(sizes, 6) > 1.4 * 233e9

@@ -1,0 +1,222 @@
+"""gpt-oss's turns: kept as they were sampled, read by channel, and rendered from their fields once they are edited."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from grpo.environments.environment import BROWSER, PYTHON, Environment, Score, ToolError
+from grpo.rollout.harmony import SAMPLED, template_for
+from grpo.rollout.response_text import Codec
+from grpo.stack.problem import UserError
+from tests.grpo.environments.scripted import assert_exact, roll_out_script
+from tests.grpo.rollout.tokenizer import SEARCH, TOKENIZER
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+NEXT = "<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.search <|constrain|>json<|message|>"
+FINAL = "<|channel|>final<|message|>42<|return|>"
+PREAMBLE = "<|channel|>commentary<|message|>I look it up."
+CODE = "<|channel|>analysis to=python code<|message|>"
+TEMPLATE = template_for(TOKENIZER)
+
+
+def parse(text):
+    message = TEMPLATE.parse(TOKENIZER.encode(text))
+    return {name: value for name, value in message.items() if name != SAMPLED}
+
+
+def join_tail(*messages) -> str:
+    return TEMPLATE.codec.decode([token for tokens, _ in TEMPLATE.tail(messages) for token in tokens])
+
+
+UNUSUAL = {
+    "two analysis messages": ANALYSIS + "a" + NEXT + ANALYSIS + "b" + NEXT + CALL + '{"query": "x"}<|call|>',
+    "preamble after thinking": ANALYSIS + "a" + NEXT + PREAMBLE + NEXT + CALL + '{"query": "x"}<|call|>',
+    "preamble before thinking": PREAMBLE + NEXT + ANALYSIS + "a" + NEXT + CALL + '{"query": "x"}<|call|>',
+    "empty analysis": ANALYSIS + NEXT + CALL + '{"query": "x"}<|call|>',
+    "thinking between calls": CALL + '{"query": "x"}' + NEXT + ANALYSIS + "b" + NEXT + CALL + '{"query": "y"}<|call|>',
+    "address before the channel": " to=functions.search<|channel|>commentary json<|message|>{}<|call|>",
+    "call in the thinking": "<|channel|>analysis to=functions.search<|message|>{}<|call|>",
+    "no channel": " to=functions.search<|message|>{}<|call|>",
+    "text after <|end|>": ANALYSIS + "a<|end|>b<|start|>assistant" + CALL + "{}<|call|>",
+    "call without a body": "<|channel|>commentary to=functions.search<|call|>",
+}
+
+
+@pytest.mark.parametrize("turn", UNUSUAL.values(), ids=UNUSUAL)
+def test_a_turn_is_kept_as_it_was_sampled(turn):
+    policy, engine, outcome, response = roll_out_script([turn, turn, FINAL])
+    assert outcome.turns == 3 and outcome.calls == 2 * turn.count("to=")
+    assert response["branches"] == [] and policy.history.differences == []
+    assert_exact(policy, engine)
+    assert TEMPLATE.codec.decode(policy.history.rows[0].tokens).count("assistant" + turn) == 2
+
+
+def test_an_edited_turn_is_rendered_from_its_fields():
+    sampled = ANALYSIS + "a" + NEXT + ANALYSIS + "b" + NEXT + CALL + '{"query":"x"}<|call|>'
+    message = TEMPLATE.parse(TOKENIZER.encode(sampled))
+    assert join_tail(message) == f"<|start|>assistant{sampled}<|start|>assistant"
+    message["reasoning_content"] = "short"
+    assert join_tail(message) == (
+        "<|start|>assistant<|channel|>analysis<|message|>short<|end|>"
+        '<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{"query":"x"}<|call|>'
+        "<|start|>assistant"
+    )
+
+
+def test_an_edited_call_of_python_is_rendered_as_code():
+    message = TEMPLATE.parse(TOKENIZER.encode(CODE + "print(1)<|call|>"))
+    (call,) = message["tool_calls"]
+    for arguments, body in ((json.dumps({"code": "print(2)"}), "print(2)"), ("[1]", "[1]"), ("no JSON", "no JSON")):
+        call["function"]["arguments"] = arguments
+        assert join_tail(message) == f"<|start|>assistant{CODE}{body}<|call|><|start|>assistant"
+
+
+def test_a_turn_is_read_by_channel_and_a_cut_turn_up_to_its_end():
+    whole = ANALYSIS + "hm" + NEXT + FINAL
+    read = {"role": "assistant", "channel": "final", "content": "42", "reasoning_content": "hm"}
+    assert parse(whole) == read
+    for end in range(len(TOKENIZER.encode(whole))):
+        cut = TEMPLATE.parse(TOKENIZER.encode(whole)[:end])  # nothing raises, and no tool is called
+        assert "tool_calls" not in cut and "42".startswith(cut["content"])
+
+
+def test_the_last_of_several_finals_is_the_answer():
+    first = "<|channel|>final<|message|>1"
+    assert parse(first + NEXT + "<|channel|>final<|message|>2<|return|>")["content"] == "2"
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "developer", "system"])
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>"])
+def test_a_message_to_a_role_is_no_call(role, end):
+    assert parse(f" to={role}<|channel|>final<|message|>42{end}") == {
+        "role": "assistant",
+        "channel": "final",
+        "content": "42",
+    }
+    _, _, outcome, _ = roll_out_script([f"<|channel|>final to={role}<|message|>42<|return|>"])
+    assert (outcome.ending, outcome.calls, outcome.messages[-1]["content"]) == ("done", 0, "42")
+
+
+class Notebook(Environment):
+    """Runs no code: it returns it, with the names that it was called by."""
+
+    tools = (PYTHON, BROWSER)
+
+    def __init__(self, replies=()):
+        super().__init__("6 * 7?", "42")
+        self.calls, self.replies = [], list(replies)
+
+    async def call(self, name, arguments):
+        self.calls.append((name, arguments))
+        if name == "browser.open":
+            raise ToolError("no page")
+        return f"Out: {arguments.get('code')}"
+
+    async def reply(self, messages):
+        return [{"role": "user", "content": self.replies.pop(0)}] if self.replies else None
+
+    async def score(self, messages, ending):
+        return Score(1.0, 1.0)
+
+
+def test_built_in_tools_are_called_as_gpt_oss_writes_them_and_answer_in_their_own_name():
+    environment = Notebook(["and?"])
+    page = '<|channel|>analysis to=browser.open code<|message|>{"id": 3}<|call|>'
+    policy, engine, outcome, _ = roll_out_script([CODE + 'print("6")\n<|call|>', page, FINAL, FINAL], environment)
+    assert environment.calls == [("python", {"code": 'print("6")\n'}), ("browser.open", {"id": 3})]
+    assert (outcome.ending, outcome.errors) == ("done", 1)
+    decode = TEMPLATE.codec.decode
+    assert "\n\n## python\n\n## browser\n\n#" in decode(engine.calls[0][0])
+    third = decode(engine.calls[2][0])
+    assert '<|start|>python to=assistant<|channel|>analysis<|message|>Out: print("6")\n<|end|>' in third
+    assert "<|start|>browser.open to=assistant<|channel|>analysis<|message|>error: no page<|end|>" in third
+    assert decode(engine.calls[3][0]).endswith(  # calls of built-in tools before an answer are thoughts
+        f"<|start|>user<|message|>6 * 7?<|end|><|start|>assistant{FINAL.replace('return', 'end')}"
+        "<|start|>user<|message|>and?<|end|><|start|>assistant"
+    )
+    assert_exact(policy, engine)
+
+
+@pytest.mark.parametrize("instructions", ["Be brief.", "Be\n\nbrief.\n\n", "<|end|>\n\n", "\ue000"])
+def test_instructions_without_tools_have_no_empty_line_after_them(instructions):
+    question = [{"role": "system", "content": instructions}, {"role": "user", "content": "Be brief.\n\n"}]
+    served, hub = (
+        TEMPLATE.codec.decode(template_for(TOKENIZER, source=source).render_tokens(question))
+        for source in ("served", "hub")
+    )
+    assert f"# Instructions\n\n{instructions}<|end|><|start|>user" in served
+    assert served == hub.replace(f"{instructions}\n\n<|end|>", f"{instructions}<|end|>", 1)
+    with_tools = TEMPLATE.codec.decode(TEMPLATE.render_tokens(question, [SEARCH]))
+    assert f"# Instructions\n\n{instructions}\n\n// look it up" in with_tools
+
+
+def test_template_variables_and_declared_tools_are_joined():
+    template = template_for(TOKENIZER, {"builtin_tools": ["browser"], "reasoning_effort": "high"})
+    for tools, named in (
+        ([PYTHON.as_openai()], "## browser\n\n## python"),
+        ([BROWSER.as_openai(), SEARCH], "## browser"),
+    ):
+        text = template.codec.decode(template.render_tokens([{"role": "user", "content": "q"}], tools))
+        assert f"Reasoning: high\n\n{named}\n\n#" in text
+
+
+TEXT = st.lists(st.sampled_from(["hell", "o", "hello", " ", "\n", "\n\n", "wor", "ld", "42", '"', "é", "🙂"]),
+                max_size=6).map("".join)  # fmt: skip
+
+
+@given(TEXT)
+def test_text_is_encoded_as_the_tokenizer_encodes_it_and_names_of_special_tokens_stay_text(text):
+    codec = Codec(TOKENIZER)
+    hidden = codec.encode_text(text + "<|endoftext|>" + text)
+    assert codec.decode(hidden) == text + "<|endoftext|>" + text
+    assert codec.encode_text(text) == TOKENIZER.encode(text, add_special_tokens=False)
+    assert not set(hidden) & set(codec.added.values())
+
+
+@pytest.mark.parametrize("place", ["first", "user", "tool", "name"])
+def test_an_environment_cannot_write_special_tokens(place):
+    evil = "".join(TEMPLATE.codec.added) + "\ue0000\ue001\ue000"
+
+    def render(text):
+        said = {name: "q" for name in ("first", "user", "tool", "name")} | {place: text}
+        call = {"id": "1", "type": "function", "function": {"name": said["name"], "arguments": "{}"}}
+        return TEMPLATE.render_tokens(
+            [
+                {"role": "user", "content": said["first"]},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": said["tool"]},
+                {"role": "user", "content": said["user"]},
+            ]
+        )
+
+    special = set(TEMPLATE.codec.added.values())
+    assert [token for token in render(evil) if token in special] == [token for token in render("x") if token in special]
+    assert evil in TEMPLATE.codec.decode(render(evil))  # it is there, as text
+
+
+QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([QUESTION, ANSWER], "last message"),
+        ([ANSWER, QUESTION], "first message"),
+        ([QUESTION, ANSWER, {"role": "critic", "content": "c"}], "critic"),
+        ([QUESTION, ANSWER, {"role": "user", "content": [{"type": "image"}]}], "text"),
+    ],
+)
+def test_messages_that_do_not_fit_are_refused(messages, what):
+    with pytest.raises(UserError, match=what):
+        TEMPLATE.render(messages)
+
+
+def test_another_models_tokenizer_is_refused():
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    with pytest.raises(UserError, match="gpt-oss"):
+        template_for(other)
