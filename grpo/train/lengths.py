@@ -116,14 +116,14 @@ class Schedule:
         return number
 
     def count_truncated(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
-        """Count the truncated rollouts of a step, and return the state for a resume as plain values.
+        """Count the truncated rollouts of a step, and return the state for a resume.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
         have been drawn before the limit grew; they do not count for the new one.
 
         Args:
             step: the global step for which these were drawn.
-            samples: ``Experience`` of one rollout each.
+            samples: the rollouts.
         """
         number = self._stage(step)
         if float(samples[0].info["length_limit"]) != self._stages[number].length:

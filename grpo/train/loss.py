@@ -17,7 +17,6 @@ Stock OpenRLHF takes the mean over the tokens of each micro-batch. The size of t
 the first two it approximates.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,19 +76,32 @@ class PolicyLoss(nn.Module):
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
     def batches(
-        self,
-        loader: DataLoader,
-        ranks: Ranks,
-        prepare: Callable[[list[list[Batch]]], None] | None = None,
-    ) -> "WholeBatches":
-        """Return the micro-batches of a loader; each sets the batch that :meth:`forward` belongs to.
+        self, loader: DataLoader, ranks: Ranks, prepare: Callable[[list[list[Batch]]], None] | None = None
+    ) -> Iterator[Batch]:
+        """Yield the micro-batches of a loader, each once the loss is set to its optimizer batch.
+
+        They are read ahead, to count the tokens of an optimizer batch before its first loss. They wait in host memory,
+        where the rows of a step are anyway.
 
         Args:
-            loader: of the micro-batches.
             ranks: share the optimizer batches.
             prepare: called with the micro-batches of all optimizer batches, before the first is yielded.
+
+        Raises:
+            RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
-        return WholeBatches(self, loader, ranks, prepare)
+        batches: Iterable[list[Batch]] = _list_batches(loader, ranks.micro_batches)
+        if prepare:
+            batches = list(batches)
+            prepare([list(batch) for batch in batches])
+        weight = 1 / ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
+        for batch in batches:
+            rollouts = [number_rollouts(one) for one in batch]
+            normalizer = self.normalizer([one.action_mask for one in batch], rollouts, ranks.sum)
+            self.scale = ranks.world_size / (weight * normalizer)
+            for self.rollouts in rollouts:
+                yield batch.pop(0)  # released once it is done: the rank moves it to its device
+            self.scale = None
 
     def normalizer(
         self,
@@ -204,58 +216,16 @@ def number_rollouts(micro_batch: Batch) -> torch.Tensor:
     return torch.tensor(micro_batch.index).unique(return_inverse=True)[1]
 
 
-class WholeBatches:
-    """The micro-batches of a loader, read ahead to count the tokens of an optimizer batch before its first loss.
-
-    They wait in host memory, where the rows of a step are anyway.
-    """
-
-    def __init__(
-        self,
-        loss: PolicyLoss,
-        loader: DataLoader,
-        ranks: Ranks,
-        prepare: Callable[[list[list[Batch]]], None] | None,
-    ) -> None:
-        self._loss, self._loader, self._ranks, self._prepare = loss, loader, ranks, prepare
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield each micro-batch once the loss is set to its batch.
-
-        Raises:
-            RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
-        """
-        batches: Iterable[deque[Batch]] = self._collect_batches()
-        if self._prepare:
-            batches = list(batches)
-            self._prepare([list(batch) for batch in batches])
-        for batch in batches:
-            yield from self._batch(batch)
-
-    def _collect_batches(self) -> Iterator[deque[Batch]]:
-        """Yield the micro-batches of each optimizer batch."""
-        ahead: deque[Batch] = deque()
-        for micro_batch in self._loader:
-            ahead.append(micro_batch)
-            if len(ahead) == self._ranks.micro_batches:
-                yield ahead
-                ahead = deque()
-        if ahead:
-            raise RuntimeError(
-                f"{len(ahead)} micro-batches are left over, less than an optimizer batch: make the rollouts of a "
-                "step a multiple of --train_batch_size"
-            )
-
-    def _batch(self, ahead: deque[Batch]) -> Iterator[Batch]:
-        masks, rollouts = zip(*((one.action_mask, number_rollouts(one)) for one in ahead), strict=True)
-        normalizer = self._loss.normalizer(masks, rollouts, self._ranks.sum)
-        weight = 1 / self._ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
-        for of_row in rollouts:
-            micro_batch = ahead.popleft()  # released once it is done: the trainer moves it to its device
-            self._loss.rollouts = of_row
-            self._loss.scale = self._ranks.world_size / (weight * normalizer)
-            yield micro_batch
-        self._loss.scale = None
+def _list_batches(loader: DataLoader, size: int) -> Iterator[list[Batch]]:
+    """Yield the micro-batches of each optimizer batch."""
+    batch: list[Batch] = []
+    for micro_batch in loader:
+        batch.append(micro_batch)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        raise RuntimeError(
+            f"{len(batch)} micro-batches are left over, less than an optimizer batch: make the rollouts of a step a "
+            "multiple of --train_batch_size"
+        )

@@ -1,8 +1,7 @@
 """Which forward passes the actor makes and what they compute: nothing unused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import ray
 import torch
@@ -13,7 +12,6 @@ from grpo.model import routing
 from grpo.rollout.rows import Batch, list_inputs
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ActorGroup
-from grpo.train.loss import WholeBatches
 from grpo.train.optimizer_steps import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl
 from grpo.train.reference import estimate_kl, masked_mean
 
@@ -109,41 +107,32 @@ def replay_routing(
     return routing.replay_choices(actor, routings, sequences.shape[1], device)
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """Micro-batches; the actor's routers take the choices recorded for one until the next is asked for.
+def replay_each(actor: nn.Module, micro_batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield micro-batches. The actor's routers take the choices recorded for one until the next is drawn.
 
     Backward passes need them, too: they compute layers again.
     """
-
-    actor: nn.Module
-    micro_batches: WholeBatches
-
-    def __len__(self) -> int:
-        return len(self.micro_batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for micro_batch in self.micro_batches:
-            with replay_routing(self.actor, micro_batch.sequences, micro_batch.routing) as replay:
-                micro_batch.replay = replay
-                yield micro_batch
+    for micro_batch in micro_batches:
+        with replay_routing(actor, micro_batch.sequences, micro_batch.routing) as replay:
+            micro_batch.replay = replay
+            yield micro_batch
 
 
-def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:
+def old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -> torch.Tensor:
     """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
-        experience: OpenRLHF's, with ``action_log_probs`` of :func:`score` or :func:`set_old_log_probs`, and
-            the engine's ``rollout_log_probs``.
+        batch: with ``action_log_probs`` of :func:`add_log_probs` or :func:`set_old_log_probs`, and the engine's
+            ``rollout_log_probs``.
         current: log-probs of this pass.
     """
     if is_of_engine(args):
-        if experience.rollout_log_probs is None:
+        if batch.rollout_log_probs is None:
             raise ValueError("the rollouts have no log-probs of the engine, which --old_log_probs engine needs")
-        return experience.rollout_log_probs
-    if is_on_policy(args) or experience.action_log_probs is None:
+        return batch.rollout_log_probs
+    if is_on_policy(args) or batch.action_log_probs is None:
         return current.detach()
-    return experience.action_log_probs
+    return batch.action_log_probs
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:

@@ -39,14 +39,14 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
       compares its rollouts. ``info["judge_regrouped"]`` counts them.
     - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
-      NaN, and ``info["reward_missing"]`` counts it: :mod:`grpo.train.advantages` keeps the rollout
-      out of the update and of its group's mean.
+      NaN, and ``info["reward_missing"]`` counts it: :mod:`grpo.train.advantages` keeps the rollout out of the update
+      and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
       average is then over the rollouts that have it: a group without any reward counts as nothing, not as 0.
     - ``missing`` names what a rollout lacked; :func:`grpo.run.run_log.describe_samples` records it.
 
     Args:
-        samples: ``Experience`` of one rollout each, the rollouts of a group next to each other.
+        samples: the rollouts of a step, those of a group next to each other.
         group_size: samples per prompt.
 
     Raises:

@@ -28,7 +28,7 @@ from grpo.train.rollout_filters import Drawn, Step
 
 logger = logging.getLogger("openrlhf.grpo.sampler")
 
-_POLL_SECONDS = 0.1  # how often the engines are asked whether they only wait for rewards
+_POLL_SECONDS = 0.1  # between two polls whether the engines have sampled all and only wait for rewards
 
 
 @dataclass(frozen=True)
@@ -190,17 +190,17 @@ class Sampler:
     def _wait(self, pending: dict[Any, Request], stage: Stage) -> list[Any]:
         """Wait for the rollouts of a prompt, for some seconds at most; return the references that are ready.
 
-        If the stage asks for it, it learns when the engines have sampled all prompts, which then only wait for rewards.
+        ``stage.sampled``, if there is one, is set once the engines have sampled all prompts and only wait for rewards.
         """
-        is_asked = stage.sampled is not None and not stage.sampled.is_set()
-        ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS if is_asked else 10.0)
-        if stage.sampled is not None and is_asked and not ready and self._have_sampled(list(pending.values())):
+        is_polled = stage.sampled is not None and not stage.sampled.is_set()
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS if is_polled else 10.0)
+        if stage.sampled is not None and is_polled and not ready and self._have_sampled(list(pending.values())):
             stage.sampled.set()
         return list(ready)
 
     def _have_sampled(self, requests: Sequence[Request]) -> bool:
-        asked = [engine for engine in self._engines if any(request.engine is engine for request in requests)]
-        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in asked]) for seed in known}
+        involved = [engine for engine in self._engines if any(request.engine is engine for request in requests)]
+        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in involved]) for seed in known}
         return seeds.issuperset(request.seed for request in requests)
 
     def _count_requests(self) -> list[tuple[int, int]]:

@@ -1,14 +1,17 @@
-"""The controller: the loop over the steps of GRPO.
+"""The controller: GRPO as a loop over steps.
 
-A step samples G prompts with N rollouts each, rewards them, and makes one or several optimizer steps on the adapter.
-Where this differs from the paper (https://arxiv.org/abs/2402.03300):
+A step samples G prompts with N rollouts each, rewards them, and updates the adapter. With the recipe as shipped, little
+of the paper's GRPO (https://arxiv.org/abs/2402.03300) is left; it is close to REINFORCE with the group's mean as
+baseline:
 
-- Advantages are not divided by the group's deviation, and the loss is a sum over tokens with a constant divisor: Dr.
-  GRPO (https://arxiv.org/abs/2503.20783). ``--advantage_estimator`` and ``--loss_aggregation`` choose others.
-- There is no KL term by default, and no reference model: with a coefficient, the actor as it started is one.
-- Usually a step is one optimizer step. The ratio is then 1, and nothing is clipped.
-- The loss is normalized over the whole optimizer batch, not over a micro-batch: :mod:`grpo.train.loss`.
-- A group whose rollouts all have the same reward has advantages of exactly 0.
+1. There is no reference model and no KL. KL_COEF adds one; the reference is then the actor as it started.
+2. A step is one optimizer step on the rollouts of the current policy, so the ratio is 1 and nothing is clipped.
+   EPS_CLIP acts with a smaller TRAIN_BATCH_SIZE, or with PIPELINE=1, whose rollouts are a step old.
+3. The advantage is the reward less the mean of its group, not divided by the deviation (ADVANTAGE_ESTIMATOR=dr_grpo). A
+   group whose rollouts all have the same reward has an advantage of exactly 0, and stays in the batch.
+4. The loss is a mean over all tokens of the optimizer batch, not over each rollout first (LOSS_AGGREGATION=token_mean),
+   however the batch is split into micro-batches and ranks.
+5. The difference between the engines' log-probs and the actor's is measured and not corrected.
 """
 
 import logging
@@ -44,13 +47,13 @@ class Trainer:
     Attributes:
         step, episode: the last ones that were made; episodes count from 0.
         drawn_prompts: in all steps so far.
-        prefetch: has the batch of each step.
+        prefetch: samples the batch of each step.
 
     Args:
         pretrain: the model.
         strategy: OpenRLHF's ``DeepspeedStrategy``; its ``args`` are those of the run.
         actors: the ranks, see :class:`grpo.train.worker.PolicyWorker`.
-        critic, reward_model, reference: models that OpenRLHF's trainer may have, and a run does not.
+        critic, reward_model, reference: OpenRLHF's trainer may have these models; ours has none.
         engines: handles of the engines.
     """
 

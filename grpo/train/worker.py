@@ -4,6 +4,7 @@ The loss is in :mod:`grpo.train.loss`, normalized over the whole optimizer batch
 """
 
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -158,16 +159,16 @@ class PolicyWorker(BaseModelActor):
         means = [
             self._train(micro_batch.to_device(device))
             for _ in range(args.max_epochs)
-            for micro_batch in tqdm(self._micro_batches(loader), "train", disable=dist.get_rank() > 0)
+            for micro_batch in tqdm(self._micro_batches(loader), "train", len(loader), disable=dist.get_rank() > 0)
         ]
         self.rollouts.clear()
         self.empty_cache()
         return self._average_over_ranks(means) | self.metrics.pop()
 
-    def _micro_batches(self, loader: DataLoader) -> passes.Replayed:
-        """Return the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
+    def _micro_batches(self, loader: DataLoader) -> Iterator[Batch]:
+        """Yield the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
         prepare = partial(passes.set_old_log_probs, self.actor) if optimizer_steps.is_in_update(self.args) else None
-        return passes.Replayed(self.actor, self.loss.batches(loader, self.ranks, prepare))
+        return passes.replay_each(self.actor, self.loss.batches(loader, self.ranks, prepare))
 
     def _train(self, batch: Batch) -> dict[str, float]:
         """Make forward and backward pass of a micro-batch, and the optimizer's step after the last one of its batch."""

@@ -139,9 +139,8 @@ def compute_split_loss(args, plan: list[list[list[int]]], samples) -> torch.Tens
         )
         loss = PolicyLoss(args)
         loader = [pad_samples([samples[number] for number in micro_batch]) for micro_batch in micro_batches]
-        total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, ranks)
-        assert len(batches) == len(loader)
-        for part in batches:
+        total = torch.zeros((), dtype=torch.float64)
+        for part in loss.batches(loader, ranks):
             total = total + loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)
         return total / len(loader)
 

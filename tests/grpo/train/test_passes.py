@@ -117,8 +117,7 @@ def test_a_micro_batch_replays_its_own_routing_until_the_next_one():
     actor = Rank()
     plain = actor(TOKENS)
     given = [make_micro_batch(draw_choices(1)), make_micro_batch(None), make_micro_batch(draw_choices(2))]
-    made = [actor(batch.sequences) for batch in passes.Replayed(actor, given)]
-    assert len(passes.Replayed(actor, given)) == 3
+    made = [actor(batch.sequences) for batch in passes.replay_each(actor, given)]
     assert torch.equal(made[1], plain) and torch.equal(actor(TOKENS), plain)
     for values, seed in ((made[0], 1), (made[2], 2)):
         with routing.replay_choices(actor, draw_choices(seed), TOKENS.shape[1], "cpu"):
