@@ -142,7 +142,7 @@ def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
     rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
-    own: dict[str, Any] = {"action_log_probs": None, "replay": None, "info": {}}
+    own = {"action_log_probs": None, "replay": None}
 
     def step() -> dict[str, float]:
         actor.zero_grad()

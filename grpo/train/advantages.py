@@ -5,8 +5,8 @@ In a group of n rollouts with rewards r, their mean m and their standard deviati
 - ``dr_grpo``: r - m (https://arxiv.org/abs/2503.20783)
 - ``rloo``: r - the mean of the others, which is (r - m) n / (n - 1) (https://arxiv.org/abs/2402.14740)
 - ``group_norm``: (r - m) / s (https://arxiv.org/abs/2402.03300)
-- ``reinforce_baseline``: r - m, standardised over the tokens of the step (https://arxiv.org/abs/2501.03262)
-- ``reinforce``: r, standardised over the tokens of the step
+- ``reinforce_baseline``: r - m, standardized over the tokens of the step (https://arxiv.org/abs/2501.03262)
+- ``reinforce``: r, standardized over the tokens of the step
 
 A group without spread gets exactly 0. ``reinforce`` knows no groups: its group is the step. Stock OpenRLHF divides what
 rounding leaves of r - m by 1e-9, and clips the result to 10.
@@ -50,8 +50,8 @@ class Advantages:
 
 def compute(rollouts: Sequence[Sample], args: Arguments) -> Advantages:
     """Return the advantages of the rollouts of a step, which lie in the order of their groups."""
-    penalised, logs = penalise(rollouts, args)
-    rewards = penalised.double().view(-1, args.n_samples_per_prompt)
+    penalized, logs = penalize(rollouts, args)
+    rewards = penalized.double().view(-1, args.n_samples_per_prompt)
     counts = torch.tensor([_counts(rollout) for rollout in rollouts]).view_as(rewards)
     values, compared = shape_rewards(rewards, counts, args)
     logs["group_reward_std"] = _deviation(rewards, counts).expand_as(rewards).flatten().float()
@@ -60,7 +60,7 @@ def compute(rollouts: Sequence[Sample], args: Arguments) -> Advantages:
     return Advantages(values, counts, compared, ~has_spread(rewards, counts), logs)
 
 
-def give(batches: Sequence[Batch], made: Advantages, args: Arguments) -> None:
+def give(batches: Sequence[Batch], advantages_GN: Advantages, args: Arguments) -> None:
     """Give each sampled token of rollouts and branches its advantage, in place, and the rollouts their logs.
 
     The KL of the reward (``--init_kl_coef`` without ``--use_kl_loss``) is subtracted at each token. It is no
@@ -71,13 +71,14 @@ def give(batches: Sequence[Batch], made: Advantages, args: Arguments) -> None:
     count in the KL, the entropy, the loss's token count, and the metrics.
     """
     gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0
-    values, counts, compared = (column.flatten() for column in (made.values, made.counts, made.compared))
+    values, counts = advantages_GN.values.flatten(), advantages_GN.counts.flatten()
+    compared = advantages_GN.compared.flatten()
     tokens: list[torch.Tensor] = []  # float64 [B, A] for each micro-batch
     for batch in batches:
         earned = _rewards_of_tokens(batch, values[batch.index], args.init_kl_coef)
         rollouts = batch.index[: len(batch.prompts)]
         batch.info["return"] = earned[: len(rollouts)].sum(-1).float()
-        batch.info |= {name: log[rollouts] for name, log in made.logs.items()}
+        batch.info |= {name: log[rollouts] for name, log in advantages_GN.logs.items()}
         batch.action_mask = batch.action_mask * counts[batch.index][:, None]
         tokens.append(_returns(earned, gamma) * batch.action_mask)
         batch.kl = None
@@ -181,7 +182,7 @@ def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, fac
     return factor * ((lengths - (limits - buffer)) / buffer).clamp(0, 1)
 
 
-def penalise(rollouts: Sequence[Sample], args: Arguments) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def penalize(rollouts: Sequence[Sample], args: Arguments) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the rewards after penalties, and the overlong penalty as a log.
 
     Rewards of truncated responses are scaled (ProRL); the overlong penalty is subtracted from all. Stock OpenRLHF

@@ -119,11 +119,12 @@ class Trainer:
         rollouts_R = drawn.rollouts
         self.saver.begin_step()
         with self.log.phase("old_log_probs"):
-            batches, made = self._prepare(rollouts_R)  # rewards [G, N] become advantages [G, N], then [B, A]
+            # rewards [G, N] become advantages [G, N], and with the log-probs [B, A]
+            batches, advantages_GN = self._prepare(rollouts_R)
         self._compare_with_engines(number, batches, rollouts_R)
         with self.log.phase("train"):
             status = self._update(batches)
-        self._measure(status, batches, made, drawn)
+        self._measure(status, batches, advantages_GN, drawn)
         self.prefetch.wait()
         with self.log.phase("sync"):
             self._sync()
@@ -148,11 +149,11 @@ class Trainer:
         """Return the rollouts as micro-batches with log-probs and advantages, and the advantages of the groups."""
         args = self.args
         rewards.complete(rollouts_R, args.n_samples_per_prompt)
-        made = advantages.compute(rollouts_R, args)
+        advantages_GN = advantages.compute(rollouts_R, args)
         batches = micro_batches.build(rollouts_R, args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
         passes.add_log_probs(batches, args, self.actors)
-        advantages.give(batches, made, args)  # less the KL of the reward, which needs log-probs
-        return batches, made
+        advantages.give(batches, advantages_GN, args)  # less the KL of the reward, which needs log-probs
+        return batches, advantages_GN
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
         """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
@@ -174,7 +175,7 @@ class Trainer:
             step_metrics.merge(status, result)
         return status
 
-    def _measure(self, status: dict[str, Any], batches: list[Batch], made: Advantages, drawn: Drawn) -> None:
+    def _measure(self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, drawn: Drawn) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
         assert self.prefetch.current is not None
         if drawn.pass_rate is not None:
@@ -183,7 +184,7 @@ class Trainer:
         if self.args.pipeline:
             status["staleness"] = float(self.prefetch.staleness())
         self.prefetch.policy += len(status.get("grad_norms", []))
-        status |= made.measure_spread()
+        status |= advantages_GN.measure_spread()
         step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
 
     def _sync(self) -> None:

@@ -41,35 +41,35 @@ def test_it_equals_openrlhfs_if_every_token_was_sampled():
     of_stock = {"response_length": torch.tensor(lengths).float(), "truncated": torch.zeros(6).bool()}
     stock = SimpleNamespace(rewards=torch.ones(6), action_mask=torch.ones(6, 100), info=of_stock, **of_stock)
     apply_length_penalties([stock], make_arguments())
-    rewards, logs = advantages.penalise(make_rollouts(lengths, 100.0), make_arguments())
+    rewards, logs = advantages.penalize(make_rollouts(lengths, 100.0), make_arguments())
     torch.testing.assert_close(rewards, stock.rewards)
     torch.testing.assert_close(logs["length_penalty"], 1 - stock.rewards)
 
 
-def penalise(rollouts, **changes) -> list[float]:
-    return advantages.penalise(rollouts, make_arguments(**changes))[0].tolist()
+def penalize(rollouts, **changes) -> list[float]:
+    return advantages.penalize(rollouts, make_arguments(**changes))[0].tolist()
 
 
-def test_tokens_of_the_environment_are_not_penalised():
-    assert penalise(make_rollouts([50], 100.0, gap=45)) == [1.0]
+def test_tokens_of_the_environment_are_not_penalized():
+    assert penalize(make_rollouts([50], 100.0, gap=45)) == [1.0]
 
 
 def test_a_conversation_is_measured_by_the_tokens_of_all_its_turns():
     """80 of the 90 tokens are in branches."""
     [one] = make_rollouts([10], 100.0)
     one.info["rollout_tokens"] = torch.tensor([90.0])
-    assert penalise([one]) == [0.75]
+    assert penalize([one]) == [0.75]
 
 
 def test_each_rollout_is_measured_by_its_own_limit():
     """Of a growing schedule, one was carried over."""
-    assert penalise([*make_rollouts([50], 50.0), *make_rollouts([50], 100.0)]) == [0.5, 1.0]
+    assert penalize([*make_rollouts([50], 50.0), *make_rollouts([50], 100.0)]) == [0.5, 1.0]
 
 
 def test_openrlhfs_penalty_of_cut_rollouts_is_kept():
     rollouts = make_rollouts([100, 100], 100.0)
     rollouts[0].info["truncated"][0] = 1
-    assert penalise(rollouts, stop_properly_penalty_coef=0.5) == [0.0, 0.5]
+    assert penalize(rollouts, stop_properly_penalty_coef=0.5) == [0.0, 0.5]
 
 
 @pytest.mark.parametrize("limit", [20, 50])
