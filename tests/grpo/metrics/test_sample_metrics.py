@@ -130,6 +130,13 @@ def test_a_spread_that_is_rounding_or_of_a_sample_without_a_reward_is_none():
     assert experience_metrics([batch], GROUP)["zero_spread_groups"] == pytest.approx(2 / 3)
 
 
+def test_another_reward_function_needs_no_judge():
+    experiences = make_experiences(draw_samples(3), list(range(16)), 4)
+    for experience in experiences:
+        experience.info = {}
+    assert "reward_correct_correlation" not in experience_metrics(experiences, GROUP)
+
+
 def test_correlation_without_spread_is_left_out():
     assert correlation(torch.ones(4).double(), torch.arange(4).double()) is None
     assert correlation(torch.arange(4).double(), -torch.arange(4).double()).item() == pytest.approx(-1)
