@@ -123,7 +123,7 @@ def attend(device: str, window: int | None, length: int, size: int) -> Pairs:
 def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
     """Log-probs and entropy in chunks, with the gradient, against float64 over the same bf16 inputs."""
     from grpo.model.vocabulary import Allocated
-    from grpo.update.log_probs import token_scores
+    from grpo.train.log_probs import token_scores
 
     device, generator = choose_device(gpus), torch.Generator().manual_seed(0)
     rows, width = vocabulary - vocabulary // 20, 256

@@ -18,7 +18,7 @@ from grpo.model import attention, experts, mxfp4
 from grpo.model.architecture import Architecture
 from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
-from grpo.update.log_probs import token_scores
+from grpo.train.log_probs import token_scores
 
 LENGTHS = (4096, 16_384)
 _GROUPED = "aten::_grouped_mm"

@@ -59,7 +59,7 @@ def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> An
 
 def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
     """Return the log-probs of all tokens but the first, `[B, S - 1]`; ids and tokens, False for padding: `[B, S]`."""
-    from grpo.update import log_probs
+    from grpo.train import log_probs
 
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
     with log_probs.scoring(model, ids.roll(-1, 1), kept, 1.0):

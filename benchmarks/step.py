@@ -21,8 +21,8 @@ from benchmarks.random_model import shrink, write_model
 from grpo.hooks.flag_aliases import Arguments
 from grpo.model import attention, cpu_matmul
 from grpo.model.architecture import ATTENTION_PROJECTIONS
-from grpo.update import passes
-from grpo.update.loss import PolicyLoss
+from grpo.train import passes
+from grpo.train.loss import PolicyLoss
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 _TOLERANCE = 0.02  # of two implementations of a sum in bf16
@@ -133,16 +133,16 @@ def _stock_step(actor: Any, module: ModuleType, args: Any, batch: dict[str, Any]
 
 def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
     """Return a rank's training of one micro-batch, which is the whole batch of the loss: it then equals stock's."""
-    from grpo.training.update import Rank
+    from grpo.train.worker import PolicyWorker
 
-    rank: Any = object.__new__(Rank)
+    rank: Any = object.__new__(PolicyWorker)
     rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
     rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
     rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
     rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
-    own = {"action_log_probs": None, "replay": None, "info": {"sample": torch.zeros(1)}}
+    own: dict[str, Any] = {"action_log_probs": None, "replay": None, "info": {}}
 
     def step() -> dict[str, float]:
         actor.zero_grad()

@@ -150,7 +150,7 @@ class Judge:
     def reward(self, correct: float, verdict: Verdict) -> float:
         """Return the weighted sum, or the reward of the fallback policy if the judge failed; `correct` is 1.0 or 0.0.
 
-        `grpo.batch.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
+        `grpo.train.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
         """
         quality = verdict.quality
         if self.settings.fallback == "mean_quality":

@@ -8,9 +8,9 @@ reasoning. An empty response has quality 0 and is not sent.
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH. It calls
 `reward_func` in a thread, one rollout at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A rollout that could not be graded says so in `reward_error`, and its
-other values are NaN: `grpo.batch.rewards.complete` counts it, and the update leaves it out. A rollout that could not
+other values are NaN: `grpo.train.rewards.complete` counts it, and the update leaves it out. A rollout that could not
 be judged says so in `judge_failed`, and JUDGE_FALLBACK decides its reward. Under "mean_quality" that is NaN until a
-mean is known, which `grpo.batch.rewards.complete` treats as above.
+mean is known, which `grpo.train.rewards.complete` treats as above.
 """
 
 import functools

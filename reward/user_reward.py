@@ -2,7 +2,7 @@
 
 OpenRLHF loads this file by its path in each engine, and calls `reward_func` in a thread, one rollout at a time. Nothing
 raises there: OpenRLHF turns an exception into a missing reward without a traceback. A rollout on which a function fails
-says so in `reward_error`, and its reward is NaN: `grpo.batch.rewards.complete` leaves it out of the update. The first
+says so in `reward_error`, and its reward is NaN: `grpo.train.rewards.complete` leaves it out of the update. The first
 error of each kind is logged with its traceback.
 """
 

@@ -125,7 +125,7 @@ if ((gpu_stack)); then
     printf '== tests\n'
     export DS_ACCELERATOR=cpu
     run pytest -n "$(nproc)" "${pytest_arguments[@]}" tests/scripts/setup/test_imports.py \
-        tests/benchmarks/test_compiled.py tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
+        tests/benchmarks/test_compiled.py tests/grpo/{checkpoint,hooks,lora,model,stack,train}
     exit
 fi
 stage "setup" scripts/setup.sh
@@ -146,7 +146,7 @@ if ((other)); then
         mkdir "$copy"
         stage "setup of OpenRLHF $version" install_other "$copy" "$version"
         stage "tests with OpenRLHF $version" test_other "$copy" "${pytest_arguments[@]}" \
-            tests/grpo/{hooks,lora,model,stack,training,update} tests/patches/test_real_series.py
+            tests/grpo/{hooks,lora,model,stack,train} tests/patches/test_real_series.py
         stage "tiny run with OpenRLHF $version" test_other "$copy" tests/stack/test_end_to_end.py
     done
     exit

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from grpo.diagnosis.record import Record
 from grpo.metrics.metric_schema import SCHEMA
-from grpo.update import objectives
+from grpo.train import objectives
 
 WATCH, WARNING, CRITICAL = "watch", "warning", "critical"
 OUT_OF_RANGE = "out_of_range:"  # followed by a metric

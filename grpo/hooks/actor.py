@@ -10,7 +10,7 @@ from grpo.model import expert_lora, loading
 from grpo.model.architecture import PACKED, ZERO3
 from grpo.model.shared_base import MappedBase
 from grpo.stack.upstream.trainer import Actor, ModelOutput
-from grpo.update import log_probs, passes
+from grpo.train import log_probs, passes
 
 is_gpt_oss = loading.is_gpt_oss
 logits_to_keep = passes.logits_to_keep

@@ -3,9 +3,9 @@
 Imports no DeepSpeed.
 """
 
-from grpo.batch import rewards
 from grpo.rollout import engine, response_text
 from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.train import rewards
 
 prompt_tokens = response_text.encode_text  # names of special tokens in its messages stay text
 ids_only = engine.ids_only

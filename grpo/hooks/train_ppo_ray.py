@@ -61,20 +61,20 @@ def rank() -> Any:
     """Return the Ray actor of a rank, which takes the place of ``PolicyModelActor``."""
     import ray
 
-    from grpo.training.update import Rank  # imports DeepSpeed
+    from grpo.train.worker import PolicyWorker  # imports DeepSpeed
 
-    return ray.remote(num_gpus=1)(Rank)
+    return ray.remote(num_gpus=1)(PolicyWorker)
 
 
 def trainer(*models: Any, **sampling: Any) -> Any:
     """Return the controller, in this process. It takes the place of ``PPOTrainer``, with its arguments."""
-    from grpo.training.trainer import Trainer  # imports PyTorch and vLLM
+    from grpo.train.trainer import Trainer  # imports PyTorch and vLLM
 
     return Trainer(*models, **sampling)
 
 
 def has_reference_model(_: Arguments) -> bool:
-    """Return False: the reference is the actor as it started, see :mod:`grpo.update.reference`."""
+    """Return False: the reference is the actor as it started, see :mod:`grpo.train.reference`."""
     return False
 
 

@@ -41,7 +41,7 @@ from grpo.run.run_files import RunFiles
 from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine
 from grpo.stack.problem import UserError
-from grpo.update import learning_rate
+from grpo.train import optimizer_steps
 
 _REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it readable and writable"}
 _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG), "restore the file from a copy")
@@ -138,7 +138,7 @@ def _main(options: argparse.Namespace) -> int:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *placement.warnings()]
     warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
-    warnings += learning_rate.warnings(config.args)
+    warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]

@@ -20,7 +20,7 @@ from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout import greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.counted import format_count
-from grpo.update import old_policy
+from grpo.train import optimizer_steps
 
 Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's rungs that passed, by name
 _LARGE = RELEASED["openai/gpt-oss-120b"]
@@ -130,7 +130,7 @@ def time_update(config: Config, model: Architecture, numbers: Numbers) -> float:
     """Return the seconds of a step's passes on a rank of the actor."""
     args, layers = config.args, model.layers / _LARGE.layers
     of_batch, of_token = fit_update(numbers["layer"]) if "layer" in numbers else _UPDATE
-    passes = args.max_epochs + _FORWARD * (old_policy.share_of_old_pass(args) + (args.init_kl_coef > 0))
+    passes = args.max_epochs + _FORWARD * (optimizer_steps.share_of_old_pass(args) + (args.init_kl_coef > 0))
     unpacking = of_batch * model.experts / _LARGE.experts / args.micro_train_batch_size
     of_rollout = layers * (unpacking + of_token * config.max_model_len)
     return float(passes * config.rollouts_per_step / config.actor_ranks * of_rollout)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from grpo.launch import loss_flags, model_flags, rollout_flags
 from grpo.settings import flags as settings_flags
 from grpo.stack.problem import Problem
-from grpo.update.objectives import LOSSES
+from grpo.train.objectives import LOSSES
 
 # Paths of OpenRLHF that this project drops: a flag, what it has without them, and what they are.
 DROPPED = {

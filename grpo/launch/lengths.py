@@ -4,13 +4,13 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from grpo.batch.length_schedule import parse_stages
 from grpo.environments import settings
 from grpo.environments.mixture import Mixture
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import UserError
+from grpo.train.lengths import parse_stages
 
 
 def describe_lengths(config: Config) -> list[str]:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.stack.problem import Problem
-from grpo.update import objectives
+from grpo.train import objectives
 
 
 def corrects_for_sampling(args: argparse.Namespace) -> bool:

@@ -18,8 +18,8 @@ from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
-from grpo.update import objectives
-from grpo.update.learning_rate import LearningRate, count_steps, count_updates
+from grpo.train import objectives
+from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
 # Bytes per LoRA parameter: in bf16, in the optimizer (fp32 weight, two moments, gradient), and in a checkpoint.
 _WEIGHT, _OPTIMIZER, _SAVED = 2, 16, 12

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.batch import length_schedule
 from grpo.environments.settings import has_environment
 from grpo.rollout import chat_template
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import Problem, UserError
+from grpo.train import lengths
 
 # These give a rollout one advantage for all its tokens, which its branches inherit.
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
@@ -39,7 +39,7 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
     limits = [args.generate_max_len]
     if args.length_schedule is not None:
         try:
-            limits = [stage.length for stage in length_schedule.parse(args.length_schedule)]
+            limits = [stage.length for stage in lengths.parse(args.length_schedule)]
         except UserError as error:
             what, remedy = error.problem.what, error.problem.remedy
             yield Problem(f"LENGTH_SCHEDULE {args.length_schedule}: {what}", remedy)

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo.batch.advantages import group_rewards, has_spread
-from grpo.batch.branches import group_rows
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
-from grpo.rollout.rows import Batch
+from grpo.rollout.rows import Batch, group_rows
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 NGRAM = 3
@@ -24,20 +22,17 @@ def repetition(tokens: Sequence[int]) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def experience_metrics(
-    experiences: Sequence[Batch], group_size: int, tokenizer: Tokenizer | None = None
-) -> dict[str, float]:
+def experience_metrics(experiences: Sequence[Batch], tokenizer: Tokenizer | None = None) -> dict[str, float]:
     """Return the metrics of one step's batch.
 
     Args:
         experiences: OpenRLHF's, with advantages: ``sequences`` ``[B, S]``, ``advantages`` and
             ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (number of each rollout in the step),
             ``info`` with ``[B]`` by name. A rollout with ``branches`` counts once, with the tokens of all of them.
-        group_size: rollouts per prompt.
         tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
     """
     # Experiences are padded to different lengths, so token quantities are summed per rollout first.
-    sampled = [_select_sampled(rows) for experience in experiences for rows in group_rows(experience)]
+    sampled = [_select_sampled(experience, rows) for experience in experiences for rows in group_rows(experience)]
     sampled = [one for one in sampled if one[0]] or sampled  # a rollout without a reward has no trained tokens
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
@@ -48,14 +43,11 @@ def experience_metrics(
     missing = _read_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
     masked = _read_info(experiences, "masked_rollouts")
-    groups, counts = group_rewards(experiences, group_size)
-    is_flat = ~has_spread(groups, counts)[counts.any(-1)]
     metrics = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
         "advantage_min": advantages.min(),
         "advantage_max": advantages.max(),
-        "zero_spread_groups": is_flat.double().mean() if len(is_flat) else None,
         "masked_rollouts": None if masked is None else masked.sum(),
         "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
@@ -121,10 +113,10 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return (a * b).sum() / scale if scale > 1e-12 else None
 
 
-def _select_sampled(rows: Sequence[tuple[Batch, int]]) -> tuple[list[int], torch.Tensor]:
+def _select_sampled(batch: Batch, rows: Sequence[int]) -> tuple[list[int], torch.Tensor]:
     """Return the sampled tokens of a rollout, and the advantage of each."""
     tokens, advantages = [], []
-    for batch, row in rows:
+    for row in rows:
         mask = batch.action_mask[row].bool()
         tokens += batch.sequences[row, 1:][: len(mask)][mask].tolist()
         advantages.append(batch.advantages[row][mask])

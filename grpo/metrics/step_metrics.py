@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import get_batch_branches, get_branches, group_rows
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import (
@@ -19,8 +18,7 @@ from grpo.metrics.update_metrics import (
     log_probs_by_sample,
     policy_metrics,
 )
-from grpo.rollout.rows import Batch, Sample
-from grpo.stack.upstream.arguments import Arguments
+from grpo.rollout.rows import Batch, Sample, get_branches, group_rows
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
@@ -29,15 +27,6 @@ OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each rollout
 SHOWN = 3  # unlikely tokens of a rollout
 CONTEXT = 24  # tokens before an unlikely one
 AFTER = 6
-
-
-def number_samples(experiences: Sequence[Batch]) -> None:
-    """Number the rollouts in ``info``, so that the ranks' notes can be matched to them."""
-    for experience in experiences:
-        experience.info["sample"] = torch.tensor(experience.index)
-        for index, branches in zip(experience.index, get_batch_branches(experience), strict=False):
-            for row in branches:
-                row.info["sample"] = torch.tensor([index])
 
 
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
@@ -52,7 +41,6 @@ def add_step_metrics(
     status: dict[str, Any],
     experiences: Sequence[Batch],
     samples: Sequence[Sample],
-    args: Arguments,
     tokenizer: Tokenizer | None,
 ) -> None:
     """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the rollouts.
@@ -64,15 +52,12 @@ def add_step_metrics(
             about it alone.
     """
     micro_batches: list[MicroBatch] = status.pop("micro_batches", [])
-    status.pop("sample", None)
-    for experience in experiences:
-        experience.info.pop("sample", None)
     engine = dict(_split_by_sample(experiences, "rollout_log_probs"))
     trainer = log_probs_by_sample(micro_batches)
     parts: list[Callable[[], dict[str, float] | None]] = [
         lambda: _leave_out_unknown(status, experiences),
         lambda: _means(experiences),
-        lambda: experience_metrics(experiences, args.n_samples_per_prompt, tokenizer),
+        lambda: experience_metrics(experiences, tokenizer),
         lambda: policy_metrics(micro_batches),
         lambda: gradient_metrics(status.get("grad_norms", [])),
         lambda: engine_metrics(trainer, engine),
@@ -98,8 +83,9 @@ def _split_by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[
     for experience in experiences:
         if getattr(experience, name) is None:
             continue
-        for index, rows in zip(experience.index, group_rows(experience), strict=True):
-            yield index, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
+        values, mask = getattr(experience, name), experience.action_mask.bool()
+        for index, rows in zip(experience.index, group_rows(experience), strict=False):  # the rollouts come first
+            yield index, torch.cat([values[row][mask[row]] for row in rows])
 
 
 def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Batch]) -> None:
@@ -119,7 +105,8 @@ def _means(experiences: Sequence[Batch]) -> dict[str, float]:
         for name in sorted(names)
     }
     means = {name: float(column.mean()) for name, column in columns.items()}
-    lengths = torch.cat([experience.action_mask.bool().sum(-1) for experience in experiences]).double()
+    masks = [experience.action_mask[: len(experience.prompts)] for experience in experiences]
+    lengths = torch.cat([mask.bool().sum(-1) for mask in masks]).double()
     for name in OF_TOKENS & columns.keys():
         if lengths.any():
             means[name] = float((columns[name] * lengths).sum() / lengths.sum())

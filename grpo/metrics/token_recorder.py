@@ -16,7 +16,6 @@ from grpo.model.zero import whole_shape
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
-from grpo.update import old_policy, passes
 
 logger = logging.getLogger("openrlhf.grpo.token_recorder")
 
@@ -26,7 +25,7 @@ class MicroBatch:
     """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, rollout by rollout.
 
     Attributes:
-        samples: index of each rollout in the step; branches (:mod:`grpo.batch.branches`) come last.
+        samples: index of each rollout in the step; branches (:mod:`grpo.train.micro_batches`) come last.
         lengths: number of sampled tokens of each rollout.
         loss: the differentiated loss, unscaled.
         log_probs: of the trained policy before the update.
@@ -88,6 +87,7 @@ class ActorMetrics:
         self,
         experience: Batch,
         log_probs: torch.Tensor,
+        old: torch.Tensor,
         output: ModelOutput,
         loss: torch.Tensor,
         of_loss: dict[str, torch.Tensor] | None = None,
@@ -95,17 +95,15 @@ class ActorMetrics:
         """Record a micro-batch between its forward and its backward pass.
 
         Args:
-            experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
-                ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.number_samples`).
-            log_probs: of the trained policy, ``[B, A]``.
-            output: the model's output, with ``scores`` (see :class:`grpo.update.log_probs.TokenScores`), ``[B, S]``.
+            experience: ``action_mask`` and ``advantages`` ``[B, A]``, and the ``index`` of its rows.
+            log_probs, old: of the trained policy and of the one that sampled, ``[B, A]``.
+            output: the model's output, with ``scores`` (see :class:`grpo.train.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
-            of_loss: ``[B, A]`` by name, see :class:`grpo.update.loss.PolicyLoss`.
+            of_loss: ``[B, A]`` by name, see :class:`grpo.train.loss.PolicyLoss`.
         """
         mask = experience.action_mask.bool()
-        old = passes.old_log_probs(self._args, experience, log_probs)
         sampled: torch.Tensor | None = old
-        if old_policy.is_of_engine(self._args):
+        if self._args.old_log_probs == "engine":
             sampled = None if self._norms else log_probs
         at_actions = [
             _select_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)
@@ -116,7 +114,7 @@ class ActorMetrics:
 
         self._micro_batches.append(
             MicroBatch(
-                samples=[int(index) for index in experience.info["sample"]],
+                samples=experience.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
                 log_probs=copy_masked(log_probs),

@@ -5,7 +5,8 @@ t + 1. Rows are padded on the right.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -21,13 +22,12 @@ class Rows:
         attention_mask: int64 ``[B, S]``.
         action_mask: int64 ``[B, A]``, 1 for the tokens that the policy sampled.
         rollout_log_probs: float32 ``[B, A]``, by the engine; None if it reported none.
-        prompts, labels: one for each rollout.
-        rewards, scores: float32 ``[B]``; NaN if missing.
-        info: logs by name, ``[B]`` each. Ours are the limit of lengths (``length_limit``), checks
-            (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
-            the rollout (``sample``).
-        index: the number of each rollout in the step; [] for branches.
-        routing: for each row, the engine's choice of experts, see :mod:`grpo.batch.recorded_routing`. Only with
+        prompts, labels: one for each rollout, as the next three.
+        rewards, scores: float32; NaN if missing.
+        info: logs by name. Ours are the limit of lengths (``length_limit``), checks (``token_mismatch``), missing
+            rewards (``reward_missing``) and penalties (``length_penalty``).
+        index: for each row, the number of its rollout in the step. Branches come after all rollouts.
+        routing: for each row, the engine's choice of experts, see :mod:`grpo.train.rollouts`. Only with
             ROUTING_REPLAY.
     """
 
@@ -61,14 +61,14 @@ class Rows:
 
 @dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Sample(Rows):
-    """One rollout, B = 1, from :func:`grpo.batch.rollouts.build_rollout`.
+    """One rollout, B = 1, from :func:`grpo.train.rollouts.build_rollout`.
 
     Attributes:
         sampled_by: the id of the engine's Ray actor.
         branches: one row for each branch; rollouts without an environment have none. Read it with
-            :func:`grpo.batch.branches.get_branches`.
+            :func:`get_branches`.
         engine_routing: as ``routing``, of a rollout whose routing only the parity gate reads, without a list around it.
-        missing: names of the numbers that the rollout lacked, from :func:`grpo.batch.rewards.complete`.
+        missing: names of the numbers that the rollout lacked, from :func:`grpo.train.rewards.complete`.
         details: what is known about the rollout after the update, from :mod:`grpo.metrics.step_metrics`.
     """
 
@@ -81,17 +81,14 @@ class Sample(Rows):
 
 @dataclass(eq=False, repr=False)  # tensors are not compared, and some attributes come later
 class Batch(Rows):
-    """A micro-batch of rollouts, from :func:`grpo.batch.branches.micro_batches` to the loss, or one of its rows.
+    """A micro-batch of rollouts, from :func:`grpo.train.micro_batches.build` to the loss, or one of its rows.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.add_log_probs`; None where the current
-            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.train.passes.add_log_probs`; None where the current
+            log-probs are used, see :func:`grpo.train.passes.set_old_log_probs`.
         base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
-        advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
-        branch_counts: branches of each rollout, which are rows after the rollouts, for the forward passes.
-        branches: for each rollout, its branches of one row each, from :func:`grpo.batch.branches.separate_branches`.
-            Read it with :func:`grpo.batch.branches.get_batch_branches`.
+        advantages: float32 ``[B, A]``, once :func:`grpo.train.advantages.give` has computed them.
         replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
     """
 
@@ -99,59 +96,84 @@ class Batch(Rows):
     base_action_log_probs: torch.Tensor | None = None
     kl: torch.Tensor | None = None
     advantages: torch.Tensor = field(init=False)
-    returns: torch.Tensor = field(init=False)
-    branch_counts: list[int] = field(init=False)
-    branches: "list[list[Batch]]" = field(init=False)
     replay: Any = field(init=False)
 
 
-_TENSORS = ("attention_mask", "action_mask", "rollout_log_probs", "rewards", "scores")
-_OF_BATCHES = ("action_log_probs", "base_action_log_probs", "kl", "advantages", "returns")
+def get_branches(rollout: Sample) -> Sequence[Sample]:
+    """Return the branches of a rollout; () without an environment."""
+    return getattr(rollout, "branches", ())
 
 
-def join(rows: Sequence[Rows], pad_token_id: int) -> Batch:
-    """Return the rows of several as one micro-batch, padded.
+def group_rows(batch: Batch) -> list[list[int]]:
+    """Return the numbers of the rows of each rollout of a micro-batch, the earliest first."""
+    branches: list[list[int]] = [[] for _ in batch.prompts]
+    for row in range(len(batch.prompts), len(batch.index)):
+        branches[batch.index.index(batch.index[row])].append(row)
+    return [[*rows, number] for number, rows in enumerate(branches)]
+
+
+def list_inputs(batches: "Sequence[Batch]") -> dict[str, list[Any]]:
+    """Return the arguments of a forward pass of the ranks, each a list with one item for each micro-batch.
+
+    ``routing`` is among them if the choices of experts are replayed.
+    """
+    names = ("sequences", "action_mask", "attention_mask")
+    inputs: dict[str, list[Any]] = {name: [getattr(batch, name) for batch in batches] for name in names}
+    routings = [batch.routing for batch in batches]
+    return inputs if None in routings else inputs | {"routing": routings}
+
+
+_OF_ROWS = ("attention_mask", "action_mask", "rollout_log_probs")
+_OF_BATCHES = ("action_log_probs", "base_action_log_probs", "kl", "advantages")
+
+
+def join(rollouts: Sequence[Rows], pad_token_id: int, branches: Sequence[Rows] = ()) -> Batch:
+    """Return rollouts and their branches as one micro-batch, padded.
 
     Args:
         pad_token_id: of ``sequences``; other tensors are padded with 0.
     """
-    names = [name for name in (*_TENSORS, *_OF_BATCHES) if getattr(rows[0], name, None) is not None]
+    rows = [*rollouts, *branches]
+    names = [name for name in (*_OF_ROWS, *_OF_BATCHES) if getattr(rows[0], name, None) is not None]
     joined: dict[str, Any] = {name: _join([getattr(row, name) for row in rows], 0) for name in names}
     routings = [row.routing for row in rows if row.routing is not None]
     batch = Batch(
         sequences=_join([row.sequences for row in rows], pad_token_id),
-        prompts=[prompt for row in rows for prompt in row.prompts],
-        labels=[label for row in rows for label in row.labels],
-        info={name: torch.cat([row.info[name] for row in rows if name in row.info]) for name in rows[0].info},
+        prompts=[prompt for row in rollouts for prompt in row.prompts],
+        labels=[label for row in rollouts for label in row.labels],
+        rewards=torch.cat([row.rewards for row in rollouts]),
+        scores=torch.cat([row.scores for row in rollouts]),
+        info={name: torch.cat([row.info[name] for row in rollouts if name in row.info]) for name in rollouts[0].info},
         index=[number for row in rows for number in row.index],
         routing=[one for routing in routings for one in routing] if len(routings) == len(rows) else None,
-        **{"rollout_log_probs": None} | {name: joined[name] for name in _TENSORS if name in joined},
+        **{"rollout_log_probs": None} | {name: joined[name] for name in _OF_ROWS if name in joined},
     )
-    for name in joined.keys() - set(_TENSORS):
+    for name in joined.keys() & set(_OF_BATCHES):
         setattr(batch, name, joined[name])
     return batch
 
 
 def _join(tensors: Sequence[torch.Tensor], value: int) -> torch.Tensor:
     longest = max(tensor.shape[-1] for tensor in tensors)
-    if tensors[0].dim() == 1:
-        return torch.cat(list(tensors))
     return torch.cat([pad(tensor, (0, longest - tensor.shape[-1]), value=value) for tensor in tensors])
 
 
-def part(batch: Batch, start: int, end: int) -> Batch:
-    """Return some rows of a micro-batch, without its branches."""
-    values = {each.name: getattr(batch, each.name) for each in fields(Batch) if hasattr(batch, each.name)}
-    rows = object.__new__(Batch)
-    for name, value in values.items():
-        if name in ("branches", "branch_counts", "replay"):
-            continue
-        if isinstance(value, dict):
-            value = {key: item[start:end] for key, item in value.items()}
-        elif isinstance(value, torch.Tensor | list):
-            value = value[start:end]
-        setattr(rows, name, value)
-    return rows
+def part(batch: Batch, rows: slice, rollouts: slice) -> Batch:
+    """Return some rows of a micro-batch, with the prompts, labels, rewards and logs of some of its rollouts."""
+    chosen = copy(batch)
+    for name in ("sequences", *_OF_ROWS, *_OF_BATCHES, "index", "routing"):
+        if (value := getattr(batch, name, None)) is not None:
+            setattr(chosen, name, value[rows])
+    for name in ("prompts", "labels", "rewards", "scores"):
+        setattr(chosen, name, getattr(batch, name)[rollouts])
+    chosen.info = {name: values[rollouts] for name, values in batch.info.items()}
+    return chosen
+
+
+def drop_branches(batch: Batch) -> Batch:
+    """Return the rows of a micro-batch that are no branches."""
+    rollouts = slice(len(batch.prompts))
+    return part(batch, rollouts, rollouts)
 
 
 def dump_sample(sample: Sample) -> dict[str, Any]:

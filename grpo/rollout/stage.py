@@ -1,4 +1,4 @@
-"""A stage of a run that samples: an evaluation, or a training step (:class:`grpo.batch.step.Step`).
+"""A stage of a run that samples: an evaluation, or a training step (:class:`grpo.train.rollout_filters.Step`).
 
 A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
 responses, whichever engine gets a prompt and in whatever order the engines finish.
@@ -7,17 +7,15 @@ responses, whichever engine gets a prompt and in whatever order the engines fini
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpo.environments.mixture import KEY
 from grpo.environments.settings import environments_by_prompt
 from grpo.rollout import greedy
-from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.rows import Sample
 from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -29,21 +27,20 @@ class Stage:
     Args:
         args: OpenRLHF's.
         name: "eval 10", or "train 7" of a step; the seeds follow from it.
-        engines: answer the prompts.
         greedy_sample: the number of each prompt's rollout that is greedy; None if none is.
 
     Attributes:
         drawn: how often the stage has drawn each prompt.
+        kept: the finished groups of its batch.
         sampled: set while the engines sample nothing for the stage; None if no caller needs it.
     """
 
-    def __init__(self, args: Arguments, name: str, engines: EngineCalls, greedy_sample: int | None = None) -> None:
-        self.args, self.name, self.engines = args, name, engines
+    def __init__(self, args: Arguments, name: str, greedy_sample: int | None = None) -> None:
+        self.args, self.name = args, name
         self._greedy_sample = greedy_sample
         self.drawn: Counter[str] = Counter()
+        self.kept: list[list[Sample]] = []
         self.sampled: threading.Event | None = None
-
-    # Seeds and order
 
     def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
         """Return the sampling parameters of a prompt's next draw, with a seed from run, stage and prompt.
@@ -66,46 +63,20 @@ class Stage:
         text = f"{self.args.seed} {self.name} {self.drawn[prompt]} {prompt}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
-    def sort_samples(self, samples: list[Sample]) -> list[Sample]:
-        """Return the rollouts of a batch in the order of their groups.
+    def add(self, group: list[Sample]) -> None:
+        """Add a finished group to the batch."""
+        self.kept.append(group)
+
+    def list_rollouts(self) -> list[Sample]:
+        """Return the rollouts of the batch in the order in which their prompts were drawn.
 
         They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer
         steps.
-
-        Args:
-            samples: of one row each; those of a group stay next to each other.
         """
-        return sorted(samples, key=self.make_sort_key())
+        place = self.rank_groups()
+        return [rollout for group in sorted(self.kept, key=place) for rollout in group]
 
-    def make_sort_key(self) -> Callable[[Sample], int]:
-        """Return a sort key: the position of a rollout's group in the order of the draws. Carried ones are first."""
-        order = {prompt: number for number, prompt in enumerate(self.drawn)}
-        return lambda sample: order.get(sample.prompts[0], -1)
-
-    # Which groups a batch has: an evaluation takes every one
-
-    def begin(self, prompts: Iterator[Any], groups: int) -> tuple[list[Sample], int, Iterator[Any]]:
-        """Return the rollouts that the batch has already, how many prompts to draw at first, and from what.
-
-        Args:
-            prompts: the iterator of the prompt loader.
-            groups: of a full batch.
-        """
-        return [], groups, prompts
-
-    def send(self, engine: EngineActor, call: dict[str, Any]) -> Any:
-        """Send a prompt to an engine; return Ray's reference to the responses."""
-        return self.engines.send(engine, call)
-
-    def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Wait for the responses to a prompt. Return those that are complete, and those still being sampled."""
-        ready = self.engines.wait(references, self.sampled)
-        return ready, [reference for reference in references if reference not in ready]
-
-    def keep(self, group: list[Sample]) -> list[Sample]:
-        """Return the rollouts of a finished group; [] if the batch leaves it out."""
-        return group
-
-    def end(self, accepted: list[Sample], is_exhausted: bool) -> tuple[list[Sample], bool]:
-        """Return the rollouts of the batch, and whether the prompts ran out before it was full."""
-        return accepted, is_exhausted
+    def rank_groups(self) -> Callable[[list[Sample]], int]:
+        """Return what gives the place of a group's prompt in the order of the draws."""
+        places = {prompt: place for place, prompt in enumerate(self.drawn)}
+        return lambda group: places.get(group[0].prompts[0], -1)

@@ -14,7 +14,6 @@ import torch
 
 from grpo.environments.settings import environments_by_prompt, has_environment
 from grpo.rollout import greedy
-from grpo.rollout.engine_calls import EngineCalls
 from grpo.rollout.response_text import make_record_fields
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
@@ -39,7 +38,6 @@ class Evaluation:
         args: OpenRLHF's.
         tokenizer: of the model.
         held_out: the loader of the held-out problems; None without any, and nothing is evaluated.
-        engines: answer the problems.
         sample: samples every problem this many times in a stage.
         log: of the run.
     """
@@ -49,12 +47,11 @@ class Evaluation:
         args: Arguments,
         tokenizer: Tokenizer,
         held_out: PromptLoader | None,
-        engines: EngineCalls,
         sample: Callable[[Stage, int], list[Sample]],
         log: RunLog,
     ) -> None:
         self._args, self._tokenizer, self._held_out = args, tokenizer, held_out
-        self._engines, self._sample, self._log = engines, sample, log
+        self._sample, self._log = sample, log
 
     def run_first(self, step: int) -> None:
         """Evaluate before the first step if ``--eval_at_start`` asks for it.
@@ -76,7 +73,7 @@ class Evaluation:
         started = time.monotonic()
         number, extra = self._args.eval_n_samples_per_prompt, greedy.answers(self._args.eval_temperature)
         self._log.note_phase("evaluate", step)
-        stage = Stage(self._args, f"eval {step}", self._engines, greedy_sample=number if extra else None)
+        stage = Stage(self._args, f"eval {step}", greedy_sample=number if extra else None)
         # The loader draws from torch's generator. An evaluation must not change the training that follows.
         with torch.random.fork_rng(devices=[]):
             problems = self._problems()

@@ -13,12 +13,11 @@ import ray
 
 from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
 from grpo.metrics.scored_rollouts import Rollout, compare
-from grpo.rollout.rows import Batch, Sample
+from grpo.rollout.rows import Batch, Sample, drop_branches, list_inputs
 from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.trainer import ActorGroup
-from grpo.update import passes
 
 ROWS = 64  # rollouts that are scored: seconds of a step of the 120b
 MOST = 8  # comparisons with the adapter, for an engine that hardly samples
@@ -52,15 +51,15 @@ class ParityGate:
             log: of the run.
             step: the global step.
             batches: the micro-batches of the step, as many on each rank.
-            samples: the rollouts that :attr:`Batch.index` counts.
+            samples: the rollouts of the step.
 
         Raises:
             PolicyMismatch: if rounding does not explain the difference.
         """
         if not self.is_due():
             return
-        chosen, limit = choose(self._args, batches), self._args.parity_limit
-        rollouts = self._score(chosen, samples, passes.build_arguments(chosen))
+        chosen, limit = [drop_branches(batch) for batch in choose(self._args, batches)], self._args.parity_limit
+        rollouts = self._score(chosen, samples, list_inputs(chosen))
         if not rollouts:
             return
         comparison = compare([*self._earlier, *rollouts])
@@ -91,21 +90,18 @@ class ParityGate:
         then = "the next step is compared too" if self._left else f"no other step is compared after {MOST}"
         return f"too few tokens to judge {', '.join(waiting)}: {then}"
 
-    def _score(self, batches: Sequence[Batch], samples: Sequence[Sample], routing: Mapping[str, Any]) -> list[Rollout]:
+    def _score(self, batches: Sequence[Batch], samples: Sequence[Sample], inputs: Mapping[str, Any]) -> list[Rollout]:
         """Let the ranks score micro-batches, with their adapter and without it.
 
         Args:
-            routing: the argument of the passes that replays routings, or {}.
+            inputs: of the passes, see :func:`grpo.rollout.rows.list_inputs`.
 
         Returns:
             The rollouts whose engine is known and that have sampled tokens; branches are left out.
         """
         args, group = self._args, self._actors
-        inputs: dict[str, Any] = {
-            name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
-        }
         now, base = (
-            [values for part in ray.get(group.async_run_method_batch(method, **inputs, **routing)) for values in part]
+            [values for part in ray.get(group.async_run_method_batch(method, **inputs)) for values in part]
             for method in ("forward", "base_forward")
         )
         engines = {actor_id(engine): number for number, engine in enumerate(self._engines)}
@@ -137,7 +133,7 @@ class ParityGate:
             return "the engines' choice of experts was not recorded, so it may be the cause"
         if not any(comparison.problems(limit)):
             return "this step has too few tokens to say whether the choice of experts is the cause"
-        replayed = compare(self._score(batches, samples, {"routing": routings}))
+        replayed = compare(self._score(batches, samples, list_inputs(batches) | {"routing": routings}))
         left = next(replayed.problems(limit), None)
         if left is None:
             mean = replayed.rows[0].mean
@@ -155,7 +151,7 @@ def is_compared(args: Arguments) -> bool:
 def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
     """Return about ROWS rows of the micro-batches, evenly spaced, and as many on each rank."""
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    per_batch = len(batches[0].sequences)
+    per_batch = len(batches[0].prompts)
     count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
     return [batches[number * len(batches) // count] for number in range(count)]
 

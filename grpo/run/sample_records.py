@@ -30,7 +30,7 @@ def describe_samples(
     - `conversation` for rollouts in an environment, the whole text of each of their rows;
     - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
 
-    A number that :func:`grpo.batch.rewards.complete` filled in for the step's mean is None.
+    A number that :func:`grpo.train.rewards.complete` filled in for the step's mean is None.
 
     Args:
         samples: ``Experience`` of one rollout each.

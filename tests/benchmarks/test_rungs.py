@@ -23,7 +23,7 @@ from grpo.lora import adapter
 from grpo.model import mxfp4
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from grpo.update import log_probs
+from grpo.train import log_probs
 from tests import forked
 
 SMALL = shrink(

@@ -7,15 +7,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ORDER = (
-    *("stack", "settings", "model", "lora", "environments", "rollout", "batch", "update", "metrics", "run"),
-    *("diagnosis", "checkpoint", "training", "launch", "hooks"),
+    *("stack", "settings", "model", "lora", "environments", "rollout", "metrics", "run"),
+    *("diagnosis", "checkpoint", "train", "launch", "hooks"),
 )
 OUTSIDE = {
     "stack": {"patches"},  # the digest of the installed OpenRLHF
     "environments": {"reward"},  # those of ours grade answers
     "rollout": {"reward"},  # the grader's markers
-    "batch": {"reward"},
     "run": {"reward"},
+    "diagnosis": {"grpo.train.objectives"},  # the table of losses, which imports nothing
+    "train": {"reward"},
     "launch": {"reward", "data", "patches"},
     "hooks": {"reward"},  # the driver starts the judge
 }
@@ -55,7 +56,8 @@ def test_packages_of_grpo_import_only_earlier_ones():
             for module in modules:
                 parts = module.split(".")
                 name = ".".join(parts[: 1 + (parts[0] == "grpo")])
-                assert parts[0] not in ours or name in allowed, f"{file.relative_to(ROOT)} imports {module}"
+                is_allowed = name in allowed or ".".join(parts[:3]) in allowed
+                assert parts[0] not in ours or is_allowed, f"{file.relative_to(ROOT)} imports {module}"
 
 
 def test_packages_import_one_way():

@@ -14,7 +14,7 @@ import patches
 from eval import compare, table
 from grpo.metrics import metric_schema
 from grpo.model import loading
-from grpo.update.learning_rate import LearningRate
+from grpo.train.optimizer_steps import LearningRate
 
 from .recorded import Agreement, compute_sample_log_probs, read_samples, shift_by_one_token, swap_samples
 from .rounding import compute_distributions, load_reference_model

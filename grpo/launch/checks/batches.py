@@ -7,7 +7,7 @@ from grpo.launch.config import Config
 from grpo.settings.table import BY_FLAG
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
-from grpo.update.learning_rate import LearningRate, count_steps, count_updates
+from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
 
 def check_batches(config: Config, prompts: int | None = None) -> Iterator[Problem]:

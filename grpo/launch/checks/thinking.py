@@ -4,11 +4,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.batch.length_schedule import Schedule
 from grpo.environments.settings import has_environment
 from grpo.launch.config import Config
 from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
 from grpo.stack.problem import Problem
+from grpo.train.lengths import Schedule
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ class ModelOutput(Protocol):
     """What the model returns for a micro-batch; ``["logits"]`` are the scores of the last positions.
 
     Attributes:
-        scores: a ``grpo.update.log_probs.TokenScores`` of all positions. The patch ``metrics_actor`` sets it.
+        scores: a ``grpo.train.log_probs.TokenScores`` of all positions. The patch ``metrics_actor`` sets it.
     """
 
     scores: Any

@@ -24,7 +24,7 @@ from grpo.checkpoint import adapter_files, saving
 from grpo.lora import adapter, expert_form
 from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, zero
 from grpo.model.architecture import NO_SHARD
-from grpo.update import reference
+from grpo.train import reference
 
 ACCUMULATION = 6  # samples an optimizer step
 EXPERT_RANK = 3

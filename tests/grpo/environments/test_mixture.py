@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.batch.rewards import complete
 from grpo.environments.environment import SetupError
 from grpo.environments.mixture import Mixture
 from grpo.environments.settings import AGENT, environments_by_prompt
 from grpo.rollout.harmony import template_for
 from grpo.rollout.stage import Stage
-from tests.grpo.batch.test_rewards import make_sample
+from grpo.train.rewards import complete
 from tests.grpo.environments.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.test_agent import load_actor
 from tests.grpo.rollout.tokenizer import TOKENIZER
+from tests.grpo.train.test_rewards import make_sample
 
 GUESS = """
 from grpo.environments import environment
@@ -98,7 +98,7 @@ def test_a_line_for_an_environment_that_the_run_has_not_is_refused(tmp_path):
 
 
 def test_the_controller_tells_the_engines_which_environment_a_prompt_is_for(two_environments):
-    stage = Stage(two_environments, "train 1", None)
+    stage = Stage(two_environments, "train 1")
     given = {
         prompt: stage.seed_params(make_params(), prompt).extra_args
         for prompt in environments_by_prompt(two_environments)

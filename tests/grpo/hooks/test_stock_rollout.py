@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.batch import rewards
-from grpo.batch.rollouts import build_rollout
 from grpo.hooks.flag_aliases import Arguments
+from grpo.train import rewards
+from grpo.train.rollouts import build_rollout
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.conftest import assert_fails_on_stock
 

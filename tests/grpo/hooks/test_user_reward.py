@@ -7,9 +7,9 @@ import pytest
 import torch
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-from grpo.batch.rewards import complete, read_score, scalar
 from grpo.run.measure import USER_REWARD
-from tests.grpo.batch.test_rewards import make_sample
+from grpo.train.rewards import complete, read_score, scalar
+from tests.grpo.train.test_rewards import make_sample
 
 RIGHT = """
 import re

@@ -14,7 +14,7 @@ from grpo.model import model_files
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
-from grpo.update.objectives import LOSSES, Loss
+from grpo.train.objectives import LOSSES, Loss
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 from .boxes import LARGE, SMALL

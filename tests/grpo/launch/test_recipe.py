@@ -15,7 +15,7 @@ from grpo.run import own_runs
 from grpo.settings.recipe import default
 from grpo.settings.setting import Setting
 from grpo.settings.table import EXPORTED, SETTINGS
-from grpo.update.objectives import LOSSES
+from grpo.train.objectives import LOSSES
 
 from .recipe import ROOT, call, launch
 

@@ -59,6 +59,7 @@ def make_experiences(samples: list[dict], order: list[int], size: int) -> list[S
                 advantages=torch.tensor([[sample["advantage"]] for sample in batch]).float() * mask,
                 rewards=torch.tensor([sample["reward"] for sample in batch]),
                 index=rows,
+                prompts=rows,
                 info={
                     name: torch.tensor([sample[name] for sample in batch])
                     for name in ("correct", "judge_quality", "judge_calls", "judge_cached", "judge_failed", "truncated")
@@ -73,7 +74,7 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
     samples = draw_samples(seed)
     order = list(range(len(samples)))
     random.shuffle(order)
-    metrics = experience_metrics(make_experiences(samples, order, size), GROUP)
+    metrics = experience_metrics(make_experiences(samples, order, size))
 
     names = samples[0].keys() - {"prompt", "response"}
     column = {name: np.array([sample[name] for sample in samples]) for name in names}
@@ -85,7 +86,6 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
         "advantage_std": column["advantage"].std(),
         "advantage_min": column["advantage"].min(),
         "advantage_max": column["advantage"].max(),
-        "zero_spread_groups": (np.ptp(column["reward"].reshape(-1, GROUP), axis=-1) == 0).mean(),
         "reward_std": column["reward"].std(),
         "token_advantage_mean": np.average(column["advantage"], weights=length),
         "response_length_p50": np.percentile(length, 50),
@@ -115,19 +115,8 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
 
 def test_undefined_metrics_are_left_out():
     samples = [sample | {"correct": 0.0, "judge_calls": 0.0, "reward": 0.25} for sample in draw_samples(2)]
-    metrics = experience_metrics(make_experiences(samples, list(range(16)), 4), GROUP)
+    metrics = experience_metrics(make_experiences(samples, list(range(16)), 4))
     assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
-    assert metrics["zero_spread_groups"] == 1
-
-
-def test_a_spread_that_is_rounding_or_of_a_sample_without_a_reward_is_none():
-    samples = draw_samples(4, count=3 * GROUP)
-    for sample, reward in zip(samples, [0.6, 0.6000001, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6], strict=True):
-        sample["reward"] = reward
-    (batch,) = make_experiences(samples, list(range(len(samples))), len(samples))
-    batch.info["reward_missing"] = torch.zeros(len(samples))
-    batch.info["reward_missing"][5] = 1
-    assert experience_metrics([batch], GROUP)["zero_spread_groups"] == pytest.approx(2 / 3)
 
 
 def test_another_reward_function_needs_no_judge():
@@ -147,7 +136,7 @@ def test_rolling_correlation_covers_all_samples_of_the_steps(seed, steps):
     parts = [draw_samples(seed + step) for step in range(steps)]
     rows = []
     for part in parts:
-        metrics = experience_metrics(make_experiences(part, list(range(16)), 16), GROUP)
+        metrics = experience_metrics(make_experiences(part, list(range(16)), 16))
         means = {name: np.mean([sample[name] for sample in part]) for name in ("reward", "correct")}
         rows.append(metrics | means)
     reward, right = (np.array([s[name] for part in parts for s in part]) for name in ("reward", "correct"))
@@ -164,23 +153,23 @@ def test_thinking_and_answer_are_separated_by_tokens():
         samples, ([1, 2, *header, 3], [1, *header, 2, *header, 3, 4, 5], [1, 2], header), strict=True
     ):
         sample["response"] = response
-    metrics = experience_metrics(make_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
+    metrics = experience_metrics(make_experiences(samples, [2, 0, 3, 1], 3), tokenizer)
     assert metrics["thinking_length"] == np.mean([5, 8, 2, 3])
     assert metrics["answer_length"] == np.mean([1, 3, 0])
     logged = make_experiences(samples, [0, 1, 2, 3], 2)
     for experience in logged:
         experience.info["thinking_length"] = torch.ones(2)
-    assert not experience_metrics(logged, GROUP, tokenizer).keys() & {"thinking_length", "answer_length"}
+    assert not experience_metrics(logged, tokenizer).keys() & {"thinking_length", "answer_length"}
 
 
 def test_untrained_samples_are_excluded_from_sample_means():
     """Without a reward, they lost their mask. If they counted, a failing judge would look like short responses."""
     samples = draw_samples(seed=3)
     batches = make_experiences(samples, order=list(range(len(samples))), size=4)
-    expected = experience_metrics(batches[1:], group_size=GROUP)
+    expected = experience_metrics(batches[1:])
     for name in ("action_mask", "advantages"):
         getattr(batches[0], name).zero_()
-    metrics = experience_metrics(batches, group_size=GROUP)
+    metrics = experience_metrics(batches)
     for name in ("advantage_mean", "advantage_std", "repetition", "response_length_p50", "sampled_tokens"):
         assert metrics[name] == pytest.approx(expected[name], abs=1e-6), name
 
@@ -200,7 +189,7 @@ def test_the_reward_of_cut_thoughts_and_of_the_others(cut, missing, expected):
     batch.info |= {"reward": torch.tensor([1.0, 0.0, 0.5, 0.5]), "reward_missing": torch.tensor(missing).float()}
     if cut is not None:
         batch.info["thinking_truncated"] = torch.tensor(cut).float()
-    computed = experience_metrics([batch], GROUP)
+    computed = experience_metrics([batch])
     shown = {name: value for name, value in computed.items() if name.startswith("reward_thinking")}
     assert shown == {f"reward_thinking_{name}": value for name, value in expected.items()}
     assert shown.keys() <= BY_NAME.keys()

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo.batch import branches
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
 from grpo.model.routing import Replay
 from grpo.model.vocabulary import Allocated
 from grpo.rollout.rows import Batch, join
-from grpo.update import passes
-from grpo.update.log_probs import TokenScores, token_scores
-from grpo.update.loss import PolicyLoss, number_rollouts
+from grpo.train import micro_batches, passes
+from grpo.train.log_probs import TokenScores, token_scores
+from grpo.train.loss import PolicyLoss, number_rollouts
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
 CLIP = (0.2, 0.3)
@@ -68,20 +67,20 @@ def make_experience(index: int, sample: dict) -> Batch:
         ["p"], ["l"], correct, correct, {"correct": correct, "response_length": torch.tensor([size])}, [index],
         action_log_probs=place_at_actions(sample["old"]),
     )  # fmt: skip
-    made.advantages = made.returns = mask * sample["advantage"]
+    made.advantages = mask * sample["advantage"]
     return made
 
 
 def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
-    rows = [row for experience in experiences for row in branches.split_rollouts(experience)]
+    rows = [row for experience in experiences for row in micro_batches.split(experience)]
     for start in range(0, len(rows), size):
-        batch = branches.join_rollouts(rows[start : start + size])
+        batch = micro_batches.collate(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
-        for row, index in enumerate(batch.info["sample"]):
-            sample = samples[int(index)]
+        for row, index in enumerate(batch.index):
+            sample = samples[index]
             begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
             logits[row, begin:end] = torch.tensor(sample["logits"])
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
@@ -96,7 +95,7 @@ def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples:
         loss.divergence(log_probs, old, 2 * log_probs, batch.action_mask)
         # of two layers and every token, the first token of each row would have gone to other experts in one
         batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
-        metrics.note(batch, log_probs, output, value, loss.per_token)
+        metrics.note(batch, log_probs, old, output, value, loss.per_token)
         metrics.note_update()
     engine.global_steps += 1
     metrics.note_update()
@@ -110,8 +109,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
     experiences = [join([single[index] for index in cut], 0) for cut in cuts]
-    step_metrics.number_samples(experiences)
-    status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
+    status: dict = {"ppo_kl": 99.0, "correct": 99.0}
     for rank in range(ranks):
         engine = SimpleNamespace(
             global_steps=0,
@@ -123,7 +121,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
         share = [copy(experience) for experience in experiences[rank::ranks]]
         step_metrics.merge(status, train_rank(engine, make_arguments(on_policy), share, samples, size))
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
-    step_metrics.add_step_metrics(status, experiences, single, make_arguments(on_policy), tokenizer)
+    step_metrics.add_step_metrics(status, experiences, single, tokenizer)
     return status, single
 
 
@@ -161,7 +159,7 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
     }  # fmt: skip
     for name, value in expected.items():
         assert status[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    assert "sample" not in status and "micro_batches" not in status
+    assert "micro_batches" not in status
     numbers = {name for name, value in status.items() if isinstance(value, float)}
     assert numbers <= BY_NAME.keys()
     for sample, known in zip(described, samples, strict=True):
@@ -178,7 +176,6 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
 def test_micro_batch_spike_is_shown_with_its_samples():
     samples = draw_samples(0)
     single = [make_experience(index, sample) for index, sample in enumerate(samples)]
-    step_metrics.number_samples(single)
     for one in single:
         one.rollout_log_probs = None
     notes = [
@@ -186,7 +183,7 @@ def test_micro_batch_spike_is_shown_with_its_samples():
         for index, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
     ]  # most groups teach nothing, which is common
     status = {"micro_batches": notes, "grad_norms": []}
-    step_metrics.add_step_metrics(status, single, single, make_arguments(True), None)
+    step_metrics.add_step_metrics(status, single, single, None)
     assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
     assert [index for index, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
 
@@ -194,9 +191,8 @@ def test_micro_batch_spike_is_shown_with_its_samples():
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
     single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(1))]
-    step_metrics.number_samples(single)
     status: dict = {}
-    step_metrics.add_step_metrics(status, single, single, make_arguments(False), None)
+    step_metrics.add_step_metrics(status, single, single, None)
     assert "advantage_mean" in status and "entropy" not in status
 
 
@@ -205,7 +201,7 @@ def test_of_several_passes_a_sample_keeps_its_largest_loss():
     for one in single:
         one.rollout_log_probs = None
     notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 6) for loss in (1.0, -20.0, 2.0)]
-    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, make_arguments(True), None)
+    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, None)
     assert single[3].details["micro_batch_loss"] == -20
 
 
@@ -222,7 +218,7 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
         one.info["response_length"] = "not a number"
     status: dict = {"grad_norms": [1.0]}
     with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
-        step_metrics.add_step_metrics(status, single, single, make_arguments(False), None)
+        step_metrics.add_step_metrics(status, single, single, None)
     assert status["metric_errors"] >= 1 and "advantage_mean" in status and status["grad_norm"] == 1
     assert "missing" in caplog.text
 
@@ -257,7 +253,7 @@ def finish_step(samples: list[dict], **info: list[float]) -> dict[str, float]:
     for index, experience in enumerate(experiences):
         experience.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
     status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
-    step_metrics.add_step_metrics(status, experiences, experiences, make_arguments(on_policy=True), None)
+    step_metrics.add_step_metrics(status, experiences, experiences, None)
     return status
 
 
@@ -280,10 +276,7 @@ def test_a_step_without_any_reward_has_no_mean_reward():
     samples = draw_samples(0)
     nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT
     computed = finish_step(samples, reward=nothing, reward_missing=all_of_it)
-    assert (
-        not {"reward", "return", "reward_std", "zero_spread_groups"} & computed.keys()
-        and computed["reward_missing"] == 1
-    )
+    assert not {"reward", "return", "reward_std"} & computed.keys() and computed["reward_missing"] == 1
     assert finish_step(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
 
 
@@ -294,4 +287,4 @@ def test_filled_in_rewards_are_excluded_from_the_spread():
     for index, sample in enumerate(samples):
         sample["correct"] = real[index]  # the reward, see `make_experience`
     computed = finish_step(samples, reward=real, reward_missing=missing)
-    assert computed["reward_std"] == pytest.approx(0.5) and computed["zero_spread_groups"] == 0
+    assert computed["reward_std"] == pytest.approx(0.5)

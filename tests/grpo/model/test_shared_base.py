@@ -230,7 +230,7 @@ def test_gradients_are_those_of_two_copies(checkpoint, owner, run_ranks, tmp_pat
     for shard in ("none", "engine"):
         (tmp_path / shard).mkdir()
         arguments = (checkpoint, tmp_path / shard, "token_mean", 2, shard, owner.file)
-        run_ranks(1, *arguments, script="update/loss_ranks.py")
+        run_ranks(1, *arguments, script="train/loss_ranks.py")
     one, two = (torch.load(tmp_path / shard / "results.pt") for shard in ("engine", "none"))
     assert one["gradients"].keys() == two["gradients"].keys() and one["gradients"]
     for name, gradient in two["gradients"].items():

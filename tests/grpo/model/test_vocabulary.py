@@ -3,7 +3,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from grpo.model import vocabulary
-from grpo.update.log_probs import token_scores
+from grpo.train.log_probs import token_scores
 from scripts.tiny_model.tokenizer import build_tokenizer
 
 

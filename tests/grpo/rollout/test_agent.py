@@ -10,10 +10,10 @@ from grpo.rollout import thinking
 from grpo.rollout.harmony import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
-from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.environments.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.test_budgeted_turns import StreamingEngine
 from tests.grpo.rollout.tokenizer import TOKENIZER
+from tests.grpo.train.made_batches import make_batches
 
 FAILING = """
 from grpo.environments import environment
@@ -140,8 +140,8 @@ def test_failing_constructor_ends_its_rollout_and_a_whole_batch_ends_the_run(tmp
     assert [response["extra_logs"]["ended_by_error"] for response in responses] == [label == "none" for label in labels]
     if set(labels) == {"none"}:
         with pytest.raises(UserError, match="environment"):
-            make_experiences(responses, monkeypatch)
+            make_batches(responses, monkeypatch)
         return
-    (fine, failed), (batch,) = make_experiences(responses, monkeypatch)
+    (fine, failed), (batch,) = make_batches(responses, monkeypatch)
     assert fine.info["reward_missing"] == 0 and failed.info["reward_missing"] == 1
     assert batch.action_mask.bool().any(-1).tolist() == [True, False] and not batch.advantages[1].any()

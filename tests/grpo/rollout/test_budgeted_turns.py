@@ -12,10 +12,10 @@ from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
-from tests.grpo.batch.made_experiences import make_experiences
 from tests.grpo.environments.scripted import LIMITS, Library, encode_oddly, make_params, roll_out_script
 from tests.grpo.rollout.test_history import make_answer, make_call, make_thought
 from tests.grpo.rollout.tokenizer import TOKENIZER
+from tests.grpo.train.made_batches import make_batches
 
 
 def sample_tokens(codec, text, seed):
@@ -161,7 +161,7 @@ def test_a_turn_that_is_cut_answers_and_the_trainer_agrees_with_the_engine(monke
     plain = roll_out_script([make_answer()])[3]
     scored = [one | {"prompt": "where?", "label": "", "scores": 1.0, "reward": reward, "sampled_by": None}
               for one, reward in ((response, 1.0), (plain, 0.0))]  # fmt: skip
-    (mine, _), _ = make_experiences(scored, monkeypatch)
+    (mine, _), _ = make_batches(scored, monkeypatch)
     assert mine.info["token_mismatch"] == 0 and mine.info["reward_missing"] == 0
 
 

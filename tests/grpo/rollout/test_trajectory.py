@@ -3,13 +3,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.batch import rollouts
 from grpo.rollout.trajectory import (
     Origin,
     Trajectory,
     is_truncated,
     response_tokens,
 )
+from grpo.train import rollouts
 
 PARTS = st.lists(st.tuples(st.sampled_from(Origin), st.integers(0, 4)), max_size=12)
 

@@ -123,7 +123,7 @@ def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named)
     (tmp_path / "eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     args = SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl"))
     held_out = [(["sums"], [f"<{name}>"], ["7"]) for name in "ab"]  # cut by --max_samples
-    found = evaluation.Evaluation(args, None, held_out, None, None, None)._problems
+    found = evaluation.Evaluation(args, None, held_out, None, None)._problems
     problems = found()
     assert list(problems) == ["<a>", "<b>"]
     assert {problem["datasource"] for problem in problems.values()} == {"sums"}
@@ -210,7 +210,7 @@ def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenize
     held_out = [(["sums"], [f"<{name}>"], ["7"]) for name in "ab"]
     log = run_log.RunLog(str(tmp_path / "run"))
     for _ in range(2):  # the second one finds the step evaluated
-        evaluation.Evaluation(args, tokenizer, held_out, None, draw, log).run(3)
+        evaluation.Evaluation(args, tokenizer, held_out, draw, log).run(3)
     [row] = json_files.read_rows(tmp_path / "run" / "eval.jsonl")
     assert (row["exact_match"], row["samples"], row["pass_at_k"]["2"]["value"]) == (0.5, 4, 0.5)
     files = {file.stem: json_files.read_rows(file) for file in (tmp_path / "run" / "samples").iterdir()}
@@ -224,7 +224,7 @@ def test_an_evaluation_draws_a_greedy_answer_beside_its_samples(sample, tokenize
 
 def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
     def list_choices(greedy_sample: int | None) -> list[int]:
-        stage = Stage(SimpleNamespace(seed=1), "eval 0", None, greedy_sample)
+        stage = Stage(SimpleNamespace(seed=1), "eval 0", greedy_sample)
         params = stage.seed_params(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
         samples = [greedy.make_sample_params(params, number) for number in range(3)]
         assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}

@@ -8,10 +8,10 @@ import ray
 import torch
 
 from grpo.metrics.parity import PolicyMismatch
+from grpo.rollout.rows import Batch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
-from grpo.training.trainer import Trainer
-from grpo.update import passes
+from grpo.train.trainer import Trainer
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
 
@@ -67,13 +67,17 @@ def make_step(gate, step=1, adapter=0.0, shift=0.0, batches=4, rows=ROWS, lacks_
         off, moved = shift * is_second, adapter * (1 - is_second * lacks_adapter)
         mask = torch.ones(rows, LENGTH - 1, dtype=torch.long)
         made.append(
-            SimpleNamespace(
+            Batch(
                 sequences=sequences,
                 action_mask=mask,
                 attention_mask=torch.ones_like(sequences),
                 rollout_log_probs=base + moved * (base + 2) + off,
                 index=index,
                 info={},
+                prompts=index,
+                labels=index,
+                rewards=torch.zeros(rows),
+                scores=torch.zeros(rows),
             )
         )
     return made, samples
@@ -185,7 +189,7 @@ def test_samples_of_unknown_engines_are_left_out():
 
 
 def test_rollouts_without_a_reward_are_left_out():
-    """All of one rank, and some of the other: branches.give_advantages empties their masks."""
+    """All of one rank, and some of the other: advantages.give empties their masks."""
     gate = Gate()
     batches, samples = make_step(gate, batches=4)
     for batch in batches[2:]:
@@ -211,16 +215,15 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
         return samples
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
-    trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait)
-    monkeypatch.setattr(passes, "add_log_probs", lambda *_: None)
-    trainer.actors, trainer._give_advantages = gate.group, lambda made: made
-    trainer._make_batches = lambda copies: scored.append(copies) or batches
+    trainer.prefetch = SimpleNamespace(staleness=lambda: 4, next_rollouts=wait)
+    trainer.actors = gate.group
+    trainer._prepare = lambda copies: (scored.append(copies) or batches, None)
     for step in (2, 3):
         trainer._compare_with_engines(step, stale, old)
     assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]
     assert len(waited) == 1, "later steps do not wait"
     assert scored[0] is not samples and scored[0][0] is not samples[0], "making micro-batches changes them"
-    trainer.batches.staleness, trainer.gate = lambda: 0, Gate()
+    trainer.prefetch.staleness, trainer.gate = lambda: 0, Gate()
     trainer.gate.group.adapter = 0.1
     with pytest.raises(PolicyMismatch):
         trainer._compare_with_engines(4, stale, old)

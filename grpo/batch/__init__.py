@@ -1,1 +1,0 @@
-"""From rollouts to training rows: rewards, branches, advantages, limits on lengths."""

@@ -1,0 +1,146 @@
+"""The limit on response length over the run: it grows with global steps or with the share of truncated rollouts.
+
+The engines start with the largest limit (``--generate_max_len``), which evaluations use from the start. Only the limit
+of training rollouts changes; nothing restarts. Under a thinking budget, a limit below thinking, delimiter and answer
+shortens the thinking; the answer keeps its part.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
+
+if TYPE_CHECKING:  # the launcher reads schedules without torch
+    import torch
+
+    from grpo.rollout.rows import Sample
+
+WINDOW = 5  # steps over which the share of truncated rollouts is averaged
+_STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One limit of a schedule and its start: a global step, or a share of truncated rollouts.
+
+    Attributes:
+        length: the most tokens of a response.
+        step: the first global step of the stage; steps count from 1.
+        truncated: the share that starts the stage, from 0 to 1: a mean over :data:`WINDOW` steps of the previous stage.
+    """
+
+    length: int
+    step: int | None = None
+    truncated: float | None = None
+
+
+def parse(schedule: str) -> tuple[Stage, ...]:
+    """Read a schedule: limits separated by commas, each after the first with the step or share that starts it.
+
+    ``1024,2048@50,3072@100`` goes by global steps; ``1024,2048@20%,3072@20%`` by the share of truncated rollouts.
+
+    Raises:
+        UserError: if it is invalid; the remedy gives an example.
+    """
+    stages = []
+    for number, text in enumerate(schedule.replace(" ", "").split(",")):
+        fields = _STAGE.fullmatch(text)
+        if not fields:
+            raise UserError(
+                f"{text!r} is not a limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated rollouts)"
+            )
+        has_start = bool(fields["step"] or fields["percent"])
+        if has_start and not number:
+            raise UserError(
+                f"the first limit, {text}, applies from the beginning",
+                f"write {fields['length']} in its place; each later limit says when it begins: 1024,2048@50",
+            )
+        if number and not has_start:
+            raise UserError(f"nothing says when {text} begins", f"write {text}@50 (a step) or {text}@20% (truncated)")
+        step, percent = fields["step"], fields["percent"]
+        stages.append(
+            Stage(int(fields["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
+        )
+    lengths, steps = [stage.length for stage in stages], [stage.step for stage in stages if stage.step is not None]
+    if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
+        raise UserError("limits and steps do not grow", "write 1024,2048@50,3072@100")
+    if steps and steps[0] <= 1 and stages[1].step is not None:
+        raise UserError(
+            f"the first limit, {lengths[0]}, is never used: step {steps[0]} ends it", "start later, from step 2 on"
+        )
+    if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
+        raise UserError(
+            "a share of truncated rollouts is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"
+        )
+    return tuple(stages)
+
+
+def parse_stages(args: Arguments) -> tuple[Stage, ...]:
+    """Return the stages of a run; a single one of its whole length if it has no schedule.
+
+    Raises:
+        UserError: see :func:`parse`.
+    """
+    return parse(args.length_schedule) if args.length_schedule else (Stage(args.generate_max_len),)
+
+
+class Schedule:
+    """The limit of each step. Stages by step depend on the step alone; stages by truncation need a saved state.
+
+    Args:
+        args: OpenRLHF's, with ``length_schedule`` of :mod:`grpo.launch.flags`.
+        state: the last result of :meth:`count_truncated` before a resume; None at the start of a run.
+    """
+
+    def __init__(self, args: Arguments, state: dict[str, Any] | None = None) -> None:
+        self._stages = parse_stages(args)
+        state = state or {}
+        self._grown: int = state.get("grown", 0)  # the largest limit reached by truncation
+        self._limit: int = state.get("limit", 0)
+        self._truncated: list[float] = list(state.get("truncated", []))  # of the last steps with that limit
+
+    def limit(self, step: int) -> int:
+        """Return the most tokens that a response of this global step may have."""
+        return self._stages[self._stage(step)].length
+
+    def _stage(self, step: int) -> int:
+        number = 0
+        for stage in self._stages[1:]:
+            has_begun = self._grown >= stage.length if stage.step is None else step >= stage.step
+            if not has_begun:
+                break
+            number += 1
+        return number
+
+    def count_truncated(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
+        """Count the truncated rollouts of a step, and return the state for a resume.
+
+        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
+        have been drawn before the limit grew; they do not count for the new one.
+
+        Args:
+            step: the global step for which these were drawn.
+            samples: the rollouts.
+        """
+        number = self._stage(step)
+        if float(samples[0].info["length_limit"]) != self._stages[number].length:
+            return self._state()
+        if self._stages[number].length != self._limit:
+            self._limit, self._truncated = self._stages[number].length, []
+        share = sum(_read_truncation(sample.info) for sample in samples) / len(samples)
+        self._truncated = [*self._truncated, share][-WINDOW:]
+        after = self._stages[number + 1] if number + 1 < len(self._stages) else None
+        mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
+        if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
+            self._grown = after.length
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
+
+
+def _read_truncation(info: "Mapping[str, torch.Tensor]") -> float:
+    return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

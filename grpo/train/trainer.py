@@ -1,0 +1,244 @@
+"""The controller: GRPO as a loop over steps.
+
+A step samples G prompts with N rollouts each, rewards them, and updates the adapter. With the recipe as shipped, little
+of the paper's GRPO (https://arxiv.org/abs/2402.03300) is left; it is close to REINFORCE with the group's mean as
+baseline:
+
+1. There is no reference model and no KL. KL_COEF adds one; the reference is then the actor as it started.
+2. A step is one optimizer step on the rollouts of the current policy, so the ratio is 1 and nothing is clipped.
+   EPS_CLIP acts with a smaller TRAIN_BATCH_SIZE, or with PIPELINE=1, whose rollouts are a step old.
+3. The advantage is the reward less the mean of its group, not divided by the deviation (ADVANTAGE_ESTIMATOR=dr_grpo). A
+   group whose rollouts all have the same reward has an advantage of exactly 0, and stays in the batch.
+4. The loss is a mean over all tokens of the optimizer batch, not over each rollout first (LOSS_AGGREGATION=token_mean),
+   however the batch is split into micro-batches and ranks.
+5. The difference between the engines' log-probs and the actor's is measured and not corrected.
+"""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import ray
+from openrlhf.utils import get_tokenizer
+
+from grpo.checkpoint import trainer_state
+from grpo.checkpoint.on_request import SaveOnRequest
+from grpo.metrics import step_metrics
+from grpo.rollout.rows import Batch, Sample
+from grpo.run.evaluation import Evaluation
+from grpo.run.parity_gate import ParityGate
+from grpo.run.run_log import RunLog, open_log
+from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream.trainer import ActorGroup
+from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewards, rollout_filters
+from grpo.train.advantages import Advantages
+from grpo.train.lengths import Schedule
+from grpo.train.prefetch import Prefetch
+from grpo.train.rollout_filters import Drawn
+from grpo.train.sampler import Sampler, make_loaders
+
+logger = logging.getLogger("openrlhf.grpo.trainer")
+
+
+class Trainer:
+    """Runs the loop, in the driver.
+
+    Attributes:
+        step, episode: the last ones that were made; episodes count from 0.
+        drawn_prompts: in all steps so far.
+        prefetch: samples the batch of each step.
+
+    Args:
+        pretrain: the model.
+        strategy: OpenRLHF's ``DeepspeedStrategy``; its ``args`` are those of the run.
+        actors: the ranks, see :class:`grpo.train.worker.PolicyWorker`.
+        critic, reward_model, reference: OpenRLHF's trainer may have these models; ours has none.
+        engines: handles of the engines.
+    """
+
+    step: int
+    episode: int
+    drawn_prompts: int
+    lengths: Schedule
+    gate: ParityGate
+    sampler: Sampler
+    prefetch: Prefetch
+    log: RunLog
+    saver: SaveOnRequest
+    evaluation: Evaluation
+
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Any,
+        actors: ActorGroup,
+        critic: None,
+        reward_model: None,
+        reference: None,
+        engines: list[EngineActor],
+        **_: Any,
+    ) -> None:
+        self.args = args = strategy.args
+        for name in ("eval_steps", "save_steps"):
+            if getattr(args, name) == -1:
+                setattr(args, name, float("inf"))
+        self.actors, self.engines = actors, engines
+        self.tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.disable_fast_tokenizer)
+        self.problems, self.held_out = make_loaders(strategy, self.tokenizer)
+
+    def get_max_steps(self) -> int:
+        """Return the optimizer steps of the run, for the schedule of the learning rate."""
+        problems = len(self.problems.dataset)
+        return optimizer_steps.count_steps(self.args, problems) * optimizer_steps.count_updates(self.args)
+
+    def fit(self) -> None:
+        """Train from the start, or from the checkpoint that the ranks have loaded."""
+        args = self.args
+        self._start(ray.get(self.actors.async_run_method("states"))[0])
+        self.evaluation.run_first(self.step)
+        for episode in range(self.episode, args.num_episodes):
+            while not self._is_finished(self.step) and self.train_step(episode):
+                pass
+        with self.log.phase("save"):
+            self.saver.save_last()
+        self.evaluation.run_last(self.step)
+        self.log.trackers.close()
+
+    def train_step(self, episode: int) -> bool:
+        """Make the next global step; return False if the prompts of the episode did not suffice for it.
+
+        G prompts with N rollouts each are R = G * N rollouts. They are in micro-batches of B rows (more with branches)
+        of S tokens, which A = S - 1 positions predict.
+        """
+        number, args = self.step + 1, self.args
+        drawn = self._sample(episode, number)  # generate, and reward each answer
+        self.drawn_prompts += drawn.prompts
+        if drawn.is_over:
+            return False
+        rollouts_R = drawn.rollouts
+        self.saver.begin_step()
+        with self.log.phase("old_log_probs"):
+            batches, made = self._prepare(rollouts_R)  # rewards [G, N] become advantages [G, N], then [B, A]
+        self._compare_with_engines(number, batches, rollouts_R)
+        with self.log.phase("train"):
+            status = self._update(batches)
+        self._measure(status, batches, made, drawn)
+        self.prefetch.wait()
+        with self.log.phase("sync"):
+            self._sync()
+        self.step, self.episode = number, episode
+        self.log.write_rollouts(number, rollouts_R, self.tokenizer)  # before the checkpoint: a resume draws no others
+        self.saver.end_step(number, self._states(status, rollouts_R), self.log.phase)
+        self.log.write_step(number, status)
+        logger.info("step %d: %s", number, status)
+        if number % args.eval_steps == 0:
+            self.evaluation.run(number)
+        return True
+
+    # The parts of a step
+
+    def _sample(self, episode: int, number: int) -> Drawn:
+        """Return the rollouts of a step. With PIPELINE=1, begin to sample those of the next one before its rewards."""
+        if self.args.pipeline and not self._is_finished(number):
+            self.prefetch.sample_ahead(episode, number)
+        return self.prefetch.take(episode, number)
+
+    def _prepare(self, rollouts_R: list[Sample]) -> tuple[list[Batch], Advantages]:
+        """Return the rollouts as micro-batches with log-probs and advantages, and the advantages of the groups."""
+        args = self.args
+        rewards.complete(rollouts_R, args.n_samples_per_prompt)
+        made = advantages.compute(rollouts_R, args)
+        batches = micro_batches.build(rollouts_R, args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
+        passes.add_log_probs(batches, args, self.actors)
+        advantages.give(batches, made, args)  # less the KL of the reward, which needs log-probs
+        return batches, made
+
+    def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
+        """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
+
+        With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
+        """
+        if self.prefetch.staleness() == 0:
+            self.gate.check(self.log, number, batches, rollouts_R)
+        elif self.gate.is_due() and (ahead := self.prefetch.next_rollouts()):
+            with self.log.phase("old_log_probs"):
+                now, _ = self._prepare(deepcopy(ahead))  # it changes rollouts, and their step comes
+            self.gate.check(self.log, number, now, ahead)
+
+    def _update(self, batches: list[Batch]) -> dict[str, Any]:
+        """Let the ranks train on the micro-batches; return what they report, merged."""
+        ray.get(self.actors.async_run_method_batch("append", batch=batches))
+        status: dict[str, Any] = {}
+        for result in ray.get(self.actors.async_run_method("update")):
+            step_metrics.merge(status, result)
+        return status
+
+    def _measure(self, status: dict[str, Any], batches: list[Batch], made: Advantages, drawn: Drawn) -> None:
+        """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
+        assert self.prefetch.current is not None
+        if drawn.pass_rate is not None:
+            status["dynamic_filtering_pass_rate"] = drawn.pass_rate
+        status |= rollout_filters.measure(self.args, self.prefetch.current.groups)
+        if self.args.pipeline:
+            status["staleness"] = float(self.prefetch.staleness())
+        self.prefetch.policy += len(status.get("grad_norms", []))
+        status |= made.measure_spread()
+        step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
+
+    def _sync(self) -> None:
+        """Bring the engines to the adapter."""
+        if self.args.vllm_enable_sleep:
+            self.sampler.wake_up(["weights"])
+        ray.get(self.actors.async_run_method("sync"))
+
+    # Start and checkpoints
+
+    def _start(self, states: dict[str, Any]) -> None:
+        """Continue from the states of a checkpoint; {} at the start of a run."""
+        args, engines = self.args, self.engines
+        self.step, self.episode = states.get("global_step", 0), states.get("episode", 0)
+        self.drawn_prompts = states.get("total_consumed_prompts", 0)
+        self.lengths = Schedule(args, states.get("lengths"))
+        self.gate = ParityGate(args, self.actors, engines)
+        self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
+        self.log = open_log(args, self.problems.dataset, self.step, states)
+        self.prefetch = Prefetch(args, self.sampler, self.log)
+        if self.step or args.adapter:  # otherwise the adapter is zero
+            self._sync()
+        if self.step:
+            self._restore(states)
+        self.saver = SaveOnRequest(args, self._save, self.step)
+        self.evaluation = Evaluation(args, self.tokenizer, self.held_out, self.sampler.sample_held_out, self.log)
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        """Restore the position in the problems, the random states, and what has been sampled for later steps."""
+        if states["data_loader_state_dict"]:
+            self.problems.load_state_dict(states["data_loader_state_dict"])
+        self.sampler.restore_prompts()
+        trainer_state.set_random_state(states["random"])
+        if "ahead" in states:
+            self.prefetch.restore(states["ahead"])
+
+    def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
+        """Return the states for a checkpoint of the last step.
+
+        A value may be a function that first waits for its state, see :class:`SaveOnRequest`.
+        """
+        states = {
+            "episode": self.episode,
+            "global_step": self.step,
+            "total_consumed_prompts": self.drawn_prompts,
+            "data_loader_state_dict": self.problems.state_dict(),
+            **trainer_state.collect_controller_state(status),
+        }
+        waiting: Callable[[], dict[str, Any]] | None = self.prefetch.state()
+        if waiting:
+            states["ahead"] = waiting
+        return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}
+
+    def _save(self, states: dict[str, Any]) -> None:
+        ray.get(self.actors.async_run_method("save", states=states))
+
+    def _is_finished(self, number: int) -> bool:
+        return self.args.max_steps is not None and number >= self.args.max_steps

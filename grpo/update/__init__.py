@@ -1,1 +1,0 @@
-"""The policy update: its forward passes, the loss, importance correction, the reference."""

@@ -1,0 +1,227 @@
+"""From prompts to rollouts: seeds, order, numbers of samples, and what becomes of groups without a score."""
+
+import argparse
+import json
+import math
+import threading
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+from ray.exceptions import ActorDiedError
+
+from grpo.hooks.flag_aliases import in_sections
+from grpo.launch.config import trainer_parser
+from grpo.rollout.stage import Stage
+from grpo.stack.problem import UserError
+from grpo.train import rollouts, sampler
+from grpo.train.rollout_filters import Drawn, Step
+
+SETTINGS = {
+    "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
+    "n_samples_per_prompt": 2, "rollout_batch_size": 2, "seed": 1,
+    "remote_rm_url": ["r.py"], "top_p": 1.0, "prompt_max_len": 8, "vllm_enable_sleep": False,
+    "pipeline": False, "temperature": 1.0,
+}  # fmt: skip
+HOW = sampler.SamplingOptions(2, 1.0, 8)
+
+
+class Ray:
+    """The last prompt is answered first."""
+
+    @staticmethod
+    def wait(references, **_):
+        return references[-1:], references[:-1]
+
+    @staticmethod
+    def get(reference):
+        return reference
+
+
+class Engine:
+    """Notes what it is asked; its samples have the scores that `scores_of` has for a prompt."""
+
+    def __init__(self, scores_of=lambda prompt: [1.0, 0.0]):
+        self.scores_of, self.asked = scores_of, []
+        self.get_num_unfinished_requests = SimpleNamespace(remote=lambda: 0)
+        self.generate_responses = SimpleNamespace(remote=self._answer)
+
+    def _answer(self, **call):
+        self.asked.append(call)
+        return Answers({"prompt": call["prompt"], "score": score} for score in self.scores_of(call["prompt"]))
+
+
+class Answers(list):
+    """Is its own reference."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+@pytest.fixture
+def make_sampler(monkeypatch):
+    """Return a function that makes a sampler of an engine."""
+    monkeypatch.setattr(sampler, "ray", Ray)
+    monkeypatch.setattr(rollouts, "build_rollout", lambda response, *_: SimpleNamespace(
+        prompts=[response["prompt"]], scores=torch.tensor([response["score"]]), info={}, rollout_log_probs=None
+    ))  # fmt: skip
+
+    def make(engine, **changes):
+        args = argparse.Namespace(**SETTINGS | changes)
+        return sampler.Sampler(args, None, [engine], None, None, None, None)
+
+    return make
+
+
+def make_prompts(*names):
+    return iter([(["source"], [name], ["label"]) for name in names])
+
+
+def draw(sampler, problems, step=None):
+    """Let a sampler draw the batch of a step from these problems."""
+    sampler._prompts = problems
+    return sampler.sample_step(step or Step(sampler.args, 7, max_new_tokens=8))
+
+
+def test_a_prompt_samples_the_same_whatever_was_drawn_before_it(make_sampler):
+    seeds = []
+    for names in ("pq", "qp"):
+        sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
+        draw(sampler, make_prompts(*names))
+        seeds.append({call["prompt"]: call["sampling_params"].seed for call in engine.asked})
+    assert seeds[0] == seeds[1] and seeds[0]["p"] != seeds[0]["q"]
+
+
+def test_samples_come_back_in_the_order_of_their_prompts(make_sampler):
+    drawn = draw(make_sampler(Engine(), dynamic_filtering=False, rollout_batch_size=3), make_prompts(*"abc"))
+    assert [rollout.prompts[0] for rollout in drawn.rollouts] == list("aabbcc")
+
+
+def test_the_engine_with_the_fewest_requests_gets_a_prompt(make_sampler):
+    sampler = make_sampler(Engine())
+    busy, idle = Engine(), Engine()
+    busy.get_num_unfinished_requests = SimpleNamespace(remote=lambda: 3)
+    sampler._engines = [busy, idle]
+    sampler._send(Stage(sampler.args, "eval 0"), list(make_prompts(*"abc")), HOW)
+    assert [call["prompt"] for call in idle.asked] == ["a", "b"] and len(busy.asked) == 1
+
+
+def test_an_evaluation_draws_its_own_number_of_samples_in_its_own_way(make_sampler):
+    sampler = make_sampler(engine := Engine())
+    sampler.args.eval_temperature, sampler.args.generate_max_len = 0.5, 77
+    sampler._held_out = list(make_prompts("p"))
+    sampler.sample_held_out(Stage(sampler.args, "eval 0"), 5)
+    [call] = engine.asked
+    params = call["sampling_params"]
+    assert (call["num_samples"], params.temperature, params.max_tokens, params.logprobs) == (5, 0.5, 77, 0)
+    assert call["max_length"] == 8 + 77
+
+
+@pytest.mark.parametrize("first", [math.nan, 1.0])
+def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first):
+    """The next prompts would be drawn, to the last one, and nothing be trained."""
+    sampler = make_sampler(Engine(lambda prompt: [first if prompt == "p1" else math.nan] * 2))
+    problems = make_prompts(*(f"p{number}" for number in range(9)))
+    with pytest.raises(UserError, match="reward function failed"):
+        draw(sampler, problems)
+    assert len(list(problems)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
+
+
+def test_a_group_is_filtered_by_the_scores_that_it_has(make_sampler):
+    sampler = make_sampler(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
+    drawn = draw(sampler, make_prompts("p", "q"))
+    assert len(drawn.rollouts) == 3 and not drawn.is_over
+
+
+def test_accepted_samples_survive_the_end_of_the_prompts(make_sampler):
+    """The group of p1 has no spread and is left out; no prompt is left to replace it."""
+    sampler = make_sampler(Engine({"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__))
+    step = Step(sampler.args, 7, max_new_tokens=8)
+    assert draw(sampler, make_prompts("p0", "p1"), step) == Drawn([], 50.0, 2, True)
+    drawn = draw(sampler, make_prompts("p0"), step)
+    assert (len(drawn.rollouts), drawn.prompts, drawn.is_over) == (4, 1, False)  # two carried over, two new
+
+
+def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
+    sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
+    assert draw(sampler, make_prompts("p")) == Drawn([], None, 0, True) and not engine.asked
+
+
+class SlowRay:
+    """No answer comes until `answered` has it. An engine whose answer is an error has died."""
+
+    answered: ClassVar[list] = []
+
+    @classmethod
+    def wait(cls, references, **_):
+        return [each for each in references if each in cls.answered][:1], []
+
+    @staticmethod
+    def get(references):
+        for each in references:
+            if isinstance(each, Exception):
+                raise each
+        return references
+
+
+@pytest.fixture
+def make_asked(make_sampler, monkeypatch):
+    """Return a function that makes two engines, and what asks them whether prompts 2, 3 and 4 are sampled."""
+
+    def make():
+        engines = [Engine(), Engine()]
+        asking = make_sampler(None)
+        asking._engines, stage = engines, Stage(asking.args, "eval 0")
+        stage.sampled = threading.Event()
+        pending = {seed: sampler.Request(engines[seed % 2], seed) for seed in (2, 3, 4)}
+        monkeypatch.setattr(sampler, "ray", SlowRay)
+        return engines, stage, lambda: asking._wait(pending, stage)
+
+    return make
+
+
+def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_asked, monkeypatch):
+    engines, stage, wait = make_asked()
+    for known, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([[2, 4, 6], [3]], True)):
+        for engine, seeds in zip(engines, known, strict=True):
+            engine.sampled = SimpleNamespace(remote=lambda seeds=seeds: seeds)
+        assert wait() == [] and stage.sampled.is_set() == is_sampled
+    monkeypatch.setattr(SlowRay, "answered", [3])
+    assert wait() == [3]
+
+
+def test_an_engine_that_dies_ends_the_wait(make_asked):
+    engines, _, wait = make_asked()
+    for engine in engines:
+        engine.sampled = SimpleNamespace(remote=ActorDiedError)
+    with pytest.raises(ActorDiedError):
+        wait()
+
+
+def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
+    sampler, generator = make_sampler(Engine()), torch.Generator()
+    sampler._train = SimpleNamespace(sampler=SimpleNamespace(generator=generator))
+    sampler._lengths, sampler._gate = SimpleNamespace(limit=lambda step: step), SimpleNamespace(is_due=lambda: False)
+    sampler.args.routing_replay = False
+    assert sampler.begin_step(1).max_new_tokens == 1 and generator.initial_seed() == sampler.args.seed
+    generator.manual_seed(9)
+    sampler.begin_step(2)
+    assert generator.initial_seed() == 9, "a resumed run keeps the order of its checkpoint"
+
+
+LABELS = ["2024-01-31", "2025-02-01", 2**63 + 1, "1", 1, 0.1, "\N{SNOWMAN}"]
+
+
+@pytest.mark.parametrize("folder", ["user@corp", "a,b", "g[1]", "*", "plain"])
+def test_the_loaders_give_each_label_as_the_file_has_it_whatever_the_files_name(tmp_path, folder):
+    """datasets makes dates of text and floats of large integers; OpenRLHF's reader splits names at @ and commas."""
+    file = tmp_path / folder / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(json.dumps({"prompt": f"p{n}", "label": one}) + "\n" for n, one in enumerate(LABELS)))
+    flags = ["--prompt_data", str(file), "--eval_dataset", str(file), "--input_key", "prompt", "--label_key", "label"]
+    strategy = DeepspeedStrategy(args=in_sections(trainer_parser().parse_args(flags)))
+    for loader in sampler.make_loaders(strategy, None):
+        rows = sorted((prompt, label) for _, [prompt], [label], *_ in loader)
+        assert [(label, type(label)) for _, label in rows] == [(one, type(one)) for one in LABELS]

@@ -1,0 +1,299 @@
+"""A rank's update: every split of a batch gives the same gradient; its passes, its optimizer and its sync."""
+
+import itertools
+from types import SimpleNamespace
+
+import deepspeed
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+from grpo.checkpoint import saving
+from grpo.launch.config import trainer_parser
+from grpo.lora import adapter
+from grpo.model import loading
+from grpo.model.shared_base import BaseError
+from grpo.rollout.rows import Batch
+from grpo.train import importance
+from grpo.train.loss import PolicyLoss, Ranks
+from grpo.train.worker import PolicyWorker
+from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
+
+LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
+
+
+def make_experiences() -> list[Batch]:
+    """One sample each: a prompt of two tokens, and a response."""
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for number, length in enumerate(LENGTHS):
+        sequences = torch.randint(VOCABULARY, (1, 2 + length), generator=generator)
+        mask = torch.cat([torch.zeros(1, 1), torch.ones(1, length)], dim=1)
+        random = [torch.randn(mask.shape, generator=generator) * 0.4 - 2.4 for _ in range(3)]
+        old, base, engine = (values * mask for values in random)
+        samples.append(
+            Batch(
+                index=[number],
+                sequences=sequences,
+                attention_mask=torch.ones_like(sequences),
+                action_mask=mask,
+                action_log_probs=old,
+                base_action_log_probs=base,
+                rollout_log_probs=engine,
+                prompts=["p"],
+                labels=["l"],
+                rewards=torch.ones(1),
+                scores=torch.ones(1),
+                info={
+                    "total_length": torch.tensor([2.0 + length]),
+                    "response_length": torch.tensor([float(length)]),
+                    "reward": torch.ones(1),
+                    "return": torch.ones(1),
+                },
+            )
+        )
+        samples[-1].advantages = torch.randn(1, 1, generator=generator).expand(mask.shape) * mask
+    return samples
+
+
+class Policy(torch.nn.Module):
+    """Predicts the next token from the last one only, and acts as its own DeepSpeed engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[bool] = []
+        self.table = torch.nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)))
+
+    @property
+    def model(self) -> "Policy":
+        return self
+
+    def backward(self, loss) -> None:
+        (loss / self.accumulated).backward()  # as DeepSpeed does
+
+    def step(self) -> None:
+        self.optimizer_step()
+
+    def forward(self, sequences, action_mask, return_output=False, **_):
+        self.passes.append(torch.is_grad_enabled())
+        logits = self.table[sequences[:, :-1]]
+        log_probs = logits.log_softmax(-1).gather(-1, sequences[:, 1:, None])[..., 0]
+        entropy = torch.distributions.Categorical(logits=self.table[sequences]).entropy()
+        log_probs = log_probs * action_mask
+        output = SimpleNamespace(scores=SimpleNamespace(entropy=entropy))
+        return (log_probs, output) if return_output else log_probs
+
+
+def make_arguments(**changes) -> SimpleNamespace:
+    values = {
+        "loss_aggregation": "token_mean", "generate_max_len": 20, "eps_clip_low_high": (0.2, 0.2), "dual_clip": None,
+        "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
+        "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "vllm_is_max_kl": None,
+        "old_log_probs": "trainer",
+        "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
+        "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
+        "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "cispo_max_ratio": 1.2, "sapo_temperatures": [1.0, 1.05],
+    }  # fmt: skip
+    return SimpleNamespace(**values | changes)
+
+
+def train(args: SimpleNamespace, micro: int) -> tuple[torch.Tensor, dict[str, float]]:
+    """Update on one optimizer batch in micro-batches; return the gradient, and what the rank reports."""
+    policy, noted = Policy(), []
+    rank = make_rank(args, policy, micro, len(LENGTHS) // micro, lambda *all: noted.append(all[-1]))
+    status = rank.update()
+    return policy.table.grad, status | {"noted": noted}
+
+
+def make_rank(args, policy, micro, accumulated, note, optimizer_step=lambda: None) -> PolicyWorker:
+    """A single rank with the rollouts of a step."""
+    rank = object.__new__(PolicyWorker)
+    policy.accumulated, policy.optimizer_step = accumulated, optimizer_step
+    rank.args, rank.actor, rank.ranks = args, policy, Ranks(1, accumulated)
+    args.micro_train_batch_size = micro
+    rank.metrics = SimpleNamespace(note_update=lambda: None, pop=dict, note=note)
+    rank.loss, rank.rollouts = PolicyLoss(args), []
+    for experience in make_experiences():
+        rank.append(experience)
+    return rank
+
+
+FORMS = {
+    "plain": {},
+    "corrected": {"enable_vllm_is_correction": True},
+    "engine": {"old_log_probs": "engine"},
+    "cispo": {"policy_loss_type": "cispo"},
+    "sapo, engine": {"policy_loss_type": "sapo", "old_log_probs": "engine"},
+    "one step a rollout": {"train_batch_size": 4, "max_epochs": 1},
+    "one step a rollout, corrected": {"train_batch_size": 4, "max_epochs": 1, "enable_vllm_is_correction": True},
+}
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_is_the_same_for_any_micro_batch(single_rank, aggregation, form):
+    args = make_arguments(loss_aggregation=aggregation, **FORMS[form])
+    (whole, status), *others = [train(args, micro) for micro in (4, 2, 1)]
+    assert whole.abs().max() > 1e-4
+    for gradient, other in others:
+        torch.testing.assert_close(gradient, whole, rtol=1e-4, atol=1e-7)
+        assert other["policy_loss"] == pytest.approx(status["policy_loss"], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("kind", ["ppo", "cispo", "sapo"])
+def test_a_masked_rollout_is_in_no_term_and_in_no_denominator(single_rank, aggregation, kind):
+    """The gradient is that of the other rollouts alone, with KL and entropy."""
+    made, hidden = make_experiences(), (0.0, 1.0, 1.0, 0.0)
+    for one, mark in zip(made, hidden, strict=True):
+        one.info["masked_rollouts"] = torch.tensor([mark])
+    gradients = []
+    for rollouts in (made, [made[0], made[3]]):
+        policy = Policy()
+        args = make_arguments(loss_aggregation=aggregation, policy_loss_type=kind, max_epochs=1)
+        rank = make_rank(args, policy, len(rollouts), 1, lambda *_: None)
+        rank.rollouts.clear()
+        for rollout in rollouts:
+            rank.append(rollout)
+        rank.update()
+        gradients.append(policy.table.grad)
+    assert gradients[0].abs().max() > 1e-4
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+
+
+def test_forms_differ(single_rank):
+    losses = {form: train(make_arguments(**changes), 2)[0] for form, changes in FORMS.items()}
+    for one, other in itertools.combinations(losses, 2):
+        assert not torch.allclose(losses[one], losses[other], rtol=1e-3), (one, other)
+
+
+def test_kl_and_entropy_are_those_of_the_whole_batch(single_rank):
+    """By hand: the gradient of everything together, in two epochs."""
+    policy, total = Policy(), torch.zeros(())
+    for one in make_experiences():
+        log_probs, output = policy(one.sequences, one.action_mask, return_output=True)
+        ratio = (log_probs - one.action_log_probs).exp()
+        objective = torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
+        kl = ratio.detach().clamp(max=10) * (log_probs - one.base_action_log_probs) ** 2 / 2
+        total = total + ((0.1 * kl - objective - 0.05 * output.scores.entropy[:, :-1]) * one.action_mask).sum()
+    (2 * total / sum(LENGTHS)).backward()
+    torch.testing.assert_close(train(make_arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rank_reports_the_measurements_of_the_loss(single_rank):
+    _, status = train(make_arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
+    names = {"importance_cut", "importance_weight", "advantage_clipped", "vllm_kl", "clip_ratio_low", "clip_ratio_high"}
+    assert status["noted"][0].keys() >= names and status["entropy_loss"] > 0
+    assert "vllm_kl" not in train(make_arguments(), 4)[1]["noted"][0]
+
+
+def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
+    """Two optimizer steps of two samples each: the ratio of both is to the policy before the first."""
+    args, policy, before, steps = make_arguments(max_epochs=1), Policy(), Policy(), itertools.count()
+    used = []
+
+    def note(experience, current, old, *_):
+        used.append((experience, old))
+
+    def optimizer_step():
+        if next(steps) % 2:
+            policy.table.data += 0.1 * torch.randn_like(policy.table)
+
+    make_rank(args, policy, 1, 2, note, optimizer_step).update()
+    assert policy.passes == [False, False, True, True, True, True]  # with and without gradients
+    assert not torch.equal(policy.table, before.table)
+    for experience, old in used:
+        expected = before(experience.sequences, experience.action_mask)
+        assert torch.equal(old, expected) and old.count_nonzero() == experience.action_mask.sum()
+
+
+def test_each_correction_of_the_flag_is_known_to_the_loss():
+    choices = next(one.choices for one in trainer_parser()._actions if one.dest == "vllm_is_correction_type")
+    log_ratio, mask = torch.tensor([[0.1, -2.0], [3.0, 0.2]]), torch.ones(2, 2, dtype=torch.bool)
+    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in choices]
+    assert len({tuple(each.flatten().tolist()) for each in weights}) == len(choices) == 3
+
+
+def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint, monkeypatch):
+    """What DeepSpeed's engine does with a bf16 configuration to the buffers of the model is undone."""
+    made = {}
+
+    def initialize(model, optimizer, **given):
+        made.update(given, optimizer=optimizer)
+        return model.bfloat16(), optimizer, None, None
+
+    monkeypatch.setattr(deepspeed, "initialize", initialize)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    rank = object.__new__(PolicyWorker)
+    config = {"zero_optimization": {"offload_param": {"device": "none"}}}
+    rank.strategy = SimpleNamespace(get_ds_train_config=lambda _: config)
+    rank.args = SimpleNamespace(
+        actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
+        lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,
+        rollout_batch_size=2, n_samples_per_prompt=2, max_epochs=1, train_batch_size=4,
+    )  # fmt: skip
+    model = loading.load_gpt_oss(checkpoint)
+    rank.actor = SimpleNamespace(model=model)
+    rank._start_engine(20)
+    [group] = made["optimizer"].param_groups
+    assert type(made["optimizer"]) is torch.optim.AdamW and group["fused"] and group["params"]
+    assert group["lr"] == 0.1 / 2, "the first of two steps of warmup"
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    zero = made["config"]["zero_optimization"]
+    assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_maps_the_base_of_its_own_engine(number, monkeypatch):
+    rank = object.__new__(PolicyWorker)
+    describe = [SimpleNamespace(remote=lambda digest=digest: {"digest": digest}) for digest in ("of 0", "of 1")]
+    rank.engines = [SimpleNamespace(describe_base=each) for each in describe]
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    monkeypatch.setattr(dist, "get_rank", lambda: number)
+    assert rank._describe_base() == {"digest": f"of {number}"}
+
+
+def test_a_rank_saves_nothing_on_another_base(monkeypatch):
+    def check():
+        raise BaseError("changed")
+
+    saved = []
+    rank = object.__new__(PolicyWorker)
+    rank.base = SimpleNamespace(check=check)
+    monkeypatch.setattr(saving, "save_step", lambda *_: saved.append("saved"))
+    with pytest.raises(BaseError):
+        rank.save({})
+    assert saved == []
+
+
+def test_a_pass_replays_a_routing():
+    class Actor(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = make_small_model()
+
+        def forward(self, sequences, *_):
+            return self.model(sequences).logits
+
+    rank = object.__new__(PolicyWorker)
+    rank.actor, mask = Actor(), torch.ones_like(TOKENS)
+    plain = rank.forward(TOKENS, mask, mask)
+    assert (plain - rank.forward(TOKENS, mask, mask, routing=draw_choices())).abs().max() > 1e-3
+    assert torch.equal(rank.forward(TOKENS, mask, mask), plain)
+
+
+def test_engines_get_the_adapter_and_their_memory_is_noted(peft_model, single_rank, monkeypatch):
+    def load_adapter(buffer, specs):
+        tensors = [adapter.TensorSpec(**spec) for spec in specs]
+        expected = adapter.Checksums.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
+        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs), "memory": 9}]
+
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda references, **_: references)
+    rank, noted = object.__new__(PolicyWorker), []
+    rank.actor = SimpleNamespace(model=SimpleNamespace(module=peft_model))
+    rank.engines = [SimpleNamespace(load_adapter=SimpleNamespace(remote=load_adapter))]
+    rank.metrics = SimpleNamespace(note_engines=noted.append)
+    rank.sync()
+    assert dist.get_rank() == 0 and noted == [9]
