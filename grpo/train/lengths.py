@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the launcher reads schedules without torch
     from grpo.rollout.rows import Sample
 
 WINDOW = 5  # steps over which the share of truncated rollouts is averaged
+_EXAMPLES = "write 1024,2048@50,3072@100 (steps) or 1024,2048@20% (truncated rollouts)"
 _STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
 
 
@@ -45,36 +46,30 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     Raises:
         UserError: if it is invalid; the remedy gives an example.
     """
-    stages = []
-    for number, text in enumerate(schedule.replace(" ", "").split(",")):
+    parts, stages = schedule.replace(" ", "").split(","), []
+    for number, text in enumerate(parts):
         fields = _STAGE.fullmatch(text)
         if not fields:
-            raise UserError(
-                f"{text!r} is not a limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated rollouts)"
-            )
-        has_start = bool(fields["step"] or fields["percent"])
-        if has_start and not number:
-            raise UserError(
-                f"the first limit, {text}, applies from the beginning",
-                f"write {fields['length']} in its place; each later limit says when it begins: 1024,2048@50",
-            )
-        if number and not has_start:
-            raise UserError(f"nothing says when {text} begins", f"write {text}@50 (a step) or {text}@20% (truncated)")
+            raise UserError(f"{text!r} is not a limit", _EXAMPLES)
         step, percent = fields["step"], fields["percent"]
+        if bool(step or percent) != bool(number):
+            raise UserError(
+                f"nothing says when {text} begins"
+                if number
+                else f"the first limit, {text}, applies from the beginning",
+                _EXAMPLES,
+            )
         stages.append(
             Stage(int(fields["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
         )
-    lengths, steps = [stage.length for stage in stages], [stage.step for stage in stages if stage.step is not None]
+    lengths, steps = (
+        [stage.length for stage in stages],
+        [1, *(stage.step for stage in stages if stage.step is not None)],
+    )
     if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
-        raise UserError("limits and steps do not grow", "write 1024,2048@50,3072@100")
-    if steps and steps[0] <= 1 and stages[1].step is not None:
-        raise UserError(
-            f"the first limit, {lengths[0]}, is never used: step {steps[0]} ends it", "start later, from step 2 on"
-        )
+        raise UserError("limits and steps do not grow, from step 2 on", _EXAMPLES)
     if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
-        raise UserError(
-            "a share of truncated rollouts is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"
-        )
+        raise UserError("a share of truncated rollouts is 0% or above 100%", _EXAMPLES)
     return tuple(stages)
 
 

