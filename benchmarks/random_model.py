@@ -5,7 +5,6 @@ The values have a sensible scale: activations stay finite, and tokens stay diffe
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,15 @@ def write_config(folder: Path, shape: Architecture) -> Any:
 
 def write_model(folder: Path, shape: Architecture) -> Any:
     """Write a whole checkpoint, whose vocabulary is at least that of its tokenizer; return the tokenizer."""
-    from scripts.checkpoint_writer import TensorOutput, write_shards
+    from huggingface_hub import save_torch_state_dict
 
     tokenizer = write_config(folder, shape)
     generator = torch.Generator().manual_seed(0)
-    outputs = [
-        TensorOutput(name, "U8" if is_packed(name) else "BF16", size, partial(_draw, name, size, generator))
-        for name, size in shape.list_stored().items()
-    ]
-    write_shards(outputs, folder, _SHARD_BYTES)
+    tensors = {}
+    for name, sizes in shape.list_stored().items():
+        tensors[name] = torch.empty(sizes, dtype=torch.uint8 if is_packed(name) else torch.bfloat16)
+        fill_(name, tensors[name], sizes[-1], generator)
+    save_torch_state_dict(tensors, folder, max_shard_size=_SHARD_BYTES)
     return tokenizer
 
 
@@ -89,16 +88,6 @@ def shrink(vocabulary: int = 1024, **sizes: Any) -> Architecture:
     """Return gpt-oss-120b with other sizes, such as fewer layers."""
     shape = replace(FULL, vocabulary=vocabulary, **sizes)
     return replace(shape, experts_per_token=min(FULL.experts_per_token, shape.experts))
-
-
-def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Iterator[Any]:
-    """Yield a tensor in parts of its first dimension."""
-    from scripts.checkpoint_writer import as_bytes
-
-    part = torch.empty(shape[1:], dtype=torch.uint8 if is_packed(name) else torch.bfloat16)
-    for _ in range(shape[0]):
-        fill_(name, part, shape[-1], generator)
-        yield as_bytes(part)
 
 
 def draw_experts(count: int, hidden: int, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:

@@ -34,10 +34,10 @@ class JudgeActor:
         return await self._judge.reward_response(*sample)
 
 
-def make_asker() -> Callable[..., tuple[float, Verdict]]:
+def find_judge() -> Callable[..., tuple[float, Verdict]]:
     """Return :meth:`reward.judge.Judge.reward_response` of the judge that this process calls, for all threads.
 
-    Raises SettingsError, ValueError or OSError without a judge; the asker raises RayError if the actor has died.
+    Raises SettingsError, ValueError or OSError without a judge; its result raises RayError if the actor has died.
     """
     name = os.environ.get(VARIABLE)
     if not name:

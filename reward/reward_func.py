@@ -103,7 +103,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
     """The blended reward of a training rollout, and its verdict."""
     try:
-        return _asker()(correct, extract_problem(prompt), response, gold, is_answered)
+        return _judge()(correct, extract_problem(prompt), response, gold, is_answered)
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")
         is_mean = settings.variables().get("JUDGE_FALLBACK") == "mean_quality"
@@ -120,13 +120,13 @@ def _has_judge() -> bool:
 
 
 _judge_lock = threading.Lock()
-_made_asker = functools.cache(judge_actor.make_asker)
+_found_judge = functools.cache(judge_actor.find_judge)
 
 
-def _asker() -> Callable[..., tuple[float, Verdict]]:
-    """Asks the judge; made once in this process."""
+def _judge() -> Callable[..., tuple[float, Verdict]]:
+    """Return the function that asks the judge, found once in this process."""
     with _judge_lock:
-        return _made_asker()
+        return _found_judge()
 
 
 def extract_response(query: str, prompt: str) -> str:

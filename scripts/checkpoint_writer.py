@@ -1,26 +1,23 @@
-"""Writes a checkpoint tensor by tensor, with one piece of a tensor in memory at a time."""
+"""Writes a gpt-oss checkpoint file by file, with the tensors of one file in memory."""
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from grpo.launch.plan import size
-from grpo.model.architecture import Architecture, check, is_expert
-from grpo.model.model_files import INDEX, ITEM_BYTES, FileFault, Model, Tensor, read
+from grpo.model.architecture import Architecture, check, is_packed
+from grpo.model.model_files import INDEX, FileFault, Model, read
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.machine import disk_free
 from grpo.stack.problem import UserError
 
-SHARD_BYTES = 5_000_000_000
 COPIED = (
     "generation_config.json",
     "tokenizer.json",
@@ -31,22 +28,9 @@ COPIED = (
     "LICENSE",
     "USAGE_POLICY",
 )
-_PIECE = 1 << 24  # elements of a tensor, or bytes of a file, in memory at a time; more if a row has more
 _OTHER_FILES = 100_000_000  # bytes for the tokenizer and the rest
 
-
-@dataclass(frozen=True)
-class TensorOutput:
-    """A tensor to be written; `pieces` gives its bytes in order, and is called once."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: Callable[[], Iterable[Any]]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+Read = Callable[[str], dict[str, torch.Tensor]]  # returns a parameter's tensors, by their names in a file
 
 
 def whole_model(folder: Path) -> Model:
@@ -68,67 +52,55 @@ def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
     return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
-def copy_tensors(model: Model, dequantize: bool) -> dict[str, TensorOutput]:
-    """Return a complete model's tensors unchanged, by name and in file order.
+class Parameters:
+    """The parameters of a complete model."""
+
+    def __init__(self, model: Model) -> None:
+        self._stored, self._reader = model.tensors, CheckpointReader(model)
+        self._shapes = Architecture.from_config(model.config).parameters()
+
+    def read(self, name: str) -> dict[str, torch.Tensor]:
+        """Return a parameter in bf16, or its blocks and scales, byte for byte."""
+        packed = [f"{name}_blocks", f"{name}_scales"]
+        if packed[0] not in self._stored:
+            return self.read_bf16(name)
+        return {stored: self._fill(stored, self._stored[stored].shape, torch.uint8) for stored in packed}
+
+    def read_bf16(self, name: str) -> dict[str, torch.Tensor]:
+        """Return a parameter in bf16, dequantized if it is packed."""
+        return {name: self._fill(name, self._shapes[name], torch.bfloat16)}
+
+    def _fill(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        values = torch.empty(*shape, dtype=dtype)
+        self._reader.fill(name, values.shape, 0, values.view(-1))
+        return values
+
+
+def write_checkpoint(model: Model, target: Path, read: Read, dequantize: bool) -> None:
+    """Write a complete model to `target`, whole or not at all: its config, its tokenizer, and what `read` returns.
 
     Args:
-        dequantize: turn MXFP4 experts into bf16. Otherwise blocks and scales are copied byte for byte.
-    """
-    architecture = Architecture.from_config(model.config)
-    parameters = architecture.parameters()
-    reader = CheckpointReader(model)
-    outputs = {}
-    for name, tensor in sorted(model.tensors.items(), key=lambda item: (item[1].file, item[1].start)):
-        parameter = name.removesuffix("_blocks").removesuffix("_scales")
-        if architecture.mxfp4 and dequantize and is_expert(parameter):
-            if name.endswith("_blocks"):
-                outputs[parameter] = _convert(reader, parameter, parameters[parameter])
-        elif tensor.dtype in ("BF16", "U8"):
-            outputs[name] = TensorOutput(name, tensor.dtype, tensor.shape, partial(_read_bytes, tensor))
-        else:
-            outputs[name] = _convert(reader, name, tensor.shape)
-    return outputs
-
-
-def _read_bytes(tensor: Tensor) -> Iterator[bytes]:
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.start)
-        for position in range(tensor.start, tensor.stop, _PIECE):
-            yield file.read(min(_PIECE, tensor.stop - position))
-
-
-def _convert(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> TensorOutput:
-    row = math.prod(shape[1:])
-    step = max(1, _PIECE // row) * row
-
-    def pieces() -> Iterator[Any]:
-        total = math.prod(shape)
-        for start in range(0, total, step):
-            piece = torch.empty(min(step, total - start), dtype=torch.bfloat16)
-            reader.fill(name, torch.Size(shape), start, piece)
-            yield as_bytes(piece)
-
-    return TensorOutput(name, "BF16", shape, pieces)
-
-
-def as_bytes(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor without a copy; numpy has no bf16."""
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-def write_checkpoint(
-    model: Model, outputs: dict[str, TensorOutput], target: Path, shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
+        read: of a parameter.
+        dequantize: whether it returns no MXFP4, if the model has any.
 
     Raises:
         UserError: as :func:`write_aside`, or if the result is incomplete.
     """
-    dequantized = not any(output.dtype == "U8" for output in outputs.values())
-    with write_aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
-        write_shards(list(outputs.values()), folder, shard_bytes)
+    files: dict[str, list[str]] = {}
+    for name, tensor in sorted(model.tensors.items()):
+        if not name.endswith("_scales"):  # they follow their blocks
+            files.setdefault(tensor.file.name, []).append(name.removesuffix("_blocks"))
+    with write_aside(target, (model.bf16_bytes if dequantize else model.file_bytes) + _OTHER_FILES) as folder:
+        total = 0
+        weight_map: dict[str, str] = {}
+        for file, names in sorted(files.items()):
+            tensors = {stored: values for name in names for stored, values in read(name).items()}
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            total += sum(values.nbytes for values in tensors.values())
+            weight_map |= dict.fromkeys(tensors, file)
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         config = dict(model.config)
-        if dequantized:
+        if not any(map(is_packed, weight_map)):
             config = {key: value for key, value in config.items() if key not in ("quantization_config", "torch_dtype")}
             config["dtype"] = "bfloat16"
         write_json(folder / "config.json", config)
@@ -162,53 +134,11 @@ def write_aside(target: Path, needed: int) -> Iterator[Path]:
         raise UserError(f"{folder} exists", f"remove it, unless another process is writing {target}") from None
     try:
         yield folder
+        os.sync()
         folder.rename(target)  # replaces an empty directory
     except BaseException:
         shutil.rmtree(folder)
         raise
-
-
-def write_shards(outputs: list[TensorOutput], folder: Path, shard_bytes: int) -> None:
-    """Write tensors in the given order to files of at most `shard_bytes` (or of one tensor), and the index."""
-    shards: list[list[TensorOutput]] = [[]]
-    filled = 0
-    for output in outputs:
-        if shards[-1] and filled + output.nbytes > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(output)
-        filled += output.nbytes
-    weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(shard, folder / file)
-        weight_map.update({output.name: file for output in shard})
-    total = sum(output.nbytes for output in outputs)
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
-
-
-def _write_shard(outputs: list[TensorOutput], path: Path) -> None:
-    """Write one safetensors file; the format is in `grpo.model.model_files.read_header`."""
-    # Wide types first, so that every tensor starts at a multiple of its item size.
-    ordered = sorted(outputs, key=lambda output: -ITEM_BYTES[output.dtype])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for output in ordered:
-        span = [offset, offset + output.nbytes]
-        header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": span}
-        offset += output.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for output in ordered:
-            start = file.tell()
-            for piece in output.pieces():
-                file.write(piece)
-            if file.tell() - start != output.nbytes:
-                raise UserError(f"{output.name} gave {file.tell() - start:,} bytes, not {output.nbytes:,}")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
     python -m scripts.dequantize_checkpoint MXFP4_DIR BF16_DIR
 
 For engines without an MXFP4 kernel, such as vLLM on a CPU. The tokenizer files are copied; config.json loses its
-quantization_config. Host memory: one expert.
+quantization_config. Host memory: one file of the copy.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo.stack import command
 from grpo.stack.problem import UserError
-from scripts.checkpoint_writer import copy_tensors, whole_model, write_checkpoint
+from scripts.checkpoint_writer import Parameters, whole_model, write_checkpoint
 
 
 def dequantize_checkpoint(source: Path, target: Path) -> None:
@@ -23,7 +23,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     model = whole_model(source)
     if not model.is_mxfp4:
         raise UserError(f"{source / 'config.json'} lacks quant_method mxfp4", "name an MXFP4 model")
-    write_checkpoint(model, copy_tensors(model, dequantize=True), target)
+    write_checkpoint(model, target, Parameters(model).read_bf16, dequantize=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,11 +4,11 @@
     python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
 
 With `--unmerged`, the adapter alone is written, in PEFT's format. `--card` adds a README.md for the hub: base model,
-data, reward, settings, and held-out scores, from the records of the adapter's run.
+settings, versions, and held-out scores, from the records of the adapter's run.
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantized. Host memory: the adapter, and one attention tensor or expert.
+they are dequantized. Host memory: the adapter, and one file of the checkpoint that is written.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it. MXFP4 keeps 2 bits or
@@ -16,14 +16,12 @@ of the update the merged model retains. Base and adapter served side by side ret
 """
 
 import argparse
-import functools
 import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -32,23 +30,13 @@ from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.lora import expert_form
 from grpo.model import mxfp4
-from grpo.model.architecture import EXPERTS_TARGET, Architecture
+from grpo.model.architecture import EXPERTS_TARGET
 from grpo.model.model_files import Model
-from grpo.model.model_reader import CheckpointReader
 from grpo.stack import command
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from scripts import model_card
-from scripts.checkpoint_writer import (
-    SHARD_BYTES,
-    TensorOutput,
-    as_bytes,
-    copy_tensors,
-    refusal,
-    whole_model,
-    write_aside,
-    write_checkpoint,
-)
+from scripts.checkpoint_writer import Parameters, refusal, whole_model, write_aside, write_checkpoint
 
 
 @dataclass
@@ -74,66 +62,52 @@ class Rounding:
         return math.sqrt(self.error / self.update) if self.update else 0.0
 
 
-@dataclass
 class Merge:
-    """Merges the tensors of an adapter one at a time, and measures the update's rounding error.
+    """A base model's parameters with an adapter merged into them, and what rounding does to its update.
 
     Attributes:
-        bf16, packed: of the parameters that are written in bf16 and in MXFP4.
+        bf16, mxfp4: of the parameters that are written so.
         merged: the number of merged parameters.
     """
 
-    model: Model
-    adapter: Adapter
-    bf16: Rounding = field(default_factory=Rounding)
-    packed: Rounding = field(default_factory=Rounding)
-    merged: int = 0
+    def __init__(self, model: Model, adapter: Adapter, dequantize: bool) -> None:
+        self.model, self.adapter, self.dequantize = model, adapter, dequantize
+        self.bf16, self.mxfp4, self.merged = Rounding(), Rounding(), 0
+        self._parameters, self._halves = Parameters(model), adapter_files.load(adapter)
+        self._modules = {expert_form.name_parameter(module): module for module in adapter_files.pairs(adapter)}
 
-    def __post_init__(self) -> None:
-        self.reader, self.parameters = (
-            CheckpointReader(self.model),
-            Architecture.from_config(self.model.config).parameters(),
-        )
-        self.tensors = adapter_files.load(self.adapter)
+    def read(self, name: str) -> dict[str, torch.Tensor]:
+        """Return a parameter as the merged model's files hold it."""
+        if name not in self._modules:
+            return self._parameters.read_bf16(name) if self.dequantize else self._parameters.read(name)
+        self.merged += 1
+        (weight,) = self._parameters.read_bf16(name).values()
+        if self.dequantize or f"{name}_blocks" not in self.model.tensors:
+            for base, update in self._updates(name, weight):
+                merged = (base.float() + update).bfloat16()
+                self.bf16.note(base, update, merged)
+                base.copy_(merged)
+            return {name: weight}
+        packed = []
+        for base, update in self._updates(name, weight):
+            packed.append(mxfp4.quantize(base.float() + update, smallest=mxfp4.quantize(base)[1]))
+            self.mxfp4.note(base, update, mxfp4.dequantize(*packed[-1]))
+        blocks, scales = map(torch.stack, zip(*packed, strict=True))
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}
 
-    def pieces(self, module: str) -> Iterator[torch.Tensor]:
-        """Yield the merged weight of one of PEFT's modules in bf16: ``[out, in]``, or ``[in, out]`` of each expert."""
-        for base, update in self._sums(module):
-            merged = (base.float() + update).to(torch.bfloat16)
-            self.bf16.note(base, update, merged)
-            yield merged
-
-    def packed_pieces(self, module: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield blocks and scales of each expert."""
-        for base, update in self._sums(module):
-            _, smallest = mxfp4.quantize(base)
-            blocks, scales = mxfp4.quantize(base.float() + update, smallest)
-            self.packed.note(base, update, mxfp4.dequantize(blocks, scales))
-            yield blocks, scales
-
-    def _sums(self, module: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the frozen weight in bf16 and its update in float32, whole or of each expert."""
-        name = expert_form.name_parameter(module)
-        shape = torch.Size(self.parameters[name])
-        names = [adapter_files.tensor_name(module, half) for half in adapter_files.HALVES]
-        a, b = (expert_form.from_file(half, self.tensors[half].float(), shape) for half in names)
-        if len(shape) == 2:
-            products: Iterator[torch.Tensor] = iter([b @ a])
-        else:
-            products = ((b[expert] @ a[expert]).t() for expert in range(shape[0]))
-        for number, product in enumerate(products):
-            base = torch.empty(product.shape, dtype=torch.bfloat16)
-            self.reader.fill(name, shape, number * base.numel(), base.view(-1))
-            update = product * self.adapter.scale
-            if not (base.float() + update).to(torch.bfloat16).isfinite().all():
+    def _updates(self, name: str, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield a weight `[out, in]`, or each expert's `[in, out]`, and its update in float32."""
+        halves = [adapter_files.tensor_name(self._modules[name], half) for half in adapter_files.HALVES]
+        a, b = (expert_form.from_file(half, self._halves[half].float(), weight.shape) for half in halves)
+        is_expert = weight.dim() == 3
+        for number, base in enumerate(weight if is_expert else [weight]):
+            update = self.adapter.scale * ((b[number] @ a[number]).t() if is_expert else b @ a)
+            if not (base.float() + update).bfloat16().isfinite().all():
                 raise UserError(f"{name} is not finite after the merge", "merge the adapter of an earlier checkpoint")
             yield base, update
-        self.merged += 1
 
 
-def export_model(
-    base: Path, adapter_folder: Path, target: Path, experts: str | None = None, shard_bytes: int = SHARD_BYTES
-) -> Merge:
+def export_model(base: Path, adapter_folder: Path, target: Path, experts: str | None = None) -> Merge:
     """Write the merged model to `target`: whole, or not at all.
 
     Args:
@@ -148,15 +122,8 @@ def export_model(
     if model.is_mxfp4 and not experts and EXPERTS_TARGET in adapter.projections:
         what = f"{adapter_folder} changes experts, and MXFP4 would lose most of it"
         raise UserError(what, "use --experts bf16, or --experts mxfp4 to see how much it loses")
-    merge = Merge(model, adapter)
-    outputs = copy_tensors(model, dequantize=experts == "bf16")
-    for module in adapter_files.pairs(adapter):
-        name = expert_form.name_parameter(module)
-        if name in outputs:
-            outputs[name] = _make_output(merge, module)
-        else:
-            outputs |= {output.name: output for output in _make_packed_outputs(merge, module)}
-    write_checkpoint(model, outputs, target, shard_bytes)
+    merge = Merge(model, adapter, dequantize=experts == "bf16")
+    write_checkpoint(model, target, merge.read, merge.dequantize)
     return merge
 
 
@@ -189,33 +156,6 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
         config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
         (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
     return adapter
-
-
-def _make_output(merge: Merge, module: str) -> TensorOutput:
-    name = expert_form.name_parameter(module)
-    return TensorOutput(name, "BF16", merge.parameters[name], lambda: map(as_bytes, merge.pieces(module)))
-
-
-def _make_packed_outputs(merge: Merge, module: str) -> tuple[TensorOutput, TensorOutput]:
-    """Return blocks and scales. Whichever is written first computes both; the other one's wait in memory."""
-    name = expert_form.name_parameter(module)
-    tensors = [f"{name}_blocks", f"{name}_scales"]
-    waiting: list[list[torch.Tensor]] = [[], []]
-
-    def pieces(number: int) -> Iterator[Any]:
-        if not waiting[number]:
-            for both in merge.packed_pieces(module):
-                waiting[1 - number].append(both[1 - number])
-                yield as_bytes(both[number])
-        else:
-            yield from map(as_bytes, waiting[number])
-            waiting[number].clear()
-
-    blocks, scales = (
-        TensorOutput(tensor, "U8", merge.model.tensors[tensor].shape, functools.partial(pieces, number))
-        for number, tensor in enumerate(tensors)
-    )
-    return blocks, scales
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -255,10 +195,10 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     what = f"{merge.merged} weights merged, {experts}the rest copied from {arguments.model}" if merge else "the adapter"
     print(f"{out}: {what}")
     print(f"adapter of {named}, rank {adapter.rank}, scale {adapter.scale:g}")
-    if merge and not merge.bf16.update + merge.packed.update:
+    if merge and not merge.bf16.update + merge.mxfp4.update:
         print("the adapter is zero, so the merged model equals the base")
     elif merge:
-        for part, name in ((merge.bf16, "bf16"), (merge.packed, "MXFP4")):
+        for part, name in ((merge.bf16, "bf16"), (merge.mxfp4, "MXFP4")):
             if part.update:
                 print(f"rounding to {name} changes the update by {part.lost:.1%} of its norm")
     return 0

@@ -30,7 +30,7 @@ def test_all_engines_ask_one_judge(serve, load, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ray, "get_actor", lambda name: {judge_actor.NAME: handle}[name])
     monkeypatch.setattr(ray, "get", lambda call, timeout: call.result(timeout))
     monkeypatch.setenv(judge_actor.VARIABLE, judge_actor.NAME)
-    engines = [judge_actor.make_asker() for _ in range(2)]
+    engines = [judge_actor.find_judge() for _ in range(2)]
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda ask: ask(1.0, *SAMPLE), engines * 4))
     loop.call_soon_threadsafe(loop.stop)
@@ -43,7 +43,7 @@ def test_a_process_outside_of_a_run_has_its_own_which_all_threads_ask(serve, loa
     """The stand-in's quota is its own: with the user's, the second rollout would wait for a minute."""
     load(server := serve(), JUDGE_RPM="1")
     monkeypatch.setenv(settings.STAND_IN_VARIABLE, server.url)
-    ask = judge_actor.make_asker()
+    ask = judge_actor.find_judge()
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: ask(1.0, f"{n}?", *SAMPLE[1:]), range(8)))
     assert all(not verdict.failed for _, verdict in results) and server.asked == ["first"] * 8

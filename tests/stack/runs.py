@@ -90,7 +90,9 @@ def _make_call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
 def wait_for(condition: Callable[[], bool], launcher: subprocess.Popen | None = None) -> None:
     started = time.monotonic()
     while not condition():
-        assert launcher is None or launcher.poll() is None, "the launcher ended"
+        if launcher is not None and launcher.poll() is not None:
+            printed = launcher.stdout.read() if launcher.stdout else ""
+            raise AssertionError(f"the launcher ended with {launcher.returncode}: {printed[-5000:]}")
         assert time.monotonic() - started < LIMIT
         time.sleep(0.1)
 

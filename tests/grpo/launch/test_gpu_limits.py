@@ -16,18 +16,6 @@ def list_refusals(config) -> list[str]:
     return [str(problem) for problem in gpu_limits.problems(gpu_memory.choose(config))]
 
 
-@pytest.mark.parametrize(("gpus", "lengths"), [("8", (4096, 16_384, 32_768)), ("4", (4096, 32_768)), ("2", (16_384,))])
-def test_lengths_that_fit_at_one_sample_a_micro_batch(configure_box, gpus, lengths):
-    for length in lengths:
-        config = configure_box(gpus, length)
-        assert list_refusals(config) == [] and gpu_memory.find_longest(config) >= length
-
-
-@pytest.mark.parametrize("length", [4096, 16_384])
-def test_the_small_model_fits_on_gpus_of_24_gb(configure_box, length):
-    assert list_refusals(configure_box("2", length, model=SMALL, gpu_gb=24)) == []
-
-
 @pytest.mark.parametrize(
     ("gpus", "changes", "what", "remedy"),
     [
@@ -50,9 +38,9 @@ def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(configure_box, gpus
 
 def test_one_rank_has_nothing_to_share(configure_box):
     """Partitions of a model on one rank are the whole model."""
-    for length in range(32_000, 36_000, 400):
-        assert not any("set ACTOR_SHARD=zero3" in each for each in list_refusals(configure_box("2", length))), length
-    assert "use more ACTOR_GPUS with ACTOR_SHARD=zero3" in list_refusals(configure_box("2", 36_000))[0]
+    for length in (32_800, 34_000, 36_000):
+        [problem] = list_refusals(configure_box("2", length))
+        assert "set ACTOR_SHARD=zero3" not in problem and "ACTOR_GPUS with ACTOR_SHARD=zero3" in problem
 
 
 def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(configure_box):
@@ -167,11 +155,3 @@ def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does
     assert f"GPU_MEMORY_UTILIZATION is {share:g}" in problem
     fitting = float(re.search(r"GPU_MEMORY_UTILIZATION=([\d.]+), or unset it", problem)[1])
     assert list_refusals(configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=fitting)) == []
-
-
-def test_a_small_share_for_an_engine_of_its_own_is_named(configure_box):
-    assert "set GPU_MEMORY_UTILIZATION=0.95" in list_refusals(configure_box("2", vllm_gpu_memory_utilization=0.8))[0]
-    assert (
-        "GPU_MEMORY_UTILIZATION"
-        not in list_refusals(configure_box("2", gpu_gb=48, vllm_gpu_memory_utilization=0.8))[-1]
-    )

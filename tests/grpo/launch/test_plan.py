@@ -156,9 +156,7 @@ def test_a_model_of_another_family_is_refused(setting) -> None:
 BUDGETS = {"thinking_budget": 16, "answer_budget": 8, "generate_max_len": 40}
 
 
-def test_lengths_budgets_and_environment_are_shown(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = show(setting.make_config(length_schedule="10,20@50,32@2.5%"))
-    assert "10 tokens at first, 20 from step 50, 32 once 2.5% are truncated over 5 steps; evaluations 32" in text
+def test_budgets_and_shares_of_environments_are_shown(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Path(setting.flags["pretrain"])
     assert "tokenizer.json cannot be read" in show(setting.make_config(**BUDGETS))
     (model / "tokenizer.json").unlink()
@@ -169,5 +167,6 @@ def test_lengths_budgets_and_environment_are_shown(setting, monkeypatch: pytest.
     assert "16 + delimiter 6 + answer 8 = 30 of 40 tokens; the length schedule limits the thinking to 1, 11, 16" in text
     for wrong in ({"length_schedule": "10,20"}, {**BUDGETS, "thinking_budget": -1}):
         assert "unknown     lengths: " in show(setting.make_config(**wrong))
-    monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
-    assert "environment retrieval" in show(setting.make_config(agent_func_path=AGENT))
+    for name, value in (("ENVIRONMENT", "single retrieval"), ("ENVIRONMENT_WEIGHTS", "0.5 0.5")):
+        monkeypatch.setenv(f"GRPO_{name}", value)
+    assert "single 10, retrieval 10 of 20" in show(setting.make_config(agent_func_path=AGENT))

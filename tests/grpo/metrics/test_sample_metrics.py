@@ -119,6 +119,13 @@ def test_undefined_metrics_are_left_out():
     assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
 
 
+def test_another_reward_function_needs_no_judge():
+    experiences = make_experiences(draw_samples(3), list(range(16)), 4)
+    for experience in experiences:
+        experience.info = {}
+    assert "reward_correct_correlation" not in experience_metrics(experiences, GROUP)
+
+
 def test_correlation_without_spread_is_left_out():
     assert correlation(torch.ones(4).double(), torch.arange(4).double()) is None
     assert correlation(torch.arange(4).double(), -torch.arange(4).double()).item() == pytest.approx(-1)
