@@ -29,7 +29,7 @@ from grpo.launch import (
     run_dir,
     signals,
 )
-from grpo.launch.checks import adapter, environment, packages, reward
+from grpo.launch.checks import environment, packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
@@ -137,7 +137,7 @@ def _main(options: argparse.Namespace) -> int:
     if cluster.problems:
         return refuse_all(options, cluster.problems)
     warnings = [*cluster.warnings, *placement.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config), *adapter.describe(config)]
+    warnings += [*misspelt.warnings(os.environ), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if options.resume else []
     if options.mode == "check":

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib.util
-import sys
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +15,6 @@ CODE = ("grpo", "reward", "patches", "eval", "data")
 SAME = "install the same checkout in the same folder there: git pull, ./scripts/setup.sh, ./apply_patches.sh"
 COPY = "copy it there under the same path, or keep it in a folder that all nodes share"
 LARGE = 100_000_000  # bytes; a model's weights would take minutes to read
-DIGITS = 64  # of a digest
 
 Facts = Mapping[str, str | None]
 
@@ -28,7 +27,7 @@ def facts(paths: Sequence[str]) -> dict[str, str | None]:
     """
     found = importlib.util.find_spec("openrlhf")
     return {
-        "Python": ".".join(map(str, sys.version_info[:2])),
+        "Python": platform.python_version(),
         **{name: packages.find_version(name) for name in packages.pins()},
         "the patched OpenRLHF": patches.digest(Path(found.origin).parent) if found and found.origin else None,
         **{f"{name}/ of the checkout": digest(CHECKOUT / name, "*.py") for name in CODE},
@@ -45,19 +44,12 @@ def digest(path: Path, pattern: str = "*") -> str | None:
         size = file.stat().st_size
         content = str(size) if size > LARGE else hashlib.sha256(file.read_bytes()).hexdigest()
         total.update(f"{file.relative_to(path)} {content}\n".encode())
-    return total.hexdigest()
+    return total.hexdigest()[:12]
 
 
 def compare(address: str, home: Facts, there: Facts) -> Iterator[Problem]:
     """Yield how the node at `address` differs from the launcher's, `home`."""
     for name, wanted in home.items():
-        has = there.get(name)
-        if has == wanted:
-            continue
-        remedy = COPY if name.startswith("/") else SAME
-        if has is None:
-            yield Problem(f"node {address} does not have {name}", remedy)
-        elif wanted is None or len(has) == DIGITS:
-            yield Problem(f"{name} is not the same on node {address} and on the launcher's node", remedy)
-        else:
-            yield Problem(f"{name} is {has} on node {address}, but {wanted} on the launcher's node", remedy)
+        if (has := there.get(name)) != wanted:
+            what = f"{name} is {has or 'missing'} on node {address}, but {wanted} on the launcher's node"
+            yield Problem(what, COPY if name.startswith("/") else SAME)

