@@ -123,7 +123,7 @@ def test_another_reward_function_needs_no_judge():
     experiences = make_experiences(draw_samples(3), list(range(16)), 4)
     for experience in experiences:
         experience.info = {}
-    assert "reward_correct_correlation" not in experience_metrics(experiences, GROUP)
+    assert "reward_correct_correlation" not in experience_metrics(experiences)
 
 
 def test_correlation_without_spread_is_left_out():
