@@ -18,6 +18,7 @@ from grpo.rollout.problem_files import normalize
 from grpo.run.measure import OUR_REWARD
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
+from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
 _BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")  # of a rendered message
 
@@ -85,6 +86,10 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
         yield Problem(what, f"set it to a divisor of {share}")
     if args.n_samples_per_prompt < 2 and args.advantage_estimator in GROUP_ESTIMATORS:
         yield Problem(f"{args.advantage_estimator} compares the rollouts of a prompt", "set N_SAMPLES_PER_PROMPT=8")
+    length = count_steps(args, prompts) * count_updates(args) if prompts else 0
+    if args.lr_scheduler != "constant" and LearningRate.of_run(args, length).warm_up >= length > 1:
+        what = f"LR_WARMUP_RATIO {args.lr_warmup_ratio:g}: all {length} optimizer steps of the run would be its warmup"
+        yield Problem(what, "set LR_WARMUP_RATIO=0.03, or raise STEPS")
 
 
 def _suggest_hold_out(config: Config) -> str:

@@ -203,6 +203,8 @@ def test_batch_sizes_pass_if_every_rank_gets_as_much_in_whole_batches(setting) -
         ({"n_samples_per_prompt": 1}, "N_SAMPLES_PER_PROMPT"),
         ({"rollout_batch_size": 24}, "ROLLOUT_BATCH_SIZE"),
         ({"remote_rm_url": "/none.py"}, "REWARD=/none.py"),
+        ({"lr_warmup_ratio": 1.0}, "LR_WARMUP_RATIO"),
+        ({"lr_warmup_ratio": 0.95, "max_steps": 2}, "LR_WARMUP_RATIO"),
         ({"eval_steps": 0}, "EVAL_STEPS"),
     ],
 )
