@@ -11,9 +11,9 @@ NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
 
 _BRACE = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s{0,9}(?:\{|\Z|(?P<bare>-?\d[\d.]*\d|\d))|\\[{}\\](?!f?box)|[{}]")
-# What may stand between the boxes of one list: signs, "and" or "or", a name, the unit of the first.
+# What may stand between the boxes of one list: signs, "and", "or" or "perhaps", a name, the unit of the first.
 _JOINING = re.compile(
-    r"(?:[\s$.,;()&*]|\n- |\d\. |\([a-z]\)|\\lor|\\[,;: ()\[\]\\]|\\q?quad|\band\b|\bor\b|\\%"
+    r"(?:[\s$.,;()&*/]|\n- |\d\. |\([a-z]\)|\\lor|\\[,;: ()\[\]\\]|\\q?quad|\b(?:and|or|maybe|perhaps|possibly)\b|\\%"
     r"|\\(?:text|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\\?[A-Za-z]+(?:_\{?\w\}?)?\s*=|\\text\{ ?[a-z]{1,12}\}|\^\\circ)*\Z"
 )
 _BESIDE = re.compile(
@@ -29,6 +29,13 @@ _END = re.compile(
     r"[.?](?:\s|\Z|\*)|(?<=[$*)])!| \((?!or|and)(?=[a-z]{2})|[;,] [^\d\\$]*\Z"
     r"|,? (?:since|because|as|which|where|for|by|when|if)\b|[;,.] not\b|<[|/]"
 )
+# What takes an answer back or adds a second one: "or 151", "(possibly 151)", "? No, 151", "; if wrong, 151".
+_HEDGE = re.compile(
+    r"[\s$.,;:(*)\]\\]{0,9}(?:(?:or|maybe|perhaps|possibly|alternatively|if (?:not|wrong))\b|\?(?= ))[^\n\d=]{0,12}?"
+    r"(?P<first>-?\d[\d.,/]*)"
+    r"|[\s$]{0,9}(?:for|if|when)\b[^\n.]{0,30}\band (?P<second>-?\d[\d.,/]*) (?:for|if|when)\b",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"[A-Za-z][^=]* (?:is|are|equals?)\b(?! not)")
 
 
@@ -41,9 +48,10 @@ def extract_answers(text: str) -> tuple[tuple[str, ...], str | None]:
         said = _SAID.findall(text[phrase.end() : phrase.end() + MAX_ANSWER_CHARS])[0]
         end = next((m for m in _END.finditer(said, 1) if said.count("$", 0, m.start()) % 2 == 0), None)
         said = said[: end.start() if end else None]
+        hedges = _find_hedges(text, phrase.end() + len(said))
         said = said[match.end() :] if (match := _SENTENCE.match(said)) else said
         if re.search(r"\d|\\|\$|\A\W*\w+\W*\Z", said) and not re.match(r"\W*(?:correct|right|consistent)\b", said):
-            return (said.strip(" *`"),), None
+            return (*hedges, said.strip(" *`")), None
     return (), NO_ANSWER
 
 
@@ -53,6 +61,7 @@ def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
     if is_cut:
         return (), CUT_IN_BOX
     answers: list[str] = []
+    hedges: tuple[str, ...] = ()
     begin = 0
     for start, first, last, end in reversed(boxes):
         if answers and end > begin:
@@ -66,9 +75,16 @@ def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
         if not answers and (unit := _BESIDE.match(text, end)):
             content += unit[1] if not re.search(r"\\text|%|circ", content) else ""
         minus = re.search(r"(?:(?:=|\\[(\[]) ?- ?|(?:\$|\n|\A)-)\Z", text[max(0, start - 6) : start])
+        hedges = hedges if answers else _find_hedges(text, end)
         answers.insert(0, content if not minus else f"-({content})" if re.search("[-+]", content) else f"-{content}")
         begin = start
-    return (tuple(answers), None) if answers else ((), NO_ANSWER)
+    return ((*hedges, *answers), None) if answers else ((), NO_ANSWER)
+
+
+def _find_hedges(text: str, end: int) -> tuple[str, ...]:
+    """The number that takes back the answer before `end`, or is named beside it; () if there is none."""
+    match = _HEDGE.match(text, end)
+    return (match["first"] or match["second"],) if match else ()
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, int, int]], bool]:

@@ -91,9 +91,6 @@ def test_other_values_are_wrong(box: str) -> None:
     assert not is_equal(box, "33")
 
 
-FREE = (" (or ", ", perhaps ", " / ")  # between boxes: the last one is the answer
-
-
 @pytest.mark.parametrize("separator", ["; or ", "; ", ", ", " or ", " and ", "$ or $", " (or ", ", perhaps ", " / "])
 @pytest.mark.parametrize("values", [("150", "151"), ("151", "150")])
 def test_a_hedge_is_not_paid(separator: str, values: tuple[str, str]) -> None:
@@ -101,8 +98,26 @@ def test_a_hedge_is_not_paid(separator: str, values: tuple[str, str]) -> None:
     boxes = separator.join(f"\\boxed{{{value}}}" for value in values)
     for text in (f"The answer is {said}", f"The answer is ${said}$.", f"\\boxed{{{said}}}", f"**Answer:** {said}"):
         assert not grade(text, "150").correct, text
-    assert not grade(boxes.replace("\\boxed{151}", "\\boxed{\\boxed{151}}"), "150").correct or separator in FREE
-    assert not grade(f"${boxes}$", "150").correct or separator in FREE
+    assert not grade(boxes.replace("\\boxed{151}", "\\boxed{\\boxed{151}}"), "150").correct
+    assert not grade(f"${boxes}$", "150").correct
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        ", maybe 151", ". Or 151.", " (possibly 151)", "\nor 151", "? No, 151", "; if wrong, 151",
+        " for n odd and 151 for n even",
+    ],
+)  # fmt: skip
+def test_a_hedge_behind_an_answer_is_not_paid(tail: str) -> None:
+    for text in ("\\boxed{150}", "$\\boxed{150}$", "The answer is 150", "**Answer:** 150"):
+        assert grade(text, "150").correct
+        assert not grade(text + tail, "150").correct, text + tail
+
+
+def test_a_second_spelling_behind_an_answer_is_no_hedge() -> None:
+    for tail in (" or 0.5", ", or 1/2", ". If n = 3, we get 5.", ". Or so it seems."):
+        assert grade("\\boxed{\\frac{1}{2}}" + tail, "\\frac12").correct, tail
 
 
 @pytest.mark.parametrize(
