@@ -39,7 +39,7 @@ Each line of `eval.jsonl` describes one evaluation. It has:
 - `by_source`: all of these except `seconds` for each data source; with several environments, also `by_environment`
 - `greedy`: the numbers of one greedy answer to each problem, unless `EVAL_TEMPERATURE` is 0
 
-A share is from 0 to 1. Nats use natural logarithms. In names, `*` is a reward file, judge model, or environment.
+A share is from 0 to 1. Nats use natural logarithms. In names, `*` is a reward file or an environment.
 `scripts.watch` and `scripts.report` mark values outside the healthy range. If none is given, it depends on the run."""
 
 

@@ -14,22 +14,9 @@ from grpo.settings.table import SETTINGS
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 
-_SHOWN: tuple[str, ...] = (
-    "LORA_RANK",
-    "LORA_ALPHA",
-    "TARGET_MODULES",
-    "LEARNING_RATE",
-    "ROLLOUT_BATCH_SIZE",
-    "N_SAMPLES_PER_PROMPT",
-)
-_SHOWN += (
-    "TRAIN_BATCH_SIZE",
-    "TEMPERATURE",
-    "GENERATE_MAX_LEN",
-    "ADVANTAGE_ESTIMATOR",
-    "POLICY_LOSS",
-    "KL_COEF",
-    "SEED",
+_SHOWN = (
+    *("LORA_RANK", "LORA_ALPHA", "TARGET_MODULES", "LEARNING_RATE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT"),
+    *("TRAIN_BATCH_SIZE", "TEMPERATURE", "GENERATE_MAX_LEN", "ADVANTAGE_ESTIMATOR", "POLICY_LOSS", "KL_COEF", "SEED"),
 )
 _PACKAGES = ("openrlhf", "peft", "transformers", "torch", "vllm", "deepspeed")
 

@@ -152,17 +152,27 @@ class Record:
 
     def setting(self, name: str) -> Any:
         """Return a setting of train_grpo.sh or a flag ("--dual_clip"), as a number if it is one; None if unknown."""
+        value = self._find(name)
+        try:
+            return number if abs(number := float(value)) < MOST else None
+        except (TypeError, ValueError, OverflowError):
+            return value
+
+    def is_whole(self, name: str) -> bool:
+        """Say whether a setting is a whole number, and not only has the value of one."""
+        return isinstance(self._find(name), int)
+
+    def is_unset(self, name: str) -> bool:
+        """Say whether the run's record has a flag without a value: what it would limit is off."""
+        flags = self.config.get("flags")
+        return isinstance(flags, Mapping) and name.removeprefix("--") in flags and self._find(name) is None
+
+    def _find(self, name: str) -> Any:
         flag = name[2:] if name.startswith("--") else SETTINGS[name].flag if name in SETTINGS else name
         parts = [
             (self.config.get(part), key) for part, key in (("judge", name), ("environment", name), ("flags", flag))
         ]
-        value = next(
-            (part[key] for part, key in parts if isinstance(part, Mapping) and part.get(key) is not None), None
-        )
-        try:
-            return number if abs(number := float(value)) < MOST else None  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            return value
+        return next((part[key] for part, key in parts if isinstance(part, Mapping) and part.get(key) is not None), None)
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Return the same if it is a number."""

@@ -171,10 +171,12 @@ def _resolve(run: Record, name: str, how: str, step: int) -> str:
     if not sign:
         return f"{name} {how}"
     if sign in "*/" and value is None:
+        if run.is_unset(name):
+            return ""
         return f"{name} {'times' if sign == '*' else 'divided by'} {goal}"
     if sign in "*/" and value is not None:
         scaled = value * float(goal) if sign == "*" else value / float(goal)
-        goal = str(max(1, round(scaled))) if value.is_integer() and scaled > 0.5 else f"{scaled:.2g}"
+        goal = str(max(1, round(scaled))) if run.is_whole(name) else f"{scaled:.2g}"
     shown = f"{value:g}" if value is not None else " ".join(map(str, now)) if isinstance(now, list) else str(now or "")
     is_there = shown == goal or (value is None and sign == "<=")
     if value is not None and sign in ("+", ">=", "<="):

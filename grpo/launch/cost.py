@@ -80,12 +80,13 @@ def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
         samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + greedy.answers(args.eval_temperature))
         batches = math.ceil(math.ceil(samples / args.vllm_num_engines) / DECODED_SEQUENCES)
         step += plan.evals / plan.steps * token * args.generate_max_len * batches
+    asked = f"{_CALL:.0f} s a call of the judge (assumed), " if judge.settings else ""
     of_engine, of_layer = ("measured" if name in numbers else "calculated" for name in ("engine speed", "layer"))
     return [
         f"hours       {steps * step / 3600:,.1f} for {format_count(steps, 'step')} of {step:,.0f} s, if every response "
         "reaches the length limit:",
-        f"            {1e3 * token:.0f} ms a token with {at_once} rollouts per engine ({of_engine}), {_CALL:.0f} s a "
-        f"call of the judge (assumed), {update:.0f} s an update ({of_layer}; see docs/gpu.md)",
+        f"            {1e3 * token:.0f} ms a token with {at_once} rollouts per engine ({of_engine}), {asked}"
+        f"{update:.0f} s an update ({of_layer}; see docs/gpu.md)",
     ]
 
 

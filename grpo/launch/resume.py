@@ -142,7 +142,7 @@ def _recorded_folders(folder: Path) -> dict[str, str]:
 def _keep_flags(flags: list[str], folder: Path) -> list[str]:
     """Return flags for the run's own folders, its date, and the adapter that it started from, unless given.
 
-    The date must stay, since prompts name seeds and resting problems.
+    The date must stay, since seeds are derived from the prompts.
     """
     given = {flag.partition("=")[0] for flag in flags}
     old = RunFiles(folder).read_config().get("flags") or {}

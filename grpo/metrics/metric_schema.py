@@ -1,7 +1,7 @@
 """The metrics of a run: name, unit, meaning, tier, healthy range and source of each, in one place.
 
-The live view, the report and docs/metrics.md are made from it. The first two also name the metrics that a run has not
-written. Look at the tiers in order: :data:`TIERS` has the question that each one answers.
+The live view, the report and docs/metrics.md are made from it. Look at the tiers in order: :data:`TIERS` has the
+question that each one answers.
 """
 
 from collections.abc import Iterator, Mapping

@@ -17,8 +17,7 @@ from grpo.model.model_files import (
 
 MODEL_TYPE = "gpt_oss"
 CLASS = "GptOssForCausalLM"
-PACKED = "packed"
-EXPERTS = (PACKED, "bf16")  # how the actor holds experts
+PACKED = "packed"  # how the actor holds experts, as in the files; or "bf16"
 NO_SHARD = "none"  # each rank holds all of the frozen base
 ZERO3 = "zero3"  # each holds a part
 OF_ENGINE = "engine"  # each maps the one that the engine on its GPU holds

@@ -18,7 +18,7 @@ from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
-# Exit codes of a run that somebody or a rule stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
+# Exit codes of a run that somebody or the parity gate stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
 _STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20

@@ -54,7 +54,7 @@ def draw_all(runs: Sequence[Run], marks: Sequence[tuple[int, str]]) -> list[Char
 
 
 def _find(name: str) -> Metric:
-    """Return the schema's entry of a column, also of one number per model; the measure of an own reward is tier 1."""
+    """Return the schema's entry of a column, also of one environment's; the measure of an own reward is tier 1."""
     known = BY_NAME.get(name) or BY_NAME.get(f"{name.partition('.')[0]}.*")
     if known is None:
         return Metric(name, "", 1 if name == SCORE else OTHER, "", "")

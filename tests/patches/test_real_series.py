@@ -74,6 +74,8 @@ def test_headers_follow_dep_3(name):
     for path in load(name).patches:
         header = path.read_text().partition("\n--- ")[0]
         assert set(re.findall(r"^([A-Z][\w-]+): *\S", header, re.MULTILINE)) >= FIELDS, path.name
+        for named in re.findall(r"tests/[\w/]+(?:\.py)?", header):
+            assert (ROOT.parent / named).exists(), f"{path.name}: {named}"
         assert re.search(r"^Forwarded: ((no|not-needed); \S.*|https?://\S+)$", header, re.MULTILINE), path.name
 
 

@@ -41,7 +41,7 @@ _NOTICE_SECONDS = 1.0  # until Ray knows of a death
 _ROLES = {
     "LLMRayActor": "an engine",
     "RolloutRayActor": "an engine",
-    "Rank": "an actor rank",
+    "PolicyWorker": "an actor rank",
     "JudgeActor": "the judge",
 }
 # Exceptions that only say that another process has died

@@ -71,6 +71,13 @@ def list_advice(finding: str, **flags: object) -> str:
     return " ".join(advise(Record([], [], {"flags": flags, "judge_off": "off"}), finding, 9))
 
 
+def test_no_advice_is_impossible_or_without_effect() -> None:
+    assert "MAX_CHECKPOINTS" not in list_advice("out_of_range:disk_free", max_ckpt_num=1)
+    assert "NUM_EPISODES" not in list_advice("over_fitting", num_episodes=1)
+    assert "MAX_GRAD_NORM=0.33" in list_advice("out_of_range:grad_norm", max_norm=1.0)
+    assert "--advantage_clip" not in list_advice("out_of_range:advantage_std", advantage_clip=None)
+
+
 def test_advice_changes_something() -> None:
     assert "LEARNING_RATE=3.3e-06 (now 1e-05)" in list_advice("instability", actor_learning_rate=1e-5)
     assert "KL_COEF" not in list_advice("instability", init_kl_coef=0.01) and "JUDGE" not in list_advice(
