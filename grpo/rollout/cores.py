@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 
 import psutil
-import ray
 
 from grpo.stack.upstream.engine import AsyncLLM
 
@@ -57,5 +56,7 @@ def end_with(llm: AsyncLLM, cores: Sequence[psutil.Process]) -> None:
 def own_actor() -> str | None:
     """Return the id of this process's actor; None outside of Ray."""
     # Outside of Ray, get_runtime_context() would start a cluster.
+    import ray  # only here: who starts Ray sets its variables before
+
     actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     return actor

@@ -79,7 +79,7 @@ def assert_refused(cluster: two_nodes.Cluster, folder: Path) -> None:
     output, _ = check.communicate(timeout=LIMIT)
     second = cluster.second.address
     assert check.returncode == 2, output
-    assert f"node {second} does not have {reward}" in output
+    assert f"{reward} is missing on node {second}" in output
     assert f"node {second} may have actor ranks, and does not see what this node writes to {folder}" in output
     assert "the run needs 5 GPUs" in output and "copy it there" in output and "CKPT_DIR" in output
 

@@ -51,5 +51,5 @@ def compare(address: str, home: Facts, there: Facts) -> Iterator[Problem]:
     """Yield how the node at `address` differs from the launcher's, `home`."""
     for name, wanted in home.items():
         if (has := there.get(name)) != wanted:
-            what = f"{name} is {has or 'missing'} on node {address}, but {wanted} on the launcher's node"
+            what = f"{name} is {has or 'missing'} on node {address}, but {wanted or 'missing'} on the launcher's node"
             yield Problem(what, COPY if name.startswith("/") else SAME)

@@ -77,7 +77,7 @@ def test_an_open_cluster_is_joined_with_a_warning_and_only_if_it_is_this_machine
         (make_members(8, 8), {"colocate_all_models": True}, "COLOCATE=1", "COLOCATE=0"),
         (make_members(8, 8, facts=None, error="no module grpo"), {}, "node 10.0.0.2", "setup.sh"),
         (make_members(8, 8, facts={**FACTS, "ray": "2.48.0"}), {}, "ray is 2.48.0 on node 10.0.0.2", "setup.sh"),
-        (make_members(8, 8, facts={**FACTS, "/models/m": None}), {}, "does not have /models/m", "copy it there"),
+        (make_members(8, 8, facts={**FACTS, "/models/m": None}), {}, "/models/m is missing", "copy it there"),
         (
             make_members(2, 8, gpus=2, facts={**FACTS, "blind": ""}) + make_members(2, 2, 2, gpus=2)[2:],
             {"vllm_num_engines": 1},
