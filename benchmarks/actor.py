@@ -1,6 +1,6 @@
 """The rung about the whole actor: all layers at full size with random weights, log-probs and training steps.
 
-Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weights are made on the GPU.
+Model, adapter and DeepSpeed are set up as in a run with --actor_shard none. Weights are made on the GPU.
 """
 
 import os

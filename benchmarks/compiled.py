@@ -84,7 +84,7 @@ def _list_parts() -> Iterator[Part]:
             part = f"engine: MXFP4 experts of {name}, TP={workers}"
             yield part, functools.partial(launches.engine_experts, config, workers)
     for name, config in models.items():  # last, since it changes the layout
-        yield f"engine with ACTOR_SHARD=engine: {name}", functools.partial(launches.engine_experts, config, keep=True)
+        yield f"engine with --actor_shard engine: {name}", functools.partial(launches.engine_experts, config, keep=True)
 
 
 def _read_resources(cubin: bytes) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from grpo.stack.problem import UserError
 SEQUENCES = (1, 8, 32, 64)
 EAGER, GRAPHS = "eager", "graphs"
 Answer = tuple[list[int], list[float]]  # sampled tokens, and their log-probs
-_UTILIZATION = 0.9  # GPU_MEMORY_UTILIZATION's default
+_UTILIZATION = 0.9  # --vllm_gpu_memory_utilization's default
 _WORKER = "benchmarks.engine_worker.SpeedWorker"
 _BESIDE = 6e9  # bytes of an engine beside its weights: a cache for the longest calls, activations, CUDA
 

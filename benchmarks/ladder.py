@@ -185,7 +185,7 @@ LADDER = (
     _rung("pinned memory", "machine:pin_memory", "free host memory, or raise the container's limit"),
     _rung("MXFP4 kernel", "kernels:mxfp4", _KERNEL, *_TRITON),
     _rung("grouped experts", "kernels:experts", _KERNEL, *_TRITON),
-    _rung("attention", "kernels:attention", "set ATTN_IMPLEMENTATION=eager, and report it", "triton"),
+    _rung("attention", "kernels:attention", "set --attn_implementation eager, and report it", "triton"),
     _rung("log-probs", "kernels:log_probs", _KERNEL, "triton"),
     _rung("side path", "kernels:side_path", _KERNEL, "vllm", "peft"),
     _rung("receipt", "kernels:receipt", "report it: a sync would be refused though it is right"),
@@ -197,7 +197,7 @@ LADDER = (
     _rung("engine and actor at real width", "parity:check", _PARITY, *_WHOLE, seconds=600),
     _rung("adapter of the experts", "parity:check_experts", _PARITY, *_WHOLE, seconds=600),
     _rung("engine speed", "engine_speed:check", _SETUP, *_WHOLE, seconds=1200),
-    _rung("one copy of the model", "one_copy:check", "set ACTOR_SHARD=none or zero3, and report it: engine and actor "
+    _rung("one copy of the model", "one_copy:check", "set --actor_shard none or zero3, and report it: engine and actor "
           "cannot share a model here", *_WHOLE, seconds=1200),
     _rung("whole loop", "whole_loop:eager", _LOOP, *_WHOLE, seconds=900),
     _rung("whole loop with graphs", "whole_loop:graphs", _LOOP, *_WHOLE, seconds=1200),

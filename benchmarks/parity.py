@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.metrics.scored_rollouts import Rollout
     from grpo.model.vocabulary import Allocated
 
-LIMIT = 0.05  # nat; PARITY_LIMIT's default
+LIMIT = 0.05  # nat; --parity_limit's default
 FEWEST = 8  # prompts that say how much chance there is
 TOKENS = 96  # of a response
 SHAPE = replace(FULL, layers=2)  # one sliding, one full

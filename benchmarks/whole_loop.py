@@ -3,7 +3,6 @@
 One GPU holds engine and actor. With several, they have their own.
 """
 
-import os
 import shutil
 import statistics
 import subprocess
@@ -24,24 +23,23 @@ STEPS, MORE = 10, 3  # before and after the resume
 
 def eager(gpus: int) -> Passed:
     """Run the loop with engines that launch each kernel."""
-    return _check(gpus, "1")
+    return _check(gpus, "--enforce_eager")
 
 
 def graphs(gpus: int) -> Passed:
     """Run the loop with engines that replay CUDA graphs."""
-    return _check(gpus, "0")
+    return _check(gpus, "--no-enforce_eager")
 
 
 def _check(gpus: int, enforce_eager: str) -> Passed:
     # Outside of TMPDIR, which is deleted with the rung: the run directory is kept if the run fails.
     run_dir = Path(tempfile.mkdtemp(prefix="gpu-check-run-", dir="/tmp"), "tiny")
-    box, variables = _settings(gpus)
-    environment = os.environ | variables | {"ENFORCE_EAGER": enforce_eager}
-    for steps, options in ((STEPS, ("--run-dir", run_dir)), (STEPS + MORE, ("--resume", run_dir))):
+    flags = [*_list_flags(gpus), enforce_eager]
+    for steps, options in ((STEPS, ["--tiny", *flags, "--run-dir", run_dir]), (STEPS + MORE, ["--resume", run_dir])):
         begin = time.time()
-        command = ["./train_grpo.sh", "--tiny", *box, "--steps", str(steps), *map(str, options)]
+        command = ["./train_grpo.sh", *map(str, options), "--steps", str(steps)]
         print(*command, flush=True)
-        code = subprocess.run(command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL).returncode
+        code = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL).returncode
         numbers = verdict(run_dir, code, steps)
         first = next(row for row in read_rows(RunFiles(run_dir).metrics) if row["time"] > begin)
         numbers["start_s"] = first["time"] - first["seconds"]["total"] - begin
@@ -56,14 +54,14 @@ def _check(gpus: int, enforce_eager: str) -> Passed:
     return Passed(line, numbers)
 
 
-def _settings(gpus: int) -> tuple[list[str], dict[str, str]]:
-    """Return the box as options of the launcher, and what else differs from a run."""
-    variables = {"JUDGE": "0", "RESTARTS": "0", "SIGTERM_SECONDS": "0"}
+def _list_flags(gpus: int) -> list[str]:
+    """Return the box, and what else differs from a run."""
+    flags = ["--no-judge", "--restarts", "0", "--sigterm_seconds", "0"]
     if gpus <= 1:
-        return ["--gpus", "1"], variables
-    workers = 2 if gpus >= 4 else 1
-    actor = 2 if gpus - workers >= 2 else 1
-    return [], variables | {"NUM_ENGINES": "1", "ENGINE_TP": str(workers), "ACTOR_GPUS": str(actor)}
+        return [*flags, "--gpus", "1"]
+    counts = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 2 if gpus >= 4 else 1}
+    counts["actor_num_gpus_per_node"] = 2 if gpus - counts["vllm_tensor_parallel_size"] >= 2 else 1
+    return [*flags, *(word for name, count in counts.items() for word in (f"--{name}", str(count)))]
 
 
 def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:

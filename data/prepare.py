@@ -189,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--levels", **levels, metavar="LEVEL", help="levels to take problems from, if they have one (default: 4 5)")
     add("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
     add("--decontaminate", action="store_true", help="leave problems of eval out of train instead of refusing them")
-    add("--prompt-max-len", type=int, metavar="N", help="leave out prompts of more tokens, the run's PROMPT_MAX_LEN")
+    add("--prompt-max-len", type=int, metavar="N", help="leave out prompts of more tokens, the run's --prompt_max_len")
     model = "openai/gpt-oss-120b"
     add("--tokenizer", default=model, metavar="MODEL", help=f"folder or hub id, for these tokens (default: {model})")
     add("--train-count", type=int, default=512, help="synthetic only (default: 512)")

@@ -30,13 +30,13 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.environments.environment import Environment
 from grpo.environments.retrieval import VARIABLE
+from grpo.flags.ours import TEMPLATES
+from grpo.flags.parser import get_default
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.run.measure import SCORE
-from grpo.settings.recipe import default
-from grpo.settings.table import SETTINGS
 from grpo.stack import command
 from grpo.stack.checkout import git_revision, is_cpu_stack
 from grpo.stack.hub import model_folder
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     sampling = command_line.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
-    limit = int(default("GENERATE_MAX_LEN"))
+    limit = get_default("generate_max_len")
     about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
     sampling.add_argument("--max-tokens", type=int, default=limit, help=about_limit)
     sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)"
     )
     thinking = command_line.add_argument_group(
-        "thinking budget", "like THINKING_BUDGET, ANSWER_BUDGET and THINKING_DELIMITER in train_grpo.sh"
+        "thinking budget", "like --thinking_budget, --answer_budget and --thinking_delimiter in train_grpo.sh"
     )
     thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is cut")
     thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both must fit into --max-tokens")
@@ -87,15 +87,15 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
     command_line.add_argument(
         "--template",
-        choices=SETTINGS["TEMPLATE"].choices,
-        default=default("TEMPLATE"),
+        choices=TEMPLATES,
+        default=get_default("template"),
         help="how gpt-oss reads tool results (default: served)",
     )
     harness.add_limits(command_line)
     own_reward.add_options(command_line)
     engine = command_line.add_argument_group("engine")
     engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
-    length = "longest prompt + --max-tokens; in an environment, PROMPT_MAX_LEN of train_grpo.sh + --max-tokens"
+    length = "longest prompt + --max-tokens; in an environment, --prompt_max_len of train_grpo.sh + --max-tokens"
     engine.add_argument("--max-model-len", type=int, help=f"context length in tokens (default: {length})")
     engine.add_argument(
         "--gpu-memory-utilization",
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     check_options(options)
     check_environment()
     reward = own_reward.read_options(options)
-    kind = harness.load_environment(options.environment) if options.environment else None
+    kind = harness.load_environment(options.environment, options.library) if options.environment else None
     reader: Reader = "environment" if kind else "reward" if reward else "grader"
     problems = read_problems(options.data, reader)[: options.limit]
     own_reward.check(reward, problems[0])
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         problems = [problem.as_trained(text) for problem, text in zip(problems, texts, strict=True)]
     prompts = {problem.id: tokens for problem, tokens in zip(problems, rendered, strict=False)}
     options.max_model_len = (
-        options.max_model_len or int(default("PROMPT_MAX_LEN")) + options.max_tokens
+        options.max_model_len or get_default("prompt_max_len") + options.max_tokens
         if kind
         else check_length(prompts, options.max_tokens, options.max_model_len, model)
     )

@@ -14,11 +14,11 @@ from grpo.environments.environment import Environment, Score
 from grpo.environments.loading import load
 from grpo.environments.retrieval import VARIABLE
 from grpo.environments.settings import RolloutLimits
+from grpo.flags.parser import get_default
 from grpo.launch.checks.own_code import NoAnswerError, call_apart
 from grpo.rollout.harmony import SAMPLED, Template
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
-from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -29,10 +29,11 @@ LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 def add_limits(command_line: argparse.ArgumentParser) -> None:
     """Add the limits of a conversation, whose defaults are those of train_grpo.sh."""
     group = command_line.add_argument_group("limits of a conversation", "Their defaults are those of train_grpo.sh.")
-    group.add_argument("--turns", default=default("TURN_LIMIT"), type=int, help="turns of the model")
-    group.add_argument("--seconds", default=default("ROLLOUT_SECONDS"), type=float, help="seconds per conversation")
-    group.add_argument("--tool-seconds", default=default("TOOL_SECONDS"), type=float, help="seconds per tool call")
-    group.add_argument("--score-seconds", default=default("SCORE_SECONDS"), type=float, help="seconds per score")
+    group.add_argument("--library", help="like --library in train_grpo.sh, for retrieval")
+    group.add_argument("--turns", default=get_default("turn_limit"), type=int, help="turns of the model")
+    group.add_argument("--seconds", default=get_default("rollout_seconds"), type=float, help="seconds per conversation")
+    group.add_argument("--tool-seconds", default=get_default("tool_seconds"), type=float, help="seconds per tool call")
+    group.add_argument("--score-seconds", default=get_default("score_seconds"), type=float, help="seconds per score")
 
 
 def read_limits(options: argparse.Namespace) -> RolloutLimits:
@@ -47,14 +48,14 @@ def read_limits(options: argparse.Namespace) -> RolloutLimits:
     return RolloutLimits(options.turns, options.seconds, options.tool_seconds, options.score_seconds)
 
 
-def load_environment(name: str) -> type[Environment]:
+def load_environment(name: str, library: str | None = None) -> type[Environment]:
     """Return the class of an environment that can be used.
 
     Raises:
         UserError: if it cannot.
     """
-    if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
-        os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])
+    if library:
+        os.environ[VARIABLE] = os.path.realpath(library)
     try:  # the user's code may raise anything, loop, or end its process
         call_apart(lambda: load(name).check())
     except NoAnswerError as error:

@@ -27,7 +27,7 @@ from reward.user_files import RewardFile
 def add_options(command_line: argparse.ArgumentParser) -> None:
     """Add the options that name the reward."""
     group = command_line.add_argument_group(
-        "your own reward", "like REWARD and REWARD_WEIGHTS in train_grpo.sh: the samples are scored, and not graded"
+        "your own reward", "like REWARD and --reward_weights in train_grpo.sh: the samples are scored, and not graded"
     )
     group.add_argument("--reward", type=Path, nargs="+", metavar="FILE", help=".py files with reward_func")
     group.add_argument("--reward-weights", nargs="+", metavar="W", help="a weight for each file (default: 1)")
@@ -51,7 +51,7 @@ def read_options(options: argparse.Namespace) -> list[RewardFile]:
             {"GRPO_REWARD_FILES": paths, "GRPO_REWARD_WEIGHTS": " ".join(options.reward_weights or ())}
         )
     except SettingsError as error:
-        raise UserError(error.what.replace("REWARD_WEIGHTS", "--reward-weights"), error.remedy) from None
+        raise UserError(error.what.replace("--reward_weights", "--reward-weights"), error.remedy) from None
 
 
 def check(files: Sequence[RewardFile], problem: EvalProblem) -> None:

@@ -3,7 +3,7 @@
     python -m eval.table FOLDER [FOLDER ...]
 
 FOLDER is the --out of `eval.evaluate` or `eval.teacher`, which gives one row, or a run directory,
-which gives its base, step 10, step 20, ..., final. Evaluations in a separate METRICS_DIR are found through the run's
+which gives its base, step 10, step 20, ..., final. Evaluations in a separate --metrics_dir are found through the run's
 config.json. The samples behind a run's row are in RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares
 two such files.
 """

@@ -3,7 +3,7 @@
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
 F is a file from `python -m data.prepare`. DIR becomes an evaluation folder like those of `python -m eval.evaluate`, for
-`eval.compare`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL has the same meaning as in
+`eval.compare`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. --judge-base-url has the same meaning as in
 train_grpo.sh. It first asks whether the API offers the model. The same command continues an interrupted baseline and
 keeps existing answers. Gemini's seeds are not reproducible, so samples differ between calls.
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = command.parser("eval.teacher", __doc__)
     command_line.add_argument("--model", required=True, help="a Gemini model")
+    command_line.add_argument("--judge-base-url", metavar="URL", help="where requests go, if not to Google")
     command_line.add_argument(
         "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
     )
@@ -144,8 +145,8 @@ async def _ask(chain: Chain, output: Output, at_once: int) -> dict[tuple[EvalPro
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
-    if os.environ.get("JUDGE_BASE_URL"):  # as train_grpo.sh takes it
-        os.environ["GRPO_JUDGE_BASE_URL"] = os.environ["JUDGE_BASE_URL"]
+    if options.judge_base_url:
+        os.environ["GRPO_JUDGE_BASE_URL"] = options.judge_base_url
     try:
         result = run(options)
     except UserError as error:

@@ -136,7 +136,7 @@ class _Question:
 
 
 def connect(settings: ChainSettings, key: str | None, stand_in: str | None = None) -> Chain:
-    """Return a chain that asks JUDGE_BASE_URL or, without the key, the local stand-in at the address `stand_in`."""
+    """Return a chain that asks --judge_base_url or, without the key, the local stand-in at the address `stand_in`."""
     if not (key or stand_in):
         raise ValueError("there is no key: export GEMINI_API_KEY")
     return Chain(settings, Client(STAND_IN_KEY, stand_in) if stand_in else Client(key or "", base_url()))

@@ -121,7 +121,7 @@ class Judge:
     async def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
         """Judge one response, or its reasoning if it has no final answer. Failures raise nothing.
 
-        An empty response is not sent and has quality 0, and so has an unfinished one if JUDGE_UNFINISHED is 0.
+        An empty response is not sent and has quality 0, and so has an unfinished one if --judge_unfinished is 0.
         """
         started = time.monotonic()
         if not is_finished and (is_empty(response) or not self.settings.judges_unfinished):

@@ -58,7 +58,7 @@ def make_judge() -> Judge:
     stand_in, folder = os.environ.get(settings.STAND_IN_VARIABLE), os.environ.get("GRPO_RUN_DIR")
     configured = settings.from_environment(bool(stand_in))
     if configured is None or not folder:
-        raise settings.SettingsError("the judge is off, or has no run directory", "set JUDGE=1 and GRPO_RUN_DIR")
+        raise settings.SettingsError("the judge is off, or has no run directory", "set --judge and GRPO_RUN_DIR")
     return Judge(configured, Path(folder, "judge.jsonl"), connect(configured.chain, settings.api_key(), stand_in))
 
 
@@ -79,7 +79,7 @@ def start(options: Mapping[str, Any]) -> Any:
 def require() -> None:
     """Raise RuntimeError, in the controller, if the run's actor has died, or does not answer.
 
-    Without it every rollout would get what JUDGE_FALLBACK says, for the rest of the run.
+    Without it every rollout would get what --judge_fallback says, for the rest of the run.
     """
     name = os.environ.get(VARIABLE)
     if not name:

@@ -1,15 +1,15 @@
 """The reward that OpenRLHF calls for every rollout: is the final answer correct, and how good is the reasoning?
 
-`reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, if a judge (`reward.judge`) is configured;
+`reward = --correctness_weight * correctness + --quality_weight * quality`, if a judge (`reward.judge`) is configured;
 otherwise correctness alone. Samples of an evaluation are never judged: their reward is correctness alone. A
-response without a final answer has correctness 0; JUDGE_UNFINISHED decides whether the judge scores its
+response without a final answer has correctness 0; --judge_unfinished decides whether the judge scores its
 reasoning. An empty response has quality 0 and is not sent.
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH. It calls
 `reward_func` in a thread, one rollout at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A rollout that could not be graded says so in `reward_error`, and its
 other values are NaN: `grpo.train.rewards.complete` counts it, and the update leaves it out. A rollout that could not
-be judged says so in `judge_failed`, and JUDGE_FALLBACK decides its reward. Under "mean_quality" that is NaN until a
+be judged says so in `judge_failed`, and --judge_fallback decides its reward. Under "mean_quality" that is NaN until a
 mean is known, which `grpo.train.rewards.complete` treats as above.
 """
 

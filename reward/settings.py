@@ -56,7 +56,7 @@ class ChainSettings:
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """The chain, the weights of the reward, JUDGE_FALLBACK, and JUDGE_UNFINISHED."""
+    """The chain, the weights of the reward, --judge_fallback, and --judge_unfinished."""
 
     chain: ChainSettings
     correctness_weight: float
@@ -74,14 +74,14 @@ def find_off_setting() -> str | None:
     """Return the setting that turns the judge off, None if the judge is on. Raises SettingsError for its weights."""
     values = variables()
     if values.get("JUDGE") != "1":
-        return "JUDGE is 0"
+        return "--judge is off"
     if not _models(values):
-        return "JUDGE_MODELS is empty"
-    return "QUALITY_WEIGHT is 0" if _weights(values)[1] == 0 else None
+        return "--judge_models is empty"
+    return "--quality_weight is 0" if _weights(values)[1] == 0 else None
 
 
 def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
-    """Return the settings, None if the judge is off. The local stand-in has no quota: JUDGE_RPM is yours at Google.
+    """Return the settings, None if the judge is off. The local stand-in has no quota: --judge_rpm is yours at Google.
 
     Raises:
         SettingsError: for a missing value, one of another type, or an invalid combination.
@@ -91,7 +91,7 @@ def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
     values = UNSET | variables()
     models = _models(values)
     if len(set(models)) < len(models):
-        raise SettingsError(f"JUDGE_MODELS names a model twice ({' '.join(models)})", "name each model once")
+        raise SettingsError(f"--judge_models names a model twice ({' '.join(models)})", "name each model once")
     deadline, call_timeout = _number(values, "JUDGE_DEADLINE"), _number(values, "JUDGE_CALL_TIMEOUT")
     tries, rpm, at_once = (int(_number(values, f"JUDGE_{name}")) for name in ("TRIES", "RPM", "CONCURRENCY"))
     chain = ChainSettings(models, tries, deadline, call_timeout, STAND_IN_RPM if is_stand_in else rpm, at_once)
@@ -107,8 +107,8 @@ def _weights(values: Mapping[str, str]) -> tuple[float, float]:
     """Return the weights of correctness and of quality."""
     correctness, quality = _number(values, "CORRECTNESS_WEIGHT"), _number(values, "QUALITY_WEIGHT")
     if not math.isclose(correctness + quality, 1.0, abs_tol=1e-6):
-        what = f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}"
-        raise SettingsError(what, f"set CORRECTNESS_WEIGHT={1 - quality:g}, since they must add up to 1")
+        what = f"--correctness_weight + --quality_weight is {correctness + quality:g}"
+        raise SettingsError(what, f"set --correctness_weight {1 - quality:g}, since they must add up to 1")
     return correctness, quality
 
 
@@ -116,19 +116,19 @@ def _number(values: Mapping[str, str], name: str) -> float:
     try:
         return float(values.get(name, ""))
     except ValueError:
-        raise SettingsError(f"{name} is {values.get(name)!r}", "give a number") from None
+        raise SettingsError(f"--{name.lower()} is {values.get(name)!r}", "give a number") from None
 
 
 def base_url() -> str:
-    """Return JUDGE_BASE_URL without a slash at its end. Raises SettingsError, without the address and its secrets."""
+    """Return --judge_base_url without a slash at its end. Raises SettingsError, without the address and its secrets."""
     url = variables().get("JUDGE_BASE_URL", GOOGLE_URL)
     if _ADDRESS.fullmatch(url) is None:
         remedy = f"give https://HOST[:PORT][/PATH], such as {GOOGLE_URL}; http is for 127.0.0.1 only"
-        raise SettingsError("JUDGE_BASE_URL is invalid", remedy)
+        raise SettingsError("--judge_base_url is invalid", remedy)
     foreign = os.environ.get(_FOREIGN_VARIABLE, "").strip()
     if foreign and foreign.rstrip("/").lower() != url.rstrip("/").lower():
-        what = f"{_FOREIGN_VARIABLE} names another address than JUDGE_BASE_URL ({url}), and has no effect"
-        raise SettingsError(what, f"set JUDGE_BASE_URL to the address you mean, and unset {_FOREIGN_VARIABLE}")
+        what = f"{_FOREIGN_VARIABLE} names another address than --judge_base_url ({url}), and has no effect"
+        raise SettingsError(what, f"set --judge_base_url to the address you mean, and unset {_FOREIGN_VARIABLE}")
     return url.rstrip("/")
 
 

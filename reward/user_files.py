@@ -1,6 +1,6 @@
 """Reward functions of the user's own: which files they are in, their weights, and how they are loaded.
 
-`train_grpo.sh` passes REWARD and REWARD_WEIGHTS to every worker as the variables GRPO_REWARD_FILES and
+`train_grpo.sh` passes REWARD and --reward_weights to every worker as the variables GRPO_REWARD_FILES and
 GRPO_REWARD_WEIGHTS.
 """
 
@@ -67,7 +67,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile
     weights = values.get("REWARD_WEIGHTS", "").split() or ["1"] * len(paths)
     if len(weights) != len(paths):
         raise SettingsError(
-            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files",
+            f"--reward_weights has {len(weights)} weights, but REWARD names {len(paths)} files",
             "give one weight per file",
         )
     return [RewardFile(path, _weight(weight)) for path, weight in zip(paths, weights, strict=True)]
@@ -79,7 +79,7 @@ def _weight(text: str) -> float:
     except ValueError:
         weight = math.nan
     if not math.isfinite(weight):
-        raise SettingsError(f"REWARD_WEIGHTS has {text!r}", "give numbers, for example '1 0.5'")
+        raise SettingsError(f"--reward_weights has {text!r}", "give numbers, for example '1 0.5'")
     return weight
 
 

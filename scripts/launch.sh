@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Called by train_grpo.sh: sets up the checkout, then starts grpo.launch.recipe with the same words. The recipe comes on
-# file descriptor 3.
+# Called by train_grpo.sh: sets up the checkout, then starts the launcher with the same words, which are the script's
+# flags, `--`, and those of the command line.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -9,18 +9,13 @@ main() {
     local word is_run=1 shows_help=0 python
     for word; do
         case "$word" in
-            --) break ;;
             -h | --help) shows_help=1 ;;
             --check | --plan | --dry-run) is_run=0 ;;
         esac
     done
-    # Setup can take minutes: wrong options are refused before it, if there is a Python already.
-    if python="$(find_python)"; then PYTHONPATH="$here" "$python" -P -m grpo.settings.options "$@" || exit; fi
-    if ((shows_help)); then
-        sed -n '2,/^exec /{/^#/s/^# \{0,1\}//p}' "$here/train_grpo.sh"
-        if [[ -n $python ]]; then PYTHONPATH="$here" "$python" -P -m grpo.settings; fi
-        exit
-    fi
+    # Setup can take minutes: wrong words are refused before it, if there is a Python already.
+    if python="$(find_python)"; then PYTHONPATH="$here" "$python" -P -m grpo.flags "$@" || exit; fi
+    if ((shows_help)); then exit; fi
     refuse_another_openrlhf
     if ((is_run)) || [[ ! -d $here/.venv ]]; then "$here/scripts/setup.sh" --quiet; fi
     # shellcheck source=scripts/env.sh
@@ -31,7 +26,7 @@ main() {
         flock --shared 8
     fi
     # -P: do not import a folder named grpo from the current directory
-    exec python -P -m grpo.launch.recipe /dev/fd/3 "$@"
+    exec python -P -m grpo.launch "$@"
 }
 
 find_python() {

@@ -37,7 +37,7 @@ Each line of `eval.jsonl` describes one evaluation. It has:
 - mean lengths (`response_length`, `thinking_length`, `answer_length`) and `seconds`
 - `pass_at_k`: for each k, `value` with `ci_low` and `ci_high`
 - `by_source`: all of these except `seconds` for each data source; with several environments, also `by_environment`
-- `greedy`: the numbers of one greedy answer to each problem, unless `EVAL_TEMPERATURE` is 0
+- `greedy`: the numbers of one greedy answer to each problem, unless `--eval_temperature` is 0
 
 A share is from 0 to 1. Nats use natural logarithms. In names, `*` is a reward file or an environment.
 `scripts.watch` and `scripts.report` mark values outside the healthy range. If none is given, it depends on the run."""

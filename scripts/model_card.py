@@ -10,13 +10,13 @@ from grpo.run.measure import get_name, get_value
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, parse_step
-from grpo.settings.table import SETTINGS
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 
 _SHOWN = (
-    *("LORA_RANK", "LORA_ALPHA", "TARGET_MODULES", "LEARNING_RATE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT"),
-    *("TRAIN_BATCH_SIZE", "TEMPERATURE", "GENERATE_MAX_LEN", "ADVANTAGE_ESTIMATOR", "POLICY_LOSS", "KL_COEF", "SEED"),
+    *("lora_rank", "lora_alpha", "target_modules", "actor_learning_rate", "rollout_batch_size", "n_samples_per_prompt"),
+    *("train_batch_size", "temperature", "generate_max_len", "advantage_estimator", "policy_loss_type", "init_kl_coef"),
+    "seed",
 )
 _PACKAGES = ("openrlhf", "peft", "transformers", "torch", "vllm", "deepspeed")
 
@@ -55,5 +55,5 @@ def write_text(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
     for row in (row for row in run.graded if row["step"] in (0, step)):
         lines.append(f"- held-out {get_name(row)} after step {row['step']}: {get_value(row):.3f} (n={row.get('n')})")
     flags, packages = run.part("flags"), run.read(run.files.environment).get("packages") or {}
-    lines += [f"- {name}: {flags[SETTINGS[name].flag]}" for name in _SHOWN if SETTINGS[name].flag in flags]
+    lines += [f"- {name}: {flags[name]}" for name in _SHOWN if name in flags]
     return "\n".join([*lines, *(f"- {name} {packages[name]}" for name in _PACKAGES if name in packages)]) + "\n"

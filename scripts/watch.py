@@ -94,7 +94,7 @@ def _notes(run: Run) -> list[Text]:
         notes.append("the run is starting")
     if run.state in (CRASHED, STOPPED):
         notes.append(f"{run.cause or 'its end was not recorded'}; see {run.files.logs / 'driver.log'}")
-        notes.append(describe_continuation(run.folder, run.ckpt_path, run.config))
+        notes.append(describe_continuation(run.folder, run.ckpt_path))
     return [Text(command.printable(note), "yellow") for note in notes]
 
 

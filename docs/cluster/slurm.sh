@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A run on the nodes of a Slurm job: sbatch docs/cluster/slurm.sh [options of train_grpo.sh], from the checkout.
+# A run on the nodes of a Slurm job: sbatch docs/cluster/slurm.sh [flags of train_grpo.sh], from the checkout.
 #
-# The checkout with its .venv is on a file system that all nodes share. Settings and keys come from the environment of
-# sbatch: NUM_ENGINES=6 sbatch docs/cluster/slurm.sh --steps 100. Set the numbers below for your nodes.
+# The checkout with its .venv is on a file system that all nodes share. Keys come from the environment of sbatch:
+# sbatch docs/cluster/slurm.sh --vllm_num_engines 6 --steps 100. Set the numbers below for your nodes.
 #SBATCH --job-name=grpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

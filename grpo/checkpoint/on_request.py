@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.2
 class SaveOnRequest:
     """Saves the checkpoints of a run, and watches for a request in a thread of the controller.
 
-    A state that is a function is called when a checkpoint needs it. With PIPELINE=1, the batch of the next step may
+    A state that is a function is called when a checkpoint needs it. With --pipeline, the batch of the next step may
     still wait for rewards, and a step that saves nothing does not.
 
     Args:

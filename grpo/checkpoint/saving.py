@@ -106,7 +106,7 @@ def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) ->
     for step in sorted(good):
         _warn_once(
             f"{checkpoints / step_name(step)} is kept in addition, because correctness has fallen since "
-            f"(ADAPTER={checkpoints / step_name(step) / 'adapter'} starts a new run from it)"
+            f"(--adapter {checkpoints / step_name(step) / 'adapter'} starts a new run from it)"
         )
     try:
         remove(checkpoints, set(steps) - kept - good)

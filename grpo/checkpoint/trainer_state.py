@@ -113,7 +113,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     if differs:
         raise UserError(
             f"{directory} belongs to an adapter other than this run's ({differs})",
-            "use the same model, LORA_RANK, EXPERT_RANK, and TARGET_MODULES",
+            "use the same model, --lora_rank, --expert_rank, and --target_modules",
         )
     optimizer = engine.optimizer
     for flat in optimizer.fp32_partitioned_groups_flat:

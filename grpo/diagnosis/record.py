@@ -11,7 +11,6 @@ import numpy as np
 from grpo.run.measure import SCORE, get_value, is_whole, keep_last_measure, read_measure
 from grpo.run.progress import is_number, sort_by_step
 from grpo.run.run_files import has_step
-from grpo.settings.table import SETTINGS
 
 RECENT = 10  # steps that give the present level
 MOST = 1e12  # of any metric: a larger number is an error
@@ -148,10 +147,10 @@ class Record:
 
     @property
     def has_judge(self) -> bool:
-        return not self.config.get("judge_off") and self.setting("JUDGE") != 0
+        return not self.config.get("judge_off") and self.setting("--judge") != 0
 
     def setting(self, name: str) -> Any:
-        """Return a setting of train_grpo.sh or a flag ("--dual_clip"), as a number if it is one; None if unknown."""
+        """Return the value of a flag ("--dual_clip"), as a number if it is one; None if unknown."""
         value = self._find(name)
         try:
             return number if abs(number := float(value)) < MOST else None
@@ -159,7 +158,7 @@ class Record:
             return value
 
     def is_whole(self, name: str) -> bool:
-        """Say whether a setting is a whole number, and not only has the value of one."""
+        """Say whether a flag is a whole number, and not only has the value of one."""
         return isinstance(self._find(name), int)
 
     def is_unset(self, name: str) -> bool:
@@ -168,10 +167,9 @@ class Record:
         return isinstance(flags, Mapping) and name.removeprefix("--") in flags and self._find(name) is None
 
     def _find(self, name: str) -> Any:
-        flag = name[2:] if name.startswith("--") else SETTINGS[name].flag if name in SETTINGS else name
-        parts = [
-            (self.config.get(part), key) for part, key in (("judge", name), ("environment", name), ("flags", flag))
-        ]
+        flag = name.removeprefix("--")
+        keys = {"judge": flag.upper(), "environment": flag.upper(), "flags": flag}
+        parts = [(self.config.get(part), key) for part, key in keys.items()]
         return next((part[key] for part, key in parts if isinstance(part, Mapping) and part.get(key) is not None), None)
 
     def number(self, name: str, default: float = 0.0) -> float:

@@ -40,9 +40,9 @@ def _find_outside(series: Series, limit: Limit) -> int | None:
 
 def _holds(run: Record, limit: Limit, step: int) -> bool:
     """Say whether the further condition of a limit holds, for a metric outside it since a step."""
-    if limit.metric.startswith(("logprob", "vllm")):  # with PIPELINE, the engines' policy lacks an update
+    if limit.metric.startswith(("logprob", "vllm")):  # with --pipeline, the engines' policy lacks an update
         late = run.column("logprob_diff_mean").values[-3:]
-        return not run.number("PIPELINE") and ("@" not in limit.metric or bool(np.median(late) > 0.02))
+        return not run.number("--pipeline") and ("@" not in limit.metric or bool(np.median(late) > 0.02))
     if limit.metric == "zero_spread_groups":
         return run.has_room or run.training.values[:6].mean() > 0.9
     if limit.when == FALLS:
@@ -51,7 +51,7 @@ def _holds(run: Record, limit: Limit, step: int) -> bool:
         return _stalls(run, step, 0.25 if limit.finding == "entropy_collapse" else np.inf)
     updates = run.column("optimizer_steps").values
     if limit.when in (SEVERAL, ONE):
-        is_own = limit.when == SEVERAL or run.setting("OLD_LOG_PROBS") != "engine"
+        is_own = limit.when == SEVERAL or run.setting("--old_log_probs") != "engine"
         return len(updates) > 0 and (np.median(updates) > 1) == (limit.when == SEVERAL) and is_own
     return True
 
@@ -66,7 +66,7 @@ def _stalls(run: Record, step: int, most: float) -> bool:
 
 def find_falls(run: Record) -> list[Change]:
     """Return the falls of correctness that last until now, in training and held out; noise may explain them."""
-    prompts = min(max(run.number("ROLLOUT_BATCH_SIZE", 8.0), 2.0), 16.0)  # batches differ by more than their prompts
+    prompts = min(max(run.number("--rollout_batch_size", 8.0), 2.0), 16.0)  # batches differ by more than their prompts
     level = float(np.median(run.held_out.values)) if len(run.held_out) else 0.5
     samples = max(level * (1 - level), run.eval_error) / run.eval_error**2
     falls = [largest_fall(run.training, prompts, (8, 30), 2), largest_fall(run.held_out, samples, (2, 4, 8), 1)]
@@ -131,7 +131,7 @@ def over_fitting(run: Record) -> Iterator[Seen]:
 
 def reward_hacking(run: Record) -> Iterator[Seen]:
     """The part of the reward that is not correctness rises, and correctness does not."""
-    weight = run.number("CORRECTNESS_WEIGHT", 1.0) if run.has_judge else 1.0
+    weight = run.number("--correctness_weight", 1.0) if run.has_judge else 1.0
     reward, rest = run.column("reward"), run.column("reward-correct")
     correct = run.column("correct").between(*rest.steps[[0, -1]]) if len(rest) else rest
     if len(rest) < 16 or len(reward) != len(rest) or len(correct) != len(rest):
@@ -155,8 +155,8 @@ def doubtful_labels(run: Record) -> Iterator[Seen]:
     tests = run.held_out.between(run.rows[-1]["step"] - 4 * RECENT)
     steps, held = tests.steps[-3:], tests.values[-3:]
     level = run.training.between(steps[0] - 5, steps[-1] + 5).values if len(held) else held
-    if len(level) > 4 and level.any() and run.bottom == 0 and not run.number("DYNAMIC_FILTERING"):
-        times = 4 if run.number("EVAL_TEMPERATURE", 1.0) < run.number("TEMPERATURE", 1.0) else 2
+    if len(level) > 4 and level.any() and run.bottom == 0 and not run.number("--dynamic_filtering"):
+        times = 4 if run.number("--eval_temperature", 1.0) < run.number("--temperature", 1.0) else 2
         error = np.hypot(run.eval_error / np.sqrt(len(held)), level.std() / np.sqrt(len(level)))
         change = Change(run.measure, int(run.training.steps[0]), float(held.mean()), float(level.mean()), 0.0)
         if change.before > times * change.after and -change.gain > max(SURE * error, 0.1):
@@ -167,11 +167,11 @@ def doubtful_labels(run: Record) -> Iterator[Seen]:
 def gradients(run: Record) -> Iterator[Seen]:
     """Steps without a gradient: never any, or none any more although rewards differ."""
     norms, spread = run.column("grad_norm"), run.column("zero_spread_groups")
-    groups, at = len(norms) * run.number("ROLLOUT_BATCH_SIZE", 8.0), spell(norms.values == 0, 3)
+    groups, at = len(norms) * run.number("--rollout_batch_size", 8.0), spell(norms.values == 0, 3)
     if groups >= 60 and not norms.values.any() and (spread.values >= 1).all():
         yield "no_gradient", CRITICAL, norms.compare(norms.steps[0]), f"no gradient in {groups:.0f} groups"
     elif at is not None and at + 3 <= len(norms) and not norms.values[-3:].any() and (spread.values[-3:] < 1).all():
-        name = "masked_gradient" if run.number("MASK_TRUNCATED") else "lost_gradient"
+        name = "masked_gradient" if run.number("--mask_truncated") else "lost_gradient"
         yield name, CRITICAL, norms.compare(norms.steps[at]), "grad_norm 0 although rewards differ within groups"
 
 

@@ -65,68 +65,71 @@ RANGES = tuple(
 
 # A change is a setting and how: "*" and "/" scale its value, "=" sets it, "+" does so if it is off, ">=" and "<=" if it
 # is on the other side; the rest is words. A metric out of range has those of the longest beginning of its name here.
-_LONGER = "GENERATE_MAX_LEN *1.5; REASONING_EFFORT =low; THINKING_BUDGET +three quarters of GENERATE_MAX_LEN"
-_CUT = f"{_LONGER}; OVERLONG_BUFFER +a quarter of GENERATE_MAX_LEN"
-_PAID = (
-    "CORRECTNESS_WEIGHT >=0.9; QUALITY_WEIGHT <=0.1; JUDGE_MODELS with another model first; REWARD with its sign and \
-weights checked on the wrong rollouts with the highest rewards in samples/; KL_COEF +0.001"
-)
+_LONGER = "--generate_max_len *1.5; --reasoning_effort =low; --thinking_budget +three quarters of --generate_max_len"
+_CUT = f"{_LONGER}; --overlong_buffer_len +a quarter of --generate_max_len"
+_PAID = "--correctness_weight >=0.9; --quality_weight <=0.1; --judge_models with another model first; REWARD with its \
+sign and weights checked on the wrong rollouts with the highest rewards in samples/; --init_kl_coef +0.001"
 _SAME = (
-    "ROUTING_REPLAY =1; ENFORCE_EAGER =1; --resume the run: it sends the whole adapter again; ENGINE_MODEL with the \
-weights of MODEL; ATTN_IMPLEMENTATION =eager"
+    "--routing_replay; --enforce_eager; --resume the run: it sends the whole adapter again; --engine_model with the \
+weights of MODEL; --attn_implementation =eager"
 )
-_SPREAD = "TRAIN_DATA with problems that are solved sometimes; N_SAMPLES_PER_PROMPT *2; TEMPERATURE >=1"
-_SMALLER = "LEARNING_RATE /3; TRAIN_BATCH_SIZE *2; KL_COEF +0.001; EPS_CLIP /2; MAX_GRAD_NORM /3"
+_SPREAD = "TRAIN_DATA with problems that are solved sometimes; --n_samples_per_prompt *2; --temperature >=1"
+_SMALLER = "--actor_learning_rate /3; --train_batch_size *2; --init_kl_coef +0.001; --eps_clip /2; --max_norm /3"
 _LABELS = "TRAIN_DATA with right labels: compare them with samples/; REWARD that handles every response"
-_SPIKES = "--advantage_clip +1; --dual_clip +3; MAX_GRAD_NORM /3; LEARNING_RATE /3"
-_QUOTA = "JUDGE_RPM to your quota; JUDGE_MODELS with one pinned model first; JUDGE_DEADLINE *2; JUDGE_FALLBACK =group"
-_DISK = "METRICS_DIR on another disk; CKPT_DIR on another disk; MAX_CHECKPOINTS /2"
-_BRIEF = "LOSS_AGGREGATION =sequence_mean; OVERLONG_PENALTY /2"
-_WORN = "ADAPTER; LEARNING_RATE /3; KL_COEF +0.001; TOP_P >=1"
+_SPIKES = "--advantage_clip +1; --dual_clip +3; --max_norm /3; --actor_learning_rate /3"
+_QUOTA = (
+    "--judge_rpm to your quota; --judge_models with one pinned model first; --judge_deadline *2; "
+    "--judge_fallback =group"
+)
+_DISK = "--metrics_dir on another disk; --ckpt_path on another disk; --max_ckpt_num /2"
+_BRIEF = "--loss_aggregation =sequence_mean; --overlong_penalty_factor /2"
+_WORN = "--adapter; --actor_learning_rate /3; --init_kl_coef +0.001; --top_p >=1"
 _ACTS = "ENVIRONMENT that handles every action: test it on samples/"
 REMEDIES = {
-    "flat_learning": f"LEARNING_RATE *3; {_SPREAD}",
-    "over_fitting": "TRAIN_DATA with more problems; NUM_EPISODES /2; LEARNING_RATE /3; LORA_RANK /2",
-    "correctness_fall": f"ADAPTER; {_SMALLER}; TRAIN_DATA in random order",
+    "flat_learning": f"--actor_learning_rate *3; {_SPREAD}",
+    "over_fitting": "TRAIN_DATA with more problems; --num_episodes /2; --actor_learning_rate /3; --lora_rank /2",
+    "correctness_fall": f"--adapter; {_SMALLER}; TRAIN_DATA in random order",
     "no_gradient": f"{_SPREAD}; {_LABELS}",
-    "lost_gradient": "--check before the next start; ATTN_IMPLEMENTATION =eager; REWARD with its weights checked",
-    "masked_gradient": f"{_LONGER}; MASK_TRUNCATED =0",
+    "lost_gradient": "--check before the next start; --attn_implementation =eager; REWARD with its weights checked",
+    "masked_gradient": f"{_LONGER}; --no-mask_truncated",
     "doubtful_labels": _LABELS,
     "reward_hacking": _PAID,
-    "instability": f"ADAPTER; {_SMALLER}",
+    "instability": f"--adapter; {_SMALLER}",
     "spikes": _SPIKES,
-    "lr_shock": "ADAPTER; LEARNING_RATE /3; LR_WARMUP_RATIO *2; LR_SCHEDULER =constant_with_warmup",
-    "off_policy": "TRAIN_BATCH_SIZE *2; LEARNING_RATE /3; EPS_CLIP /2; PIPELINE =0",
+    "lr_shock": "--adapter; --actor_learning_rate /3; --lr_warmup_ratio *2; --lr_scheduler =constant_with_warmup",
+    "off_policy": "--train_batch_size *2; --actor_learning_rate /3; --eps_clip /2; --no-pipeline",
     "mismatch": _SAME,
-    "passes_differ": "OLD_LOG_PROBS =engine; ATTN_IMPLEMENTATION =eager",
-    "length_collapse": f"ADAPTER; {_BRIEF}; LEARNING_RATE /3; KL_COEF +0.001",
-    "entropy_collapse": "ADAPTER; --eps_clip_low_high =0.2 0.28; TEMPERATURE >=1; LEARNING_RATE /3; KL_COEF +0.001",
-    "entropy_rise": f"{_WORN}; TEMPERATURE <=1; --entropy_loss_coef <=0",
+    "passes_differ": "--old_log_probs =engine; --attn_implementation =eager",
+    "length_collapse": f"--adapter; {_BRIEF}; --actor_learning_rate /3; --init_kl_coef +0.001",
+    "entropy_collapse": "--adapter; --eps_clip_low_high =0.2 0.28; --temperature >=1; --actor_learning_rate /3; "
+    "--init_kl_coef +0.001",
+    "entropy_rise": f"{_WORN}; --temperature <=1; --entropy_loss_coef <=0",
     "truncation": _CUT,
     "judge_outage": f"--check before the next start; {_QUOTA}",
-    "judge_drift": f"{_QUOTA}; CORRECTNESS_WEIGHT >=0.9; QUALITY_WEIGHT <=0.1",
+    "judge_drift": f"{_QUOTA}; --correctness_weight >=0.9; --quality_weight <=0.1",
     "judge_dependent": _PAID,
-    "tool_errors": f"{_ACTS}; TOOL_SECONDS *2",
+    "tool_errors": f"{_ACTS}; --tool_seconds *2",
     "": "--check before the next start",
-    "actor_lr": "LR_SCHEDULER =cosine_with_min_lr; NUM_EPISODES *2; LEARNING_RATE *3",
-    "advantage": "ADVANTAGE_ESTIMATOR =dr_grpo; --advantage_clip *2; REWARD that handles every response",
-    "advantage_length": f"{_BRIEF}; GENERATE_MAX_LEN *1.5",
-    "answer_truncated": "ANSWER_BUDGET *2; GENERATE_MAX_LEN *1.5",
+    "actor_lr": "--lr_scheduler =cosine_with_min_lr; --num_episodes *2; --actor_learning_rate *3",
+    "advantage": "--advantage_estimator =dr_grpo; --advantage_clip *2; REWARD that handles every response",
+    "advantage_length": f"{_BRIEF}; --generate_max_len *1.5",
+    "answer_truncated": "--answer_budget *2; --generate_max_len *1.5",
     "answered": f"{_LONGER}; TRAIN_DATA with the instruction to box the answer",
-    "branches": "MAX_BRANCHES *2",
-    "ended_by_length": "GENERATE_MAX_LEN *1.5; TURN_LIMIT /2",
-    "ended_by_time": "ROLLOUT_SECONDS *2; TOOL_SECONDS /2",
-    "ended_by_turns": "TURN_LIMIT *2",
-    "repetition": f"{_WORN}; TEMPERATURE >=1; OVERLONG_BUFFER +a quarter of GENERATE_MAX_LEN",
-    "token_advantage": f"{_BRIEF}; GENERATE_MAX_LEN *1.5",
-    "token_mismatch": "ENGINE_MODEL with the weights of MODEL; ENFORCE_EAGER =1",
-    "unallocated": "LOSS_AGGREGATION =sequence_mean; ADAPTER; LEARNING_RATE /3; KL_COEF +0.001; MAX_GRAD_NORM /3",
-    "zero_spread": f"DYNAMIC_FILTERING =1; {_SPREAD}",
+    "branches": "--max_branches *2",
+    "ended_by_length": "--generate_max_len *1.5; --turn_limit /2",
+    "ended_by_time": "--rollout_seconds *2; --tool_seconds /2",
+    "ended_by_turns": "--turn_limit *2",
+    "repetition": f"{_WORN}; --temperature >=1; --overlong_buffer_len +a quarter of --generate_max_len",
+    "token_advantage": f"{_BRIEF}; --generate_max_len *1.5",
+    "token_mismatch": "--engine_model with the weights of MODEL; --enforce_eager",
+    "unallocated": "--loss_aggregation =sequence_mean; --adapter; --actor_learning_rate /3; --init_kl_coef +0.001; "
+    "--max_norm /3",
+    "zero_spread": f"--dynamic_filtering; {_SPREAD}",
     **dict.fromkeys(("disk", "lost_writes"), _DISK),
     **dict.fromkeys(("ended", "environment", "close"), _ACTS),
     **dict.fromkeys(("grad", "policy_loss"), _SPIKES),
     **dict.fromkeys(("high_reward", "reward_correct"), _PAID),
-    **dict.fromkeys(("improbable", "dropped"), f"{_WORN}; MAX_GRAD_NORM /3"),
+    **dict.fromkeys(("improbable", "dropped"), f"{_WORN}; --max_norm /3"),
     **dict.fromkeys(("judge", "judge_f"), _QUOTA),
     **dict.fromkeys(("logprob", "vllm", "importance"), _SAME),
     **dict.fromkeys(("ppo", "clip"), _SMALLER),
@@ -136,10 +139,7 @@ REMEDIES = {
 
 
 def advise(run: Record, finding: str, step: int) -> tuple[str, ...]:
-    """Return what to change for a finding that began at a step, with the run's values; not what would change nothing.
-
-    Settings of train_grpo.sh, its options, and flags that go after its `--`.
-    """
+    """Return what to change for a finding that began at a step, with the run's values, unless it would do nothing."""
     name = finding.removeprefix(OUT_OF_RANGE)
     key = max((one for one in REMEDIES if name.startswith(one)), key=len)
     lines = [_resolve(run, *change.partition(" ")[::2], step) for change in REMEDIES[key].split("; ")]
@@ -148,24 +148,26 @@ def advise(run: Record, finding: str, step: int) -> tuple[str, ...]:
 
 def _is_useless(run: Record, name: str, step: int) -> bool:
     """Say whether a change of a setting would do nothing, or is refused."""
-    rollouts = run.number("ROLLOUT_BATCH_SIZE") * run.number("N_SAMPLES_PER_PROMPT")
+    rollouts = run.number("--rollout_batch_size") * run.number("--n_samples_per_prompt")
     reasons = {
-        "ADAPTER": step <= 1,
-        "OVERLONG_PENALTY": run.number("OVERLONG_BUFFER") <= 0,
-        "PIPELINE": run.number("PIPELINE") <= 0,
-        "TRAIN_BATCH_SIZE": 0 < rollouts <= run.number("TRAIN_BATCH_SIZE"),  # already one optimizer step
+        "--adapter": step <= 1,
+        "--overlong_penalty_factor": run.number("--overlong_buffer_len") <= 0,
+        "--train_batch_size": 0 < rollouts <= run.number("--train_batch_size"),  # already one optimizer step
     }
-    if not objectives.is_read(name, str(run.setting("POLICY_LOSS") or "ppo")):
+    if not objectives.is_read(name, str(run.setting("--policy_loss_type") or "ppo")):
         return True
-    return reasons.get(name, name.startswith(("JUDGE_", "CORRECTNESS_", "QUALITY_")) and not run.has_judge)
+    return reasons.get(name, name.startswith(("--judge_", "--correctness_", "--quality_")) and not run.has_judge)
 
 
 def _resolve(run: Record, name: str, how: str, step: int) -> str:
     """Return a change with the run's values; "" for a change that would do nothing."""
     if _is_useless(run, name, step):
         return ""
-    if name == "ADAPTER":
-        return f"ADAPTER=RUN_DIR/checkpoints/step_N/adapter: the last checkpoint before step {step}, for a new run"
+    if name == "--adapter":
+        return f"--adapter RUN_DIR/checkpoints/step_N/adapter: the last checkpoint before step {step}, for a new run"
+    if not how:  # a switch
+        is_off = not run.setting(name.replace("--no-", "--"))
+        return name if is_off != name.startswith("--no-") else ""
     goal, now = how.lstrip("*/=+<>"), run.setting(name)
     sign, value = how[: len(how) - len(goal)], now if isinstance(now, float) else None
     if not sign:
@@ -181,4 +183,4 @@ def _resolve(run: Record, name: str, how: str, step: int) -> str:
     is_there = shown == goal or (value is None and sign == "<=")
     if value is not None and sign in ("+", ">=", "<="):
         is_there = value > 0 if sign == "+" else value >= float(goal) if sign == ">=" else value <= float(goal)
-    return "" if is_there else f"{name}={goal}" + (f" (now {shown})" if shown else "")
+    return "" if is_there else f"{name} {goal}" + (f" (now {shown})" if shown else "")

@@ -43,7 +43,7 @@ class Mixture:
 
     @classmethod
     def from_variables(cls, given: Mapping[str, str]) -> "Mixture":
-        """Read ENVIRONMENT and ENVIRONMENT_WEIGHTS.
+        """Read ENVIRONMENT and --environment_weights.
 
         Raises:
             SetupError: for two environments of one name, or weights that do not match.
@@ -135,6 +135,6 @@ def _weights(text: str, count: int) -> list[float]:
         weights = []
     if len(weights) != count or not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
         raise SetupError(
-            f"ENVIRONMENT_WEIGHTS is {text!r} for {count} environments", "give a number for each of them, 0 or more"
+            f"--environment_weights is {text!r} for {count} environments", "give a number for each of them, 0 or more"
         )
     return [weight / sum(weights) for weight in weights]

@@ -1,7 +1,7 @@
 """An environment for questions about a library: `search` returns excerpts, `read` a document.
 
-The library is a folder of texts (``LIBRARY``, .txt and .md), or a .jsonl file with `title` and `text` in each line. The
-index is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each engine's process.
+The library is a folder of texts (``--library``, .txt and .md), or a .jsonl file with `title` and `text` in each line.
+The index is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each engine's process.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def read_documents(path: Path) -> Iterator[tuple[str, str]]:
         return
     if path.suffix != ".jsonl" or not path.is_file():
         raise SetupError(
-            f"LIBRARY {path} is neither a folder nor a .jsonl file",
+            f"--library {path} is neither a folder nor a .jsonl file",
             "name a folder of .txt and .md files, or a .jsonl file",
         )
     for number, row in numbered_rows(path):
@@ -148,10 +148,10 @@ class Environment(environment.Environment):
         """See :meth:`grpo.environments.environment.Environment.check`."""
         path = os.environ.get(VARIABLE, "")
         if not path:
-            raise SetupError("the retrieval environment has no library", "set LIBRARY to a folder or .jsonl file")
+            raise SetupError("the retrieval environment has no library", "set --library to a folder or .jsonl file")
         if next(read_documents(Path(path)), None) is None:
             raise SetupError(
-                f"LIBRARY {path} contains no documents", "name a folder of .txt and .md files, or a .jsonl file"
+                f"--library {path} contains no documents", "name a folder of .txt and .md files, or a .jsonl file"
             )
 
     async def start(self) -> list[Message]:

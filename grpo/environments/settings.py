@@ -8,12 +8,13 @@ from pathlib import Path
 
 from grpo.environments.environment import SetupError
 from grpo.environments.mixture import Mixture
-from grpo.settings import table
+from grpo.flags.ours import ENVIRONMENT_FLAGS, make_environment_parser
+from grpo.flags.upstream import make_strict
 from grpo.stack.upstream.arguments import Arguments
 
 AGENT = Path(__file__).parents[1] / "rollout" / "agent.py"  # the value of --agent_func_path
 PREFIX = "GRPO_"
-VARIABLES = tuple(setting.name for setting in table.ENVIRONMENT)
+VARIABLES = tuple(flag.upper() for flag in ENVIRONMENT_FLAGS)
 
 
 def has_environment(args: Arguments) -> bool:
@@ -73,7 +74,7 @@ class EnvironmentSettings:
     Attributes:
         mixture: the environments.
         max_rows: trained rows per rollout; the actor holds them in memory at once.
-        template: how gpt-oss's tool results look, see TEMPLATE in the table of settings.
+        template: how gpt-oss's tool results look, see --template.
     """
 
     mixture: Mixture
@@ -91,7 +92,7 @@ class EnvironmentSettings:
         given = variables(environ)
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
-        values = {one.name: one.parse_checked(given.get(one.name, one.default or "")) for one in table.ENVIRONMENT}
-        names = ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS")
-        limits = RolloutLimits(*(values[name] for name in names))
-        return cls(Mixture.from_variables(given), limits, values["MAX_BRANCHES"] + 1, values["TEMPLATE"])
+        words = [f"--{name.lower()}={value}" for name, value in given.items()]
+        read = make_strict(make_environment_parser()).parse_args(words)
+        limits = RolloutLimits(read.turn_limit, read.rollout_seconds, read.tool_seconds, read.score_seconds)
+        return cls(Mixture.from_variables(given), limits, read.max_branches + 1, read.template)

@@ -1,6 +1,6 @@
 """OpenRLHF's flags from 0.10.2 on, which are dotted, under the names of 0.9.3: `--lora_rank` for `--ds.lora.rank`.
 
-Our code, the table of settings and saved runs know the names of 0.9.3 alone. OpenRLHF's code reads sections,
+Our code and saved runs know the names of 0.9.3 alone. OpenRLHF's code reads sections,
 `args.ds.lora.rank`. Both see one set of values.
 """
 

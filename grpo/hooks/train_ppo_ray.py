@@ -19,9 +19,9 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from reward import judge_actor
 
+add_flags = flags.add_flags
 rename_flags = flag_aliases.rename_flags  # of OpenRLHF 0.11.2, as the next
 in_sections = flag_aliases.in_sections
-add_flags = flags.add_flags
 hand_on_thinking_budget = thinking.pass_to_engines
 hand_on_template_variables = chat_template.pass_to_engines  # the engines' environments render prompts
 runtime_env = cluster.runtime_env

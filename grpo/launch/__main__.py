@@ -1,22 +1,20 @@
-"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest]
-    -- FLAGS
+"""python -m grpo.launch SCRIPT_FLAGS -- USER_WORDS: checks, plans, or runs what `train_grpo.sh` asks for.
 
-FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. Settings of
-reward and environment are GRPO_* variables. The callers are `train_grpo.sh`, by way of grpo.launch.recipe, and the
-command.sh of a run.
+The callers are `train_grpo.sh`, the command.sh of a run, and a launcher that continues a run after a crash.
 """
 
-import argparse
 import errno
-import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
+from grpo.flags import other_names, parser
+from grpo.flags.parser import Asked
 from grpo.launch import (
     cost,
     evaluate_command,
@@ -25,6 +23,8 @@ from grpo.launch import (
     part,
     placement,
     preflight,
+    recorded,
+    restarts,
     resume,
     run_dir,
     signals,
@@ -36,10 +36,11 @@ from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.refusals import end_restarts, refuse, refuse_all
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import guard, joined_cluster
+from grpo.launch.trainer_flags import make_trainer_words, make_variables
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
-from grpo.settings import choose, flags, misspelt
 from grpo.stack import command, machine
+from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
 from grpo.train import optimizer_steps
 
@@ -47,36 +48,18 @@ _REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it r
 _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG), "restore the file from a copy")
 
 
-def arguments(words: list[str]) -> argparse.Namespace:
-    """Return our own options; `flags` are the words after `--`."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
-    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run"])
-    parser.add_argument("--name", default="run", help="first part of the run directory's name")
-    parser.add_argument(
-        "--stand-in", action="store_true", help="if there is no key, start a local server in place of the judge"
-    )
-    parser.add_argument(
-        "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
-    )
-    parser.add_argument("--changes", type=json.loads, default={}, help="settings that the user changed, as JSON")
-    parser.add_argument("--config", type=json.loads, default={}, help="settings of --config, as JSON")
-    parser.add_argument("--script", type=json.loads, default=[], help="lines about edits of train_grpo.sh, as JSON")
-    parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
-    folder = parser.add_mutually_exclusive_group()
-    folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
-    folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
-    split = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:split])
-    options.flags = words[split + 1 :]
-    return options
-
-
 def main(words: list[str] | None = None) -> int:
-    """Run one of the modes; return the exit code. The words are those of the process, unless given."""
-    options = arguments(sys.argv[1:] if words is None else words)
+    """Do what the command line asks for; return the exit code. The words are those of the process, unless given."""
+    words = sys.argv[1:] if words is None else words
+    asked = restarts.find_restart(words)
     try:
         signals.raise_them()
-        return _main(options)
+        if former := [*other_names.refuse_former(os.environ)]:
+            return refuse_all(asked, former)
+        parser.fill(asked, words, lambda run: recorded.read(run_dir.find_run(run)))
+        return _main(asked)
+    except UserError as error:
+        return refuse(asked, error)
     except BrokenPipeError:
         if not _is_unread(sys.stdout):
             raise
@@ -87,11 +70,11 @@ def main(words: list[str] | None = None) -> int:
         if error.filename is None or error.errno not in _REMEDIES:
             raise
         what = f"{error.filename} cannot be used ({error.strerror})"
-        return refuse(options, UserError(what, _REMEDIES[error.errno]))
+        return refuse(asked, UserError(what, _REMEDIES[error.errno]))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
-        if options.held is not None:
-            return end_restarts(Path(options.resume), came.code, cause=came.name)
+        if asked.held is not None and asked.resume:
+            return end_restarts(Path(asked.resume), came.code, cause=came.name)
         return came.code
 
 
@@ -102,48 +85,51 @@ def _is_unread(stream: TextIO) -> bool:
     return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
-def _main(options: argparse.Namespace) -> int:
-    if wrong := [*misspelt.find(os.environ), *flags.variable_problems(os.environ)]:
-        return refuse_all(options, wrong)
+def _main(asked: Asked) -> int:
+    if asked.tiny and asked.held is None and asked.mode in ("run", "check") and (code := _make_tiny()):
+        return code
+    os.environ.update(make_variables(asked.values))
     try:
         machine.number_gpus()
-        if options.resume:
-            folder = run_dir.find_run(options.resume)
+        words = make_trainer_words(asked.values)
+        if asked.resume:
+            folder = run_dir.find_run(asked.resume)
+            recorded.refuse_others(asked, folder)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
-            held = options.held
-            if held is None and options.mode == "run":
+            held = asked.held
+            if held is None and asked.mode == "run":
                 held = RunFiles(folder).hold()
-            config = resume.resolve_resumed(options.flags, folder)
+            config = resume.resolve_resumed(words, folder)
         else:
-            folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
-            config = resolve(options.flags, folder)
+            folder, held = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute(), None
+            config = resolve(words, folder)
         config = gpu_memory.choose(config)
-        run_judge = judge.choose_judge(config, options.stand_in)
+        run_judge = judge.choose_judge(config, asked.tiny)
     except UserError as error:
-        return refuse(options, error)
+        return refuse(asked, error)
     plan = make_plan(config)
-    if options.mode == "dry-run":
+    if asked.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    about = [*options.script, *choose.describe(options.changes, options.config), *_about(plan, config, run_judge)]
-    if options.mode == "plan":
+    about = [*asked.describe(), *_about(plan, config, run_judge)]
+    if asked.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
-        return refuse_all(options, wrong) if wrong else 0
-    if options.mode == "run" and options.resume and (finished := resume.describe_finished(config, plan)):
+        return refuse_all(asked, wrong) if wrong else 0
+    if asked.mode == "run" and asked.resume and (finished := resume.describe_finished(config, plan)):
         print("\n".join(finished))
         return 0
-    cluster = _check_admission(options, config, plan, folder, run_judge)
+    cluster = _check_admission(asked, config, plan, folder, run_judge)
     if cluster.problems:
-        return refuse_all(options, cluster.problems)
+        return refuse_all(asked, cluster.problems)
     warnings = [*cluster.warnings, *placement.warnings()]
-    warnings += [*misspelt.warnings(os.environ), *environment.describe(config)]
+    warnings += [*other_names.warn(os.environ), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
-    done = resume.complete(config, plan, resume.resumed_step(config)) if options.resume else []
-    if options.mode == "check":
+    done = resume.complete(config, plan, resume.resumed_step(config)) if asked.resume else []
+    if asked.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _describe_resumption(config, folder) if options.resume else []
-        told = [*options.script, *begin, *reward.describe(config), *judge.describe(run_judge, config)]
+        begin = _describe_resumption(config, folder) if asked.resume else []
+        told = [*asked.describe(), *begin, *reward.describe(config), *judge.describe(run_judge, config)]
         print("\n".join([*told, *cluster.places, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
@@ -155,24 +141,24 @@ def _main(options: argparse.Namespace) -> int:
         try:
             held = RunFiles(folder).hold()
         except UserError as error:
-            return refuse(options, error)
-    named = options.config | {name: value for name, (value, _) in options.changes.items()}
-    own_runs.record(folder, named | {name: getattr(config.args, flag) for name, flag in own_runs.PLACES.items()})
-    news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
+            return refuse(asked, error)
+    places = {name: getattr(config.args, name) for name in own_runs.PLACES}
+    own_runs.record(folder, asked.values | places)
+    news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
     watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *about, *cluster.places, watch]), flush=True)
-    return part.run(options, folder, config, plan, run_judge, held)
+    return part.run(asked, folder, config, plan, run_judge, held)
 
 
 def _check_admission(
-    options: argparse.Namespace, config: Config, plan: Plan, folder: Path, run_judge: RunJudge
+    asked: Asked, config: Config, plan: Plan, folder: Path, run_judge: RunJudge
 ) -> joined_cluster.Admission:
     """Make all checks. A restart repeats them for up to ten minutes: what crashed may still hold memory or GPUs."""
-    is_restart = options.held is not None
+    is_restart = asked.held is not None
     until = time.monotonic() + (joined_cluster.ROOM_SECONDS if is_restart else 0.0)
     shown = ""
     while True:
-        problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
+        problems = preflight.problems(config, plan, folder, is_resumed=bool(asked.resume))
         # A run continues without its judge, so a restart does not wait for it.
         problems += [] if is_restart else judge.check(run_judge, config)
         cluster = joined_cluster.Admission(problems) if problems else joined_cluster.look(config, folder)
@@ -182,6 +168,20 @@ def _check_admission(
             print(f"waiting      {why}", flush=True)
         shown = why
         time.sleep(joined_cluster.LOOK_AGAIN_SECONDS)
+
+
+def _make_tiny() -> int:
+    """Make the tiny model and its problems, once and again after their code has changed; return an exit code."""
+    bf16, folder = TINY_MODEL / "bf16", str(TINY_MODEL)
+    commands = [
+        ["scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4"), "--dequantized-out", str(bf16)],
+        ["data.prepare", *("--source", "synthetic", "--train-count", "1024", "--eval-count", "256", "--out", folder)],
+    ]
+    for words in commands:
+        quiet = subprocess.DEVNULL if words[0] == "data.prepare" else None
+        if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
+            return code
+    return 0
 
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:

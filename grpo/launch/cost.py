@@ -52,8 +52,8 @@ def _describe_calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
     prompts, replies = calls * (_INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
     return [
         f"judge cost  {format_count(calls, 'call')} in {format_count(steps, 'step')}, plus failed tries",
-        f"            up to {prompts:,.1f} million prompt tokens: responses of GENERATE_MAX_LEN, and {_INSTRUCTIONS:,} "
-        "tokens for each problem and the instructions (assumed)",
+        f"            up to {prompts:,.1f} million prompt tokens: responses of --generate_max_len, and "
+        f"{_INSTRUCTIONS:,} tokens for each problem and the instructions (assumed)",
         f"            {replies:,.1f} million reply tokens: {_REPLY:,} per call (assumed)",
     ]
 

@@ -21,9 +21,8 @@ def describe(config: Config, adapter: Path | None) -> str:
     elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
         why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
     else:
-        library = f"LIBRARY={shlex.quote(given['LIBRARY'])} " if "LIBRARY" in given else ""
         words = ["python", "-m", "eval.evaluate", *_options(config, adapter, given)]
-        return f"evaluate     source scripts/env.sh && {library}{shlex.join(words)}"
+        return f"evaluate     source scripts/env.sh && {shlex.join(words)}"
     return f"evaluate     no command: {why}"
 
 
@@ -48,6 +47,7 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
     if given:
         options |= {
             "environment": given["ENVIRONMENT"],
+            "library": given.get("LIBRARY"),
             "template": given["TEMPLATE"],
             "turns": given["TURN_LIMIT"],
             "seconds": given["ROLLOUT_SECONDS"],

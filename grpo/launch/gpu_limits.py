@@ -15,7 +15,7 @@ from grpo.stack.problem import Problem
 
 _SHORTEST = 1024  # tokens that are worth training on
 _LARGEST_SHARE = 0.95  # of a GPU for an engine alone; CUDA and fragments take the rest
-_ON_HOST = ({"offload": True, "actor_shard": ZERO3}, "set OFFLOAD=1 and ACTOR_SHARD=zero3")
+_ON_HOST = ({"offload": True, "actor_shard": ZERO3}, "set --offload and --actor_shard zero3")
 Changes = list[tuple[dict[str, Any], str]]
 
 
@@ -27,8 +27,8 @@ def problems(config: Config) -> Iterator[Problem]:
     gpu = machine.find_gpu_that_cannot_share()
     if gpu and args.actor_shard == OF_ENGINE:
         yield Problem(
-            f"ACTOR_SHARD=engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} has "
-            f"{gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
+            f"--actor_shard engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} "
+            f"has {gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
             _find_remedy_of_copies(config),
         )
     elif need.peak > need.gpu:
@@ -37,9 +37,9 @@ def problems(config: Config) -> Iterator[Problem]:
         yield Problem(what, _find_remedy(config, need))
     elif need.shared and not need.smallest_engine <= need.engine_limit <= need.left_to_engine:
         yield Problem(
-            f"GPU_MEMORY_UTILIZATION is {args.vllm_gpu_memory_utilization:g}, {size(need.engine_limit)} of each GPU, "
-            f"but an engine needs {size(need.smallest_engine)}, and the actor leaves {size(need.left_to_engine)}",
-            f"set GPU_MEMORY_UTILIZATION={need.share_left:g}, or unset it",
+            f"--vllm_gpu_memory_utilization is {args.vllm_gpu_memory_utilization:g}, {size(need.engine_limit)} of each "
+            f"GPU, but an engine needs {size(need.smallest_engine)}, and the actor leaves {size(need.left_to_engine)}",
+            f"set --vllm_gpu_memory_utilization {need.share_left:g}, or unset it",
         )
     if not need.shared and need.smallest_engine > need.engine_limit:
         yield Problem(
@@ -57,35 +57,35 @@ def _find_positions(name: str) -> int:
 
 def _find_remedy_of_engine(need: Needs) -> str:
     if need.smallest_engine <= int(_LARGEST_SHARE * need.gpu):
-        return f"set GPU_MEMORY_UTILIZATION={_LARGEST_SHARE:g}, or raise ENGINE_TP"
+        return f"set --vllm_gpu_memory_utilization {_LARGEST_SHARE:g}, or raise --vllm_tensor_parallel_size"
     limit = need.cache.longest(need.cache_room)
-    shorter = f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}"
-    return f"raise ENGINE_TP, or {shorter if limit >= _SHORTEST else 'use GPUs with more memory'}"
+    shorter = f"lower --prompt_max_len + --generate_max_len to {limit:,}"
+    return f"raise --vllm_tensor_parallel_size, or {shorter if limit >= _SHORTEST else 'use GPUs with more memory'}"
 
 
 def _find_remedy(config: Config, need: Needs) -> str:
     """Return the first change that makes the actor fit, on a shared GPU together with an engine."""
     can_share = config.args.vllm_tensor_parallel_size == 1 and not machine.find_gpu_that_cannot_share()
     changes: Changes = [
-        ({"attn_implementation": "sinks"}, "set ATTN_IMPLEMENTATION=sinks"),
-        ({"gradient_checkpointing": True}, "set GRADIENT_CHECKPOINTING=1"),
-        ({"experts": PACKED, "offload": False}, "set EXPERTS=packed"),
-        ({"micro_train_batch_size": 1}, "set MICRO_TRAIN_BATCH_SIZE=1"),
-        ({"adam_offload": True}, "set ADAM_OFFLOAD=1"),
-        *([({"actor_shard": ZERO3}, "set ACTOR_SHARD=zero3")] if config.actor_ranks > 1 else []),
+        ({"attn_implementation": "sinks"}, "set --attn_implementation sinks"),
+        ({"gradient_checkpointing": True}, "set --gradient_checkpointing"),
+        ({"experts": PACKED, "offload": False}, "set --experts packed"),
+        ({"micro_train_batch_size": 1}, "set --micro_train_batch_size 1"),
+        ({"adam_offload": True}, "set --adam_offload"),
+        *([({"actor_shard": ZERO3}, "set --actor_shard zero3")] if config.actor_ranks > 1 else []),
     ]
-    more = "use more ACTOR_GPUS"
+    more = "use more --actor_num_gpus_per_node"
     if need.shared:
-        of_engine = ({"actor_shard": OF_ENGINE, "experts": PACKED}, "set ACTOR_SHARD=engine")
+        of_engine = ({"actor_shard": OF_ENGINE, "experts": PACKED}, "set --actor_shard engine")
         changes += [of_engine] if can_share else []
         changes.append(({"vllm_enable_sleep": True}, "add -- --vllm_enable_sleep"))
         more = "give engine and actor GPUs of their own (--gpus 2)"
     elif config.args.actor_shard == NO_SHARD:
-        more += " with ACTOR_SHARD=zero3"
+        more += " with --actor_shard zero3"
     if remedy := _find_first(config, changes):
         return remedy
     if (limit := find_longest(config)) >= _SHORTEST:
-        then = f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}"
+        then = f"lower --prompt_max_len + --generate_max_len to {limit:,}"
     else:
         then = _find_first(config, [_ON_HOST])
     return f"{then}, or {more}" if then else f"{more}, or GPUs with more memory"
@@ -94,7 +94,7 @@ def _find_remedy(config: Config, need: Needs) -> str:
 def _find_remedy_of_copies(config: Config) -> str:
     """Return what fits if engine and actor hold the model twice. Micro-batches that are not given adapt."""
     shards = (NO_SHARD, ZERO3) if config.actor_ranks > 1 else (NO_SHARD,)
-    changes: Changes = [*(({"actor_shard": shard}, f"set ACTOR_SHARD={shard}") for shard in shards), _ON_HOST]
+    changes: Changes = [*(({"actor_shard": shard}, f"set --actor_shard {shard}") for shard in shards), _ON_HOST]
     one = [(change | {"micro_train_batch_size": 1}, text) for change, text in changes]
     return _find_first(config, one) or "give engine and actor GPUs of their own, or use a smaller MODEL"
 

@@ -1,9 +1,9 @@
 """The GPU memory that a run needs, part by part, and the sizes that follow from it.
 
-With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With ACTOR_SHARD=engine the
-frozen base counts once, as the engine's weights. With vLLM's sleep, the engine drops its cache for the update. Its
-weights count as staying: they do in vLLM 0.15.0, whose `Worker.load_model` never enters the pool from which sleep would
-move them. Later versions move them to host memory.
+With --colocate_all_models, engine and actor share each GPU and take turns. Both keep what they hold. With --actor_shard
+engine the frozen base counts once, as the engine's weights. With vLLM's sleep, the engine drops its cache for the
+update. Its weights count as staying: they do in vLLM 0.15.0, whose `Worker.load_model` never enters the pool from which
+sleep would move them. Later versions move them to host memory.
 """
 
 import math
@@ -139,11 +139,11 @@ def _architecture(name: str) -> Architecture | None:
 def _find_gpu(args: Namespace) -> tuple[int, str]:
     """Return the bytes of a GPU, and where the number is from."""
     if args.gpu_gb:
-        return int(args.gpu_gb * _GIB), "GPU_GB"
+        return int(args.gpu_gb * _GIB), "--gpu_gb"
     here = [] if os.environ.get("RAY_ADDRESS") else machine.gpus()
     if here:
         return min(gpu.memory for gpu in here), "the smallest GPU of this machine"
-    return ASSUMED_GB * _GIB, f"assumed: {ASSUMED_GB} GiB, set GPU_GB for others"
+    return ASSUMED_GB * _GIB, f"assumed: {ASSUMED_GB} GiB, set --gpu_gb for others"
 
 
 def _count_branches(args: Namespace) -> int:
@@ -212,7 +212,7 @@ def describe(config: Config) -> list[str]:
     if need is None:
         return []
     limit, cached = find_longest(config), min(CONTEXT, need.cache.longest(need.cache_room))
-    alone = f"a sequence of up to {limit:,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1"
+    alone = f"a sequence of up to {limit:,} tokens fits with --micro_train_batch_size 1"
     at_once = f"{need.at_once} of the longest sequences at once, or one of {cached:,} tokens"
     then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
     if config.args.actor_shard == OF_ENGINE:

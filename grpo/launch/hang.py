@@ -9,7 +9,7 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_json
 
 TIMES_USUAL = 5.0
-FIRST_TIMES = 4.0  # of HANG_MINUTES: for a phase that this run has not completed yet
+FIRST_TIMES = 4.0  # of --hang_minutes: for a phase that this run has not completed yet
 RECENT = 10
 START, EVALUATE = "start", "evaluate"
 

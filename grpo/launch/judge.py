@@ -69,8 +69,8 @@ def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
     if rollouts > most:
         yield Problem(
             f"a global step has {rollouts} rollouts, but the judge can send only {most:.0f} requests within "
-            "JUDGE_DEADLINE",
-            "raise JUDGE_DEADLINE, or JUDGE_RPM if your quota allows it",
+            "--judge_deadline",
+            "raise --judge_deadline, or --judge_rpm if your quota allows it",
         )
 
 
@@ -83,11 +83,11 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
     if key is None:
         yield Problem(
             "the judge has no key",
-            "export GEMINI_API_KEY, or set JUDGE=0 to reward correctness alone",
+            "export GEMINI_API_KEY, or give --no-judge to reward correctness alone",
         )
         return
     for missing in asyncio.run(gemini.find_missing(judge.settings.chain.models, key, judge.base_url)):
-        yield Problem(f"JUDGE_MODELS: {missing.what}", f"{missing.remedy}, or set JUDGE=0")
+        yield Problem(f"--judge_models: {missing.what}", f"{missing.remedy}, or give --no-judge")
 
 
 def describe(judge: RunJudge, config: Config) -> list[str]:
@@ -117,7 +117,11 @@ def _calls(reward: JudgeSettings, config: Config) -> str:
     # Prompts drawn to fill a batch are judged too.
     more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
     if reward.judges_unfinished:
-        cost = f"up to {rollouts} plus failed tries{more}; JUDGE_UNFINISHED=0 judges only rollouts with a final answer"
+        cost = (
+            f"up to {rollouts} plus failed tries{more}; --no-judge_unfinished judges only rollouts with a final answer"
+        )
     else:
-        cost = f"one for each of {rollouts} rollouts with a final answer, plus failed tries{more} (JUDGE_UNFINISHED=0)"
+        cost = (
+            f"one for each of {rollouts} rollouts with a final answer, plus failed tries{more} (--no-judge_unfinished)"
+        )
     return f"calls per step: {cost}"

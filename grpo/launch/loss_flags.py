@@ -35,24 +35,24 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(f"--vllm_is_max_kl {args.vllm_is_max_kl:g} removes almost every token", "give more than 0")
     if args.enable_vllm_is_correction and args.old_log_probs == "engine":
         yield Problem(
-            "OLD_LOG_PROBS=engine with --enable_vllm_is_correction corrects for the engine twice",
+            "--old_log_probs engine with --enable_vllm_is_correction corrects for the engine twice",
             "remove one of them",
         )
     if args.pipeline and not corrects_for_sampling(args):
         yield Problem(
-            "PIPELINE=1 trains on rollouts of an earlier policy, and nothing corrects for that",
-            "set OLD_LOG_PROBS=engine, or add --enable_vllm_is_correction",
+            "--pipeline trains on rollouts of an earlier policy, and nothing corrects for that",
+            "set --old_log_probs engine, or add --enable_vllm_is_correction",
         )
     if args.top_p < 1 and (args.enable_vllm_is_correction or args.old_log_probs == "engine"):
         yield Problem(
-            f"TOP_P {args.top_p:g} truncates the engine's distribution, so its log-probs cannot be compared with the "
+            f"--top_p {args.top_p:g} truncates the engine's distribution, so its log-probs cannot be compared with the "
             "trainer's",
-            "set TOP_P=1, or neither --enable_vllm_is_correction nor OLD_LOG_PROBS=engine",
+            "set --top_p 1, or neither --enable_vllm_is_correction nor --old_log_probs engine",
         )
     if objectives.LOSSES[args.policy_loss_type].of_rollout and args.loss_aggregation != "sequence_mean":
         yield Problem(
-            f"POLICY_LOSS={args.policy_loss_type} has one ratio for the whole rollout",
-            "set LOSS_AGGREGATION=sequence_mean",
+            f"--policy_loss_type {args.policy_loss_type} has one ratio for the whole rollout",
+            "set --loss_aggregation sequence_mean",
         )
 
 
@@ -61,7 +61,7 @@ def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(f"--advantage_clip {args.advantage_clip:g} removes every advantage", "give more than 0")
     for name in ("eps_clip_low_high", "dual_clip"):
         if getattr(args, name) is not None and not objectives.is_read(f"--{name}", args.policy_loss_type):
-            yield Problem(f"--{name} has no effect with POLICY_LOSS={args.policy_loss_type}", "remove it")
+            yield Problem(f"--{name} has no effect with --policy_loss_type {args.policy_loss_type}", "remove it")
     if args.dual_clip is not None and not args.dual_clip > 1:
         yield Problem(f"--dual_clip {args.dual_clip:g} would clip every token", "give more than 1, or remove it")
     if args.eps_clip_low_high is not None and not (0 < args.eps_clip_low_high[0] < 1 and args.eps_clip_low_high[1] > 0):
@@ -74,7 +74,7 @@ def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
 
 def _kl(args: argparse.Namespace) -> Iterator[Problem]:
     if args.use_kl_loss and not args.init_kl_coef > 0:
-        yield Problem("--use_kl_loss has no effect without a coefficient", "set KL_COEF, for example 0.001")
+        yield Problem("--use_kl_loss has no effect without a coefficient", "set --init_kl_coef, for example 0.001")
     if args.init_kl_coef > 0 and not args.use_kl_loss and args.kl_estimator != "k1":
         yield Problem(
             f"--kl_estimator {args.kl_estimator} in the reward has a mean gradient of almost 0 near the reference",
@@ -82,7 +82,7 @@ def _kl(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.init_kl_coef > 0 and not args.use_kl_loss and args.top_p < 1:
         yield Problem(
-            f"TOP_P {args.top_p:g} truncates the engine's distribution, so a KL term in the reward may compare log-"
+            f"--top_p {args.top_p:g} truncates the engine's distribution, so a KL term in the reward may compare log-"
             "probs of different distributions",
-            "set TOP_P=1, or add --use_kl_loss --kl_estimator k3",
+            "set --top_p 1, or add --use_kl_loss --kl_estimator k3",
         )

@@ -34,15 +34,15 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
     if args.lora_rank <= 0:
         yield Problem(
             "full-parameter training is not supported: only an adapter is synchronised to the engines",
-            "set LORA_RANK (64 for the 120b)",
+            "set --lora_rank (64 for the 120b)",
         )
     elif not set(args.target_modules) <= set(TARGETS):
         yield Problem(
-            f"TARGET_MODULES {' '.join(args.target_modules)}: the engines have no adapters of other parts",
+            f"--target_modules {' '.join(args.target_modules)}: the engines have no adapters of other parts",
             f"choose from {', '.join(TARGETS)}",
         )
     if args.expert_rank and EXPERTS_TARGET not in args.target_modules:
-        yield Problem(f"EXPERT_RANK {args.expert_rank} is for {EXPERTS_TARGET} in TARGET_MODULES", "remove it")
+        yield Problem(f"--expert_rank {args.expert_rank} is for {EXPERTS_TARGET} in --target_modules", "remove it")
     if args.lora_dropout:
         yield Problem(
             f"--lora_dropout {args.lora_dropout:g} drops parts of the adapter in the actor alone: its log-probs would "
@@ -52,7 +52,7 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
     if args.load_in_4bit:
         yield Problem("--load_in_4bit requantizes an MXFP4 model to NF4", "remove it")
     if args.deepspeed_enable_sleep:
-        yield Problem("--deepspeed_enable_sleep moves what OFFLOAD and ADAM_OFFLOAD keep on the host", "remove it")
+        yield Problem("--deepspeed_enable_sleep moves what --offload and --adam_offload keep on the host", "remove it")
 
 
 def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
@@ -60,32 +60,32 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
     if args.colocate_all_models and engines != ranks:
         yield Problem(
-            f"COLOCATE=1 gives each GPU a part of an engine and a rank of the actor, but the engines have "
+            f"--colocate_all_models gives each GPU a part of an engine and a rank of the actor, but the engines have "
             f"{format_count(engines, 'GPU')} and the actor {format_count(ranks, 'GPU')}",
-            "make ACTOR_GPUS equal to NUM_ENGINES x ENGINE_TP",
+            "make --actor_num_gpus_per_node equal to --vllm_num_engines x --vllm_tensor_parallel_size",
         )
     if args.actor_shard == OF_ENGINE:
         lacking = {
-            "COLOCATE=1": args.colocate_all_models,
-            "ENGINE_TP=1": args.vllm_tensor_parallel_size == 1,
-            f"EXPERTS={PACKED}": args.experts == PACKED,
+            "--colocate_all_models": args.colocate_all_models,
+            "--vllm_tensor_parallel_size 1": args.vllm_tensor_parallel_size == 1,
+            f"--experts {PACKED}": args.experts == PACKED,
         }
         for setting in (setting for setting, is_set in lacking.items() if not is_set):
             yield Problem(
-                f"ACTOR_SHARD=engine uses the packed model that an engine holds on the same GPU, and needs {setting}",
-                f"set {setting}, or ACTOR_SHARD={NO_SHARD}",
+                f"--actor_shard engine uses the packed model that an engine holds on the same GPU, and needs {setting}",
+                f"set {setting}, or --actor_shard {NO_SHARD}",
             )
         for name in (
             name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "").replace(" ", "")
         ):
             yield Problem(
-                f"{name} has expandable_segments:True, whose memory the processes of ACTOR_SHARD=engine cannot share",
-                f"unset {name}, or set ACTOR_SHARD={NO_SHARD}",
+                f"{name} has expandable_segments:True, whose memory the processes of --actor_shard engine cannot share",
+                f"unset {name}, or set --actor_shard {NO_SHARD}",
             )
     if args.vllm_enable_sleep and not args.colocate_all_models:
         yield Problem(
             "--vllm_enable_sleep gives an engine's memory to the actor, but they have GPUs of their own",
-            "remove it, or set COLOCATE=1",
+            "remove it, or set --colocate_all_models",
         )
 
 
@@ -99,8 +99,8 @@ def _zero3(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.offload and args.actor_shard != ZERO3:
         yield Problem(
-            f"OFFLOAD=1 keeps shares of the model in host memory, but ACTOR_SHARD={args.actor_shard} has no shares",
-            "set ACTOR_SHARD=zero3, or OFFLOAD=0",
+            f"--offload keeps shares of the model in host memory, but --actor_shard {args.actor_shard} has no shares",
+            "set --actor_shard zero3, or --no-offload",
         )
     for name in ("zpg", "ds_tensor_parallel_size"):
         if getattr(args, name) > 1:

@@ -1,12 +1,12 @@
 """One part of a run, from a start or a resume to its end: the trainer under supervision, and what is said of it."""
 
-import argparse
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from grpo.flags.parser import Asked
 from grpo.launch import evaluate_command, preflight, restarts, resume, run_dir, signals
 from grpo.launch.config import Config
 from grpo.launch.hang import HangWatch
@@ -33,7 +33,7 @@ DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
 def run(
-    options: argparse.Namespace,
+    asked: Asked,
     folder: Path,
     config: Config,
     plan: Plan,
@@ -44,11 +44,7 @@ def run(
     for left in (STAND_IN_VARIABLE, judge_actor.VARIABLE):  # by another run
         os.environ.pop(left, None)
     status = preflight.patch_status()
-    stand_in = ["--stand-in"] if run_judge.is_stand_in else []
-    again = options.options.split()
-    run_dir.write(
-        folder, options.name, config, plan, status, stand_in, run_judge.why_off, options.changes, again, options.config
-    )
+    run_dir.write(folder, asked, config, plan, status, run_judge.why_off, run_judge.is_stand_in)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.lost.begin(resume.resumed_step(config))
@@ -66,16 +62,13 @@ def run(
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)
-            restarts.exec_launcher(options, folder, held)
+            restarts.exec_launcher(folder, held)
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
             code = came.code
             note(files, code, cause=came.name)
     if not is_finished:
-        print(
-            f"not finished {describe_continuation(folder, Path(config.args.ckpt_path), files.read_config())}",
-            flush=True,
-        )
+        print(f"not finished {describe_continuation(folder, Path(config.args.ckpt_path))}", flush=True)
     return code
 
 

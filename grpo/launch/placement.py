@@ -12,8 +12,8 @@ FUSED = ("9.0", "10.0")
 def describe(config: Config) -> list[str]:
     """Name the GPUs of each engine and of the actor, in lines for people; [] without enough GPUs here.
 
-    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With COLOCATE=1 both get
-    the same ones.
+    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With
+    --colocate_all_models both get the same ones.
     """
     gpus = machine.known_gpus()
     if len(gpus) < config.gpus:

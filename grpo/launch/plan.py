@@ -13,7 +13,6 @@ from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import greedy
-from grpo.settings.table import SETTINGS
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
@@ -123,7 +122,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
             f"{most * args.rollout_batch_size} prompts a step"
         )
     if args.template_date is not None:
-        lines.append(f"prompts     say that today is {args.template_date}, also after a resume (TEMPLATE_DATE)")
+        lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
     lines += [*describe_lengths(config), *_describe_update(plan, config), *_describe_steps(plan, config)]
     engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
@@ -150,11 +149,11 @@ def _describe_update(plan: Plan, config: Config) -> list[str]:
     ]
     if args.pipeline:
         behind = f"{updates} to {2 * updates - 1} optimizer steps" if updates > 1 else f"{updates} optimizer step"
-        lines.insert(1, f"{_NEXT}PIPELINE=1: the policy that sampled is {behind} behind; the ratio compares with it")
-    if not objectives.is_read("EPS_CLIP", args.policy_loss_type):
-        reads = [name for name in objectives.LOSSES[args.policy_loss_type].reads if name in SETTINGS]
-        values = "".join(f"{name} is {getattr(args, SETTINGS[name].flag)}; " for name in reads)
-        lines.append(f"loss        {args.policy_loss_type}: {values}EPS_CLIP has no effect")
+        lines.insert(1, f"{_NEXT}--pipeline: the policy that sampled is {behind} behind; the ratio compares with it")
+    if not objectives.is_read("--eps_clip", args.policy_loss_type):
+        reads = objectives.LOSSES[args.policy_loss_type].reads
+        values = "".join(f"{name} is {getattr(args, name[2:])}; " for name in reads)
+        lines.append(f"loss        {args.policy_loss_type}: {values}--eps_clip has no effect")
     return lines
 
 
@@ -186,8 +185,8 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"{_NEXT}the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set NUM_EPISODES="
-        f"{math.ceil(asked / per_episode)}"
+        f"{_NEXT}the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set "
+        f"--num_episodes {math.ceil(asked / per_episode)}"
     ]
 
 
@@ -205,7 +204,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
         f"memory      {size(plan.host_bytes)} on the host:",
         *list_sizes(plan.host_memory),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
-        + (", copy of ADAPTER" if args.adapter else ""),
+        + (", copy of --adapter" if args.adapter else ""),
     ]
     if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
         lines.append(

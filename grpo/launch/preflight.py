@@ -18,7 +18,6 @@ from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run import trackers
-from grpo.settings.flags import find_setting_name
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
@@ -56,12 +55,12 @@ def _check_settings(config: Config, is_missed: bool = True) -> Iterator[Problem]
 def _check_trackers(config: Config) -> Iterator[Problem]:
     """Check that the trackers can start: the run would go on without them."""
     for flag, package in trackers.missing_packages(config.args):
-        what = f"{find_setting_name(f'--{flag}')} needs {package}, which is not installed"
+        what = f"--{flag} needs {package}, which is not installed"
         yield Problem(what, trackers.INSTALL.get(package, "run scripts/setup.sh"))
     if config.args.use_wandb and (problem := trackers.wandb_problem()):
         yield problem
     if config.args.use_trackio and (fault := trackers.trackio_fault()):
-        yield Problem(f"USE_TRACKIO: Trackio cannot be imported: {fault}", trackers.INSTALL["trackio"])
+        yield Problem(f"--use_trackio: Trackio cannot be imported: {fault}", trackers.INSTALL["trackio"])
 
 
 def patch_status() -> dict[str, Any]:

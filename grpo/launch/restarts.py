@@ -3,8 +3,6 @@
 The history is in ends.jsonl: a line with ``restart`` is of a part that was continued by itself.
 """
 
-import argparse
-import json
 import os
 import re
 import sys
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.flags.parser import Asked
 from grpo.launch import signals
 
 FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
@@ -48,7 +47,7 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
         return Verdict(None, [*first, f"not restarting: the same error occurred again after step {last['step']}"])
     used = sum(end["saved"] == last["saved"] for end in chain)
     if used >= limit:
-        return Verdict(None, [*first, f"not restarting: {used} restarts without a new checkpoint (RESTARTS={limit})"])
+        return Verdict(None, [*first, f"not restarting: {used} restarts without a new checkpoint (--restarts {limit})"])
     wait = FIRST_WAIT * GROWTH**used
     origin = f"step {last['saved']}" if last["saved"] else "the start"
     return Verdict(wait, [*first, f"restarting from {origin} in {wait:.0f} s ({used + 1} of {limit})"])
@@ -69,15 +68,17 @@ def _kind(end: Mapping[str, Any]) -> str:
     return re.sub(r"\d+", "", end["cause"])
 
 
-def exec_launcher(options: argparse.Namespace, folder: Path, held: int) -> None:
-    """Replace this process by a launcher that resumes the run in `folder`, with the same flags. Does not return.
+def find_restart(words: Sequence[str]) -> Asked:
+    """Return what :func:`exec_launcher` hands on, for a signal that comes before the flags are read."""
+    return Asked({}, resume=words[1], held=int(words[3])) if words[2:3] == ["--held"] else Asked({})
+
+
+def exec_launcher(folder: Path, held: int) -> None:
+    """Replace this process by a launcher that resumes the run in `folder`. Does not return.
 
     Args:
         held: the file descriptor of the run's lock; the new launcher keeps it.
     """
     signals.hold_back()  # an interpreter that starts would die of one without a word
     os.set_inheritable(held, True)
-    words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
-    words += [f"--changes={json.dumps(options.changes)}", f"--config={json.dumps(options.config)}"]
-    words += ["--stand-in"] if options.stand_in else []
-    os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, "--", *options.flags])
+    os.execv(sys.executable, [sys.executable, *LAUNCHER, "--resume", str(folder), "--held", str(held)])

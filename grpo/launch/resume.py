@@ -17,7 +17,6 @@ from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles, read_parts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import parse_step, saved_steps, step_name
-from grpo.settings.flags import find_setting_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError
@@ -53,9 +52,8 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
             "restore the file, or start a new run",
         )
     if wrong:
-        listed = "; ".join(_describe_change(f"--{name}", *values) for name, values in wrong.items())
-        hint = " (resume a run of --tiny with --tiny)" if "pretrain" in wrong else ""
-        raise UserError(f"{folder} cannot continue with other settings: {listed}", f"restore them{hint}")
+        listed = "; ".join(_describe_change(_spell(name), *values) for name, values in wrong.items())
+        raise UserError(f"{folder} cannot continue with other settings: {listed}", "restore them")
     if newest := find_newest_whole(Path(config.args.ckpt_path), Path(config.args.pretrain)):
         _check_state(newest, config)
         config = resolve([*flags, "--resume_from", str(newest)], folder)
@@ -92,13 +90,14 @@ def _check_state(step: Path, config: Config) -> None:
     if len(files) != config.actor_ranks:
         raise UserError(
             f"{step} was saved by {format_count(len(files), 'rank')}, and this run has {config.actor_ranks}",
-            f"set ACTOR_GPUS={len(files)}, or start a new run from its adapter: ADAPTER={step / 'adapter'}",
+            f"set --actor_num_gpus_per_node {len(files)}, or start a new run from its adapter: "
+            f"--adapter {step / 'adapter'}",
         )
     if "ahead" in state["client_states"] and not loss_flags.corrects_for_sampling(config.args):
         raise UserError(
-            f"{step} has a batch that an earlier policy sampled (PIPELINE=1), and these settings do not correct for "
+            f"{step} has a batch that an earlier policy sampled (--pipeline), and these settings do not correct for "
             "that",
-            "restore PIPELINE=1, or set OLD_LOG_PROBS=engine",
+            "restore --pipeline, or set --old_log_probs engine",
         )
 
 
@@ -185,8 +184,14 @@ def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return what differs from the run so far: OpenRLHF, flag, or variable -> (old, new)."""
-    flags = {f"--{name}": values for name, values in find_flag_changes(config, folder).items()}
-    return _find_version_change(folder) | flags | find_reward_changes(folder)
+    found = find_flag_changes(config, folder) | find_reward_changes(folder)
+    return _find_version_change(folder) | {_spell(name): values for name, values in found.items()}
+
+
+def _spell(name: str) -> str:
+    """Return the flag of an argument of the trainer, or of a variable of the workers."""
+    flags = {"max_steps": "--steps", "REWARD_FILES": "--remote_rm_url"}
+    return flags.get(name) or (name if " " in name else f"--{name.lower()}")
 
 
 def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
@@ -227,7 +232,7 @@ def complete(config: Config, plan: Plan, step: int) -> list[str]:
     if not step or plan.steps is None or step < plan.steps:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
-    limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
+    limits = "--steps" if is_cut else "--steps and --num_episodes" if args.max_steps else "--num_episodes"
     return [f"complete: all {format_count(plan.steps, 'step')} are done; raise {limits} to continue"]
 
 
@@ -235,7 +240,7 @@ def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
     files = RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir))
     ends, rows = read_parts(files.ends), read_steps(files.metrics)
-    made = max((row["step"] for row in rows), default=0)  # SAVE_STEPS=-1: no checkpoint tells
+    made = max((row["step"] for row in rows), default=0)  # --save_steps -1: no checkpoint tells
     done = complete(config, plan, resumed_step(config) or made)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
@@ -265,4 +270,4 @@ def take_back(config: Config, folder: Path) -> list[str]:
 def _describe_change(flag: str, old: object, new: object) -> str:
     """Say what a flag was and is; a setting without a value is empty."""
     was, now = ("empty" if value is None else value for value in (old, new))
-    return f"{find_setting_name(flag)} was {was}, now {now}"
+    return f"{flag} was {was}, now {now}"

@@ -13,7 +13,7 @@ from grpo.train import lengths
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
 GROUP_ESTIMATORS = (*ROLLOUT_ESTIMATORS, "reinforce_baseline")  # compare the rollouts of a prompt
 SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
-_WHOLE_CONTEXT = "remove it; the default is PROMPT_MAX_LEN + GENERATE_MAX_LEN"
+_WHOLE_CONTEXT = "remove it; the default is --prompt_max_len + --generate_max_len"
 
 
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
@@ -32,7 +32,9 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
 def _groups(args: argparse.Namespace) -> Iterator[Problem]:
     low, high = args.dynamic_filtering_reward_range
     if args.dynamic_filtering and not low < high:
-        yield Problem(f"DYNAMIC_FILTERING_RANGE is {low:g} {high:g}", "give two numbers, the smaller one first")
+        yield Problem(
+            f"--dynamic_filtering_reward_range is {low:g} {high:g}", "give two numbers, the smaller one first"
+        )
 
 
 def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
@@ -42,25 +44,25 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
             limits = [stage.length for stage in lengths.parse(args.length_schedule)]
         except UserError as error:
             what, remedy = error.problem.what, error.problem.remedy
-            yield Problem(f"LENGTH_SCHEDULE {args.length_schedule}: {what}", remedy)
+            yield Problem(f"--length_schedule {args.length_schedule}: {what}", remedy)
             return
         if limits[-1] != args.generate_max_len:
             yield Problem(
-                f"LENGTH_SCHEDULE {args.length_schedule} does not end with GENERATE_MAX_LEN "
+                f"--length_schedule {args.length_schedule} does not end with --generate_max_len "
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
     # What a thinking budget leaves of a schedule's limits is checked with the budget.
     shortest = min(limits) if args.thinking_budget is None else args.generate_max_len
     if shortest < SHORTEST:
-        name = "GENERATE_MAX_LEN is" if args.generate_max_len < SHORTEST else "LENGTH_SCHEDULE has"
+        name = "--generate_max_len is" if args.generate_max_len < SHORTEST else "--length_schedule has"
         yield Problem(
             f"{name} {shortest}: an answer in the model's format does not fit",
             f"give {SHORTEST} or more; 3072 is usual",
         )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:
         yield Problem(
-            f"OVERLONG_BUFFER is {args.overlong_buffer_len:g}",
+            f"--overlong_buffer_len is {args.overlong_buffer_len:g}",
             f"give more than 0, up to the first limit {limits[0]}",
         )
     if args.stop_properly_penalty_coef is not None and not 0 <= args.stop_properly_penalty_coef <= 1:
@@ -72,9 +74,11 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
 def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
     if args.thinking_budget is None or args.answer_budget is None:
         if args.thinking_budget is not None:
-            yield Problem("THINKING_BUDGET is set, but ANSWER_BUDGET is not", "also set ANSWER_BUDGET, in tokens")
+            yield Problem("--thinking_budget is set, but --answer_budget is not", "also set --answer_budget, in tokens")
         elif args.answer_budget is not None:
-            yield Problem("ANSWER_BUDGET is set, but THINKING_BUDGET is not", "also set THINKING_BUDGET, in tokens")
+            yield Problem(
+                "--answer_budget is set, but --thinking_budget is not", "also set --thinking_budget, in tokens"
+            )
         return
     try:
         Budget(args.thinking_budget, args.answer_budget)
@@ -82,12 +86,12 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
         yield error.problem
     if args.agent_func_path and not has_environment(args):
         yield Problem(
-            "THINKING_BUDGET does not work with --agent_func_path: only one can run the rollouts",
+            "--thinking_budget does not work with --agent_func_path: only one can run the rollouts",
             "remove one of them",
         )
     if not args.enable_prefix_caching:
         yield Problem(
-            "THINKING_BUDGET without --enable_prefix_caching computes every cut thought twice",
+            "--thinking_budget without --enable_prefix_caching computes every cut thought twice",
             "add --enable_prefix_caching",
         )
     if args.max_len is not None and args.max_len < args.prompt_max_len + args.generate_max_len:
@@ -104,12 +108,12 @@ def _environment(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem("--disable_fast_tokenizer does not work with an environment", "remove it")
     if args.advantage_estimator not in (*ROLLOUT_ESTIMATORS, "gae"):  # gae is refused anyway
         yield Problem(
-            f"ADVANTAGE_ESTIMATOR {args.advantage_estimator} does not give a multi-turn rollout one advantage",
+            f"--advantage_estimator {args.advantage_estimator} does not give a multi-turn rollout one advantage",
             f"use one of {', '.join(ROLLOUT_ESTIMATORS)}",
         )
     if args.init_kl_coef > 0 and not args.use_kl_loss:
         yield Problem(
-            f"KL_COEF {args.init_kl_coef:g} without --use_kl_loss gives every token its own advantage, but a "
+            f"--init_kl_coef {args.init_kl_coef:g} without --use_kl_loss gives every token its own advantage, but a "
             "multi-turn rollout needs one for all its tokens",
             "add --use_kl_loss --kl_estimator k3",
         )

@@ -9,18 +9,18 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.environments import settings as environment_settings
+from grpo.flags.parser import Asked
+from grpo.launch import recorded
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
-from grpo.settings.choose import Changes
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, is_cpu_stack
 from grpo.stack.json_files import replace
@@ -57,9 +57,13 @@ RECORDED_VARIABLES = (
 )
 
 
-def default_run_dir(name: str) -> Path:
+def default_run_dir(asked: Asked) -> Path:
     """Return a new folder under runs/, named for the model and the time."""
-    return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return CHECKOUT / "runs" / f"{_find_name(asked)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _find_name(asked: Asked) -> str:
+    return "tiny" if asked.tiny else Path(asked.values.get("pretrain") or "run").name
 
 
 def find_run(which: str) -> Path:
@@ -91,24 +95,18 @@ def _find_latest() -> RunFiles | None:
 
 def write(
     run_dir: Path,
-    name: str,
+    asked: Asked,
     config: Config,
     plan: Plan,
     patch_status: dict[str, Any],
-    options: Sequence[str] = (),
     judge_off: str = "",
-    changes: Changes | None = None,
-    again: Sequence[str] = (),
-    own_file: Mapping[str, str] | None = None,
+    is_stand_in: bool = False,
 ) -> None:
     """Write everything known before the run starts or continues into the run directory.
 
     Args:
-        options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
-        changes: what the user set, see :func:`grpo.settings.choose.changes`.
-        again: the options of train_grpo.sh with which the run is resumed.
-        own_file: the settings of --config, which a resumed run keeps.
+        is_stand_in: whether a local server answers in place of the judge.
     """
     files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if is_cpu_stack() else "gpu"
     files.logs.mkdir(parents=True, exist_ok=True)
@@ -119,13 +117,13 @@ def write(
     _write_json(
         files.config,
         {
-            "name": name,
+            "name": _find_name(asked),
             "stack": stack,
             "flags": config.values,
             "given": config.given,
-            "changes": changes or {},
-            "options": list(again),
-            "config": dict(own_file or {}),
+            "changes": asked.list_differences(),
+            "script": asked.script,
+            "sources": asked.sources,
             "data_sha256": {
                 name: data_digest(Path(file))
                 for name in ("prompt_data", "eval_dataset")
@@ -137,13 +135,13 @@ def write(
             "reward_sha256": user_files.digests(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
-            "judge_is_stand_in": "--stand-in" in options,
+            "judge_is_stand_in": is_stand_in,
             "plan": asdict(plan),
         },
     )
     _write_json(files.environment, environment())
     _write_json(files.patches, patch_status)
-    files.command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
+    files.command.write_text(redact(recorded.make_script(asked, run_dir, config.args.template_date)), encoding="utf-8")
     files.command.chmod(0o700)
 
 
@@ -165,49 +163,6 @@ def data_digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def command_script(run_dir: Path, name: str, config: Config, options: Sequence[str] = ()) -> str:
-    """Return a script that starts the same configuration in another run directory."""
-    again = f"{run_dir.parent / name}-again-$(date +%Y%m%d-%H%M%S)"
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            "# Starts the configuration of this run again, in a new run directory (first argument).",
-            "set -euo pipefail",
-            f"source {shlex.quote(str(CHECKOUT / 'scripts' / 'env.sh'))}",
-            *(f"export {assignment}" for assignment in _assignments()),
-            f"exec python -P -m grpo.launch run {shlex.join(['--name', name, *options])} \\",
-            f'    --run-dir "${{1:-{again}}}" -- \\',
-            *_flag_lines(_own_flags(config, run_dir)),
-            "",
-        ]
-    )
-
-
-def _own_flags(config: Config, run_dir: Path) -> list[str]:
-    """Return the flags except those that point into the run directory."""
-    flags: list[str] = []
-    for line in _lines_of_flags(config.argv):
-        if len(line) != 2 or not Path(line[1]).is_relative_to(run_dir):
-            flags += line
-    return flags
-
-
-def _lines_of_flags(argv: list[str]) -> list[list[str]]:
-    """Split a command line into flags with their values."""
-    lines: list[list[str]] = []
-    for word in argv:
-        if word.startswith("--"):
-            lines.append([word])
-        else:
-            lines[-1].append(word)
-    return lines
-
-
-def _flag_lines(argv: list[str]) -> list[str]:
-    lines = ["    " + shlex.join(line) for line in _lines_of_flags(argv)]
-    return [line + " \\" for line in lines[:-1]] + lines[-1:]
-
-
 def _assignments() -> list[str]:
     """Return the variables of judge, reward and environment as assignments."""
     variables = judge_settings.variables() | user_files.variables() | environment_settings.variables()
@@ -217,7 +172,8 @@ def _assignments() -> list[str]:
 def show_command(argv: list[str]) -> str:
     """Format a command line for people: the variables of judge, reward and environment, then one flag a line."""
     variables = [f"{assignment} \\" for assignment in _assignments()]
-    return "\n".join([*variables, "python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
+    lines = ["python -m openrlhf.cli.train_ppo_ray", *(f"    {line}" for line in recorded.group_flags(argv))]
+    return "\n".join([*variables, " \\\n".join(lines)])
 
 
 def environment() -> dict[str, Any]:

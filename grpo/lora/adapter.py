@@ -74,7 +74,7 @@ def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
     if broken:
         raise FloatingPointError(
             f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
-            "step destroyed the adapter. Look at its rollouts, and start again with a lower LEARNING_RATE"
+            "step destroyed the adapter. Look at its rollouts, and start again with a lower --actor_learning_rate"
         )
     return flat, specs
 

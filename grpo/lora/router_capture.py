@@ -1,6 +1,6 @@
 """Records inside a vLLM worker which experts each token got.
 
-For ROUTING_REPLAY the choice is made here, before vLLM's kernel, which then sees only the chosen experts' logits: all
+For --routing_replay the choice is made here, before vLLM's kernel, which then sees only the chosen experts' logits: all
 others are -inf. Any kernel must therefore take what is recorded, also the kernels that choose by themselves. vLLM's own
 flag (``enable_return_routed_experts``) misses those, and returns zeros without an error. For the parity gate, the
 choice is only noted, in the passes of requests that it has named, so that it compares what a run computes.
@@ -84,7 +84,7 @@ def prepare(experts: Any, config: VllmConfig) -> None:
     if experts.moe_config.num_experts > 255:
         faults.append(f"{experts.moe_config.num_experts} experts, of which a byte holds 255")
     if faults and _records_all(config):
-        raise UserError(f"ROUTING_REPLAY=1 does not work with {' and '.join(faults)}", "set ROUTING_REPLAY=0")
+        raise UserError(f"--routing_replay does not work with {' and '.join(faults)}", "give --no-routing_replay")
     if faults:
         return
     size = config.scheduler_config.max_num_batched_tokens, experts.moe_config.experts_per_token

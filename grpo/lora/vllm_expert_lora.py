@@ -85,7 +85,7 @@ def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, 
     raise UserError(
         f"the engine's experts cannot have an adapter with {found}, only with vLLM's Triton kernels for MXFP4",
         "use GPUs of Hopper's generation, a model in MXFP4 and vLLM's own choice of kernels, or take experts out of "
-        "TARGET_MODULES",
+        "--target_modules",
     )
 
 

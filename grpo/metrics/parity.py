@@ -159,7 +159,7 @@ def _problems(row: Row, limit: float) -> Iterator[Problem]:
     if Cell(abs(row.scale.value - 1), row.scale.error, row.scale.parts).exceeds(SCALE_LIMIT):
         yield Problem(
             f"{row.name}: the engine's log-probs are {row.scale} times the trainer's",
-            "likely: TEMPERATURE is applied on one side only; ENGINE_MODEL has other weights than MODEL",
+            "likely: --temperature is applied on one side only; --engine_model has other weights than MODEL",
         )
     if last.exceeds(limit) and last.minus(first.times(DRIFT_LIMIT)).exceeds(0):
         yield Problem(
@@ -169,6 +169,6 @@ def _problems(row: Row, limit: float) -> Iterator[Problem]:
     elif row.mean.exceeds(limit):
         yield Problem(
             f"{row.name}: the mean difference is {row.mean} nat, the limit {limit:g}",
-            "likely: sinks dropped; rotary frequencies; adapter; routing (try ROUTING_REPLAY=1); ENGINE_MODEL has "
+            "likely: sinks dropped; rotary frequencies; adapter; routing (try --routing_replay); --engine_model has "
             "other weights than MODEL; quantization",
         )

@@ -30,7 +30,7 @@ def check(config: "GptOssConfig", device: torch.device) -> None:
             kind = f"a window of {window}" if window else "full attention"
             raise UserError(
                 f"attention with sinks is wrong on {device} for {kind}: it differs by {error:.1%} from its definition",
-                "set ATTN_IMPLEMENTATION=eager, and report the device and the versions of PyTorch and Triton",
+                "set --attn_implementation eager, and report the device and the versions of PyTorch and Triton",
             )
 
 

@@ -51,7 +51,7 @@ def keep_layout() -> None:
     found = current_platform.get_device_capability()
     if found is None or found.as_version_str() != SHARES_MODEL:
         what = f"the engine's GPU has compute capability {found and found.as_version_str()}"
-        raise UserError(f"{what}, and ACTOR_SHARD=engine needs {SHARES_MODEL}", f"set ACTOR_SHARD={NO_SHARD}")
+        raise UserError(f"{what}, and --actor_shard engine needs {SHARES_MODEL}", f"set --actor_shard {NO_SHARD}")
     import_triton_kernels()  # makes vLLM's bundled copy importable; its build for CPUs has none
     from triton_kernels.tensor_details import layout
 

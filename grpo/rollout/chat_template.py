@@ -18,7 +18,7 @@ VARIABLE = "GRPO_TEMPLATE_VARIABLES"
 DATE = "strftime_now"  # the function with which gpt-oss's template formats the date; here, the date as text
 # Set from the chat, or by a setting.
 _OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize"}
-_SETTINGS = {"reasoning_effort": "set REASONING_EFFORT", DATE: "set TEMPLATE_DATE"}
+_SETTINGS = {"reasoning_effort": "set --reasoning_effort", DATE: "set --template_date"}
 
 
 def pass_to_engines(args: Arguments) -> None:
@@ -41,7 +41,7 @@ def variables(effort: str | None, others: str | None = None, date: str | None = 
         try:
             datetime.date.fromisoformat(date)
         except ValueError:
-            raise UserError(f"TEMPLATE_DATE is {date!r}", "give a date such as 2030-01-02") from None
+            raise UserError(f"--template_date is {date!r}", "give a date such as 2030-01-02") from None
     chosen = {"reasoning_effort": effort, DATE: date}
     return _parse(others) | {name: value for name, value in chosen.items() if value}
 
@@ -57,12 +57,12 @@ def _parse(text: str | None) -> dict[str, Any]:
     try:
         made = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise UserError(f"TEMPLATE_VARIABLES {(text or '')[:200]} is not JSON ({error})", remedy) from None
+        raise UserError(f"--template_variables {(text or '')[:200]} is not JSON ({error})", remedy) from None
     if not isinstance(made, dict):
-        raise UserError(f"TEMPLATE_VARIABLES {text} is not a JSON object", remedy)
+        raise UserError(f"--template_variables {text} is not a JSON object", remedy)
     for name in made:
         if name in _OWNED or name in _SETTINGS or not name.isidentifier():
-            raise UserError(f"TEMPLATE_VARIABLES must not set {name!r}", _SETTINGS.get(name, "remove it"))
+            raise UserError(f"--template_variables must not set {name!r}", _SETTINGS.get(name, "remove it"))
     return made
 
 

@@ -41,7 +41,7 @@ def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, 
 
     Args:
         variables: further variables for the chat template, see :func:`grpo.rollout.chat_template.variables`.
-        source: see TEMPLATE in the table of settings.
+        source: see --template.
 
     Raises:
         UserError: for another model's tokenizer, or one without a fast backend.

@@ -28,7 +28,7 @@ class Rows:
             rewards (``reward_missing``) and penalties (``length_penalty``).
         index: for each row, the number of its rollout in the step. Branches come after all rollouts.
         routing: for each row, the engine's choice of experts, see :mod:`grpo.train.rollouts`. Only with
-            ROUTING_REPLAY.
+            --routing_replay.
     """
 
     sequences: torch.Tensor

@@ -16,55 +16,53 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
-PLACES = {"CKPT_DIR": "ckpt_path", "METRICS_DIR": "metrics_dir"}
-_NAMES = ("REWARD", "ENVIRONMENT", "JUDGE_BASE_URL", *PLACES)
-# A resume takes no flags from the folder, but the command that a user copies has them.
-_FLAGS = ("--remote_rm_url", "--agent_func_path", *(f"--{flag}" for flag in PLACES.values()))
-_HARMLESS = {"python", "retrieval", "single"}  # words of ENVIRONMENT that are no code of somebody's
+PLACES = ("ckpt_path", "metrics_dir")
+_NAMES = ("remote_rm_url", "agent_func_path", "environment", "judge_base_url", *PLACES)
+_HARMLESS = {"python", "retrieval", "single"}  # words of --environment that are no code of somebody's
 
 
-def record(folder: Path, settings: Mapping[str, str]) -> None:
-    """Record what the settings and flags of a run in this folder name. Without a record, a resume asks for it again."""
+def record(folder: Path, flags: Mapping[str, str]) -> None:
+    """Record what the flags of a run in this folder name. Without a record, a resume asks for it again."""
     with contextlib.suppress(OSError):  # a checkout that is only read
-        for name in (*_NAMES, *_FLAGS):
-            if name in settings:
-                file = _find_record(folder, name, settings[name])
+        for name in _NAMES:
+            if name in flags:
+                file = _find_record(folder, name, flags[name])
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.touch()
 
 
-def refuse_others(folder: Path, settings: Mapping[str, str]) -> None:
+def refuse_others(folder: Path, flags: Mapping[str, str]) -> None:
     """Refuse code, addresses and disks that only a run folder names.
 
     Args:
-        settings: those that the run folder names, and the user has not given again.
+        flags: those that the run folder names, and the user has not given again.
 
     Raises:
         UserError: if the checkout has no record of one of them.
     """
-    named = {name: settings[name] for name in _NAMES if name in settings}
-    unknown = {name: value for name, value in named.items() if not may_bring(folder, name, value)}
+    named = {name: flags[name] for name in _NAMES if name in flags}
+    unknown = {name: value for name, value in named.items() if not _may_bring(folder, name, value)}
     if unknown:
-        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in unknown.items())
+        given = " ".join(f"--{name} {shlex.quote(value)}" for name, value in unknown.items())
         raise UserError(
             f"{folder} names {given}, and this checkout has not made a run with that there",
-            f"if you trust it, give it again: {given} ./train_grpo.sh --resume {shlex.quote(str(folder))}",
+            f"if you trust it, give it again: ./train_grpo.sh --resume {shlex.quote(str(folder))} {given}",
         )
 
 
 def find_places(folder: Path) -> dict[str, str]:
     """Return where a run writes outside of its folder."""
     files = RunFiles(folder)
-    places = {name: os.path.realpath(files.find_folder(flag, files.read_config())) for name, flag in PLACES.items()}
+    places = {name: os.path.realpath(files.find_folder(name, files.read_config())) for name in PLACES}
     return {name: place for name, place in places.items() if not Path(place).is_relative_to(folder.resolve())}
 
 
-def may_bring(folder: Path, name: str, value: str) -> bool:
-    """Tell whether a run folder may bring a setting or flag along: it names none of these things, or a recorded one.
+def _may_bring(folder: Path, name: str, value: str) -> bool:
+    """Tell whether a run folder may bring a flag along: its value is harmless, or a recorded one.
 
     A record does not cover a file in the folder itself, over which another one may have been copied.
     """
-    if name not in (*_NAMES, *_FLAGS) or set(value.split()) <= _HARMLESS:
+    if set(value.split()) <= _HARMLESS:
         return True
     if not value.isprintable():  # perhaps no path, which a system call would not take
         return False

@@ -76,7 +76,7 @@ class ParityGate:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
                 f"rollouts: {problems[0].what}; {cause}",
-                f"{problems[0].remedy}; see docs/parity.md. PARITY_LIMIT=0 trains without this check",
+                f"{problems[0].remedy}; see docs/parity.md. --parity_limit 0 trains without this check",
             )
 
     def _wait(self, comparison: Comparison) -> str:
@@ -138,7 +138,7 @@ class ParityGate:
         if left is None:
             mean = replayed.rows[0].mean
             return (
-                f"it is the choice of experts: with the engines' replayed, the mean is {mean} nat; set ROUTING_REPLAY=1"
+                f"it is the choice of experts: with the engines' replayed, the mean is {mean} nat; set --routing_replay"
             )
         return f"it is not the choice of experts: with the engines' replayed, {left.what}"
 

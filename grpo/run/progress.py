@@ -1,8 +1,6 @@
 """Turns metrics.jsonl and eval.jsonl into lines for the user, during a run and at its end."""
 
-import contextlib
 import os
-import re
 import shlex
 import sys
 import time
@@ -11,15 +9,12 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from grpo.metrics import parity
-from grpo.run import own_runs
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, read_parts
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.settings.table import SETTINGS
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
-from grpo.stack.upstream.flags import DOTTED
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
@@ -39,9 +34,6 @@ STEP_COLUMNS = (
 
 LARGEST = sys.float_info.max  # JSON has larger whole numbers, which no calculation takes
 ONLY_ABOVE_ZERO = {"reward_missing"}
-_OPTION = re.compile(r"--(tiny|gpus|steps)|\d+")
-_CORRECTION = ("enable_vllm_is_correction", "vllm_is_correction_type", "vllm_is_truncated_threshold", "vllm_is_max_kl")
-_FLAGS = {*DOTTED, *_CORRECTION, "advantage_clip", *(setting.flag for setting in SETTINGS.values() if setting.flag)}
 
 
 class JsonLines:
@@ -287,40 +279,16 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def describe_continuation(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
-    """Return how to continue an unfinished run: the command, with the options and settings of its last part."""
+def describe_continuation(run_dir: Path, ckpt_path: Path) -> str:
+    """Return how to continue an unfinished run: the command, and where it starts."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
-    return f"{resume_command(run_dir, config)} {then}"
+    return f"{resume_command(run_dir)} {then}"
 
 
-def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
-    """Return the command that continues a run, given the content of its config.json.
-
-    Somebody else may have written that file: the command has known settings and options only, and every word is quoted.
-    It names no code, address or disk of theirs either, since a user who copies the command gives what it names.
-    """
-    settings, flags = [], list[str]()
-    for name, value in list_changes(config):
-        if not value.isprintable() or not own_runs.may_bring(run_dir, name, value):
-            continue
-        if name in SETTINGS:
-            settings.append(f"{name}={shlex.quote(value)}")
-        elif name.removeprefix("--") in _FLAGS:
-            with contextlib.suppress(ValueError):  # an unbalanced quote, which no launcher writes
-                words = shlex.split(value)
-                flags += [] if any(word.startswith("--") for word in words) else [name, *words]
-    given = config.get("options")
-    options = [word for word in map(str, given if isinstance(given, list) else ()) if _OPTION.fullmatch(word)]
-    words = ["./train_grpo.sh", *options, "--resume", str(run_dir), *(["--", *flags] if flags else [])]
-    return " ".join([*settings, shlex.join(words)])
-
-
-def list_changes(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings and flags that the user changed, with their values as text."""
-    changes = config.get("changes")
-    pairs = changes.items() if isinstance(changes, dict) else ()
-    return [(name, str(value[0])) for name, value in pairs if isinstance(value, list) and value]
+def resume_command(run_dir: Path) -> str:
+    """Return the command that continues a run. The run folder has its flags."""
+    return shlex.join(["./train_grpo.sh", "--resume", str(run_dir)])
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

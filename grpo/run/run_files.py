@@ -28,7 +28,7 @@ class RunFiles:
     Args:
         folder: the run directory.
         metrics_dir: the folder of metrics.jsonl, eval.jsonl and samples/. None looks it up: beside the other files
-            (also after a move or copy), or the METRICS_DIR that config.json records.
+            (also after a move or copy), or the --metrics_dir that config.json records.
 
     Attributes:
         config, environment, patches, command: written by the launcher before the run.
@@ -58,7 +58,7 @@ class RunFiles:
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"
-        beside = folder / "samples"  # of a run whose METRICS_DIR did not yet take them
+        beside = folder / "samples"  # of a run whose --metrics_dir did not yet take them
         self.samples = beside if beside.is_dir() else metrics / "samples"
 
     def _metrics_dir(self) -> Path:

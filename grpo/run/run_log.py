@@ -64,7 +64,7 @@ class RunLog:
         self.trackers = trackers or Trackers()
         self._window: deque[dict[str, Any]] = deque(read_steps(self._files.metrics), maxlen=WINDOW - 1)
         self._step = self._window[-1]["step"] if self._window else 0
-        self._loop = threading.get_ident()  # with PIPELINE=1, another thread samples beside the loop's phases
+        self._loop = threading.get_ident()  # with --pipeline, another thread samples beside the loop's phases
         self._lost = LostWrites(self._files.lost_writes)
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -229,7 +229,7 @@ def _finite(value: Any) -> Any:
 def open_log(args: Arguments, problems: PromptDataset, step: int, states: dict[str, Any]) -> RunLog:
     """Return the log of a run, which has a line for the step that it continues from.
 
-    Phases of a step: ``generate``, ``wait`` (for rewards or engines, with PIPELINE=1), ``old_log_probs`` (with
+    Phases of a step: ``generate``, ``wait`` (for rewards or engines, with --pipeline), ``old_log_probs`` (with
     advantages), ``train``, ``sync``, ``save``. An evaluation's seconds are in eval.jsonl.
 
     Args:

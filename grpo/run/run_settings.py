@@ -1,7 +1,6 @@
 """The settings of runs, and how they differ."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,10 @@ ABSENT = "-"
 
 def settings(run: Run) -> dict[str, str]:
     """Return everything known to affect a run: flags, judge, data, versions, hardware, patches."""
+    left_out = ("flags", "given", "changes", "script", "sources", "plan", "judge")
     env, patches = run.read(run.files.environment), run.read(run.files.patches)
     parts: dict[str, Any] = {
-        **{
-            key: value for key, value in run.config.items() if key not in ("flags", "given", "changes", "plan", "judge")
-        },
+        **{key: value for key, value in run.config.items() if key not in left_out},
         **run.part("flags"),
         **_judge(run),
         **{key: value for key, value in env.items() if key != "packages"},
@@ -35,16 +33,10 @@ def read_given(run: Run) -> dict[str, str]:
     return {name: _text(value) for name, value in parts.items() if name not in PLACES}
 
 
-def set_by_user(run: Run) -> dict[str, list[str]]:
-    """Return the value and the default of each setting that the user gave another value, then the options."""
-    given = {
-        name: [_text(part) for part in pair] for name, pair in run.part("changes").items() if isinstance(pair, list)
-    }
-    words = run.config.get("options")
-    for option in re.findall(r"--\S+(?: (?!--)\S+)*", " ".join(map(str, words)) if isinstance(words, list) else ""):
-        name, _, value = option.partition(" ")
-        given[name] = [value, ""]
-    return given
+def list_edits(run: Run) -> list[list[str]]:
+    """Return what differs from the shipped recipe: flag, value, what it would be, and where it was set."""
+    changed = run.part("changes").items()
+    return [[name, *map(_text, parts)] for name, parts in changed if isinstance(parts, list) and len(parts) == 3]
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:

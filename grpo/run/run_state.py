@@ -74,7 +74,7 @@ class Run:
         except UserError as error:
             self.config, self.config_fault = {}, error.problem.what
         self.resumes = read_parts(self.files.resumes)
-        if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR appears with the first line
+        if not any(lines.rows for lines in self.progress.files):  # --metrics_dir appears with the first line
             self.files = RunFiles(self.folder)
             self.progress = Progress(self.files, None)
         self.progress.steps = self.planned

@@ -161,9 +161,11 @@ def wandb_problem() -> Problem | None:
     code, said = _run_python(_LOG_IN)
     offline = "set WANDB_MODE=offline: wandb sync sends the files later"
     if code:
-        return Problem(f"USE_WANDB is 1, but W&B fails: {said}", f"export another WANDB_API_KEY, or {offline}")
+        return Problem(f"--use_wandb is given, but W&B fails: {said}", f"export another WANDB_API_KEY, or {offline}")
     if not said.endswith("True"):
-        return Problem("USE_WANDB is 1, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {offline}")
+        return Problem(
+            "--use_wandb is given, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {offline}"
+        )
     return None
 
 

@@ -113,7 +113,7 @@ class Schedule:
     def count_truncated(self, step: int, samples: "Sequence[Sample]") -> dict[str, Any]:
         """Count the truncated rollouts of a step, and return the state for a resume.
 
-        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
+        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With --pipeline, samples may
         have been drawn before the limit grew; they do not count for the new one.
 
         Args:

@@ -4,7 +4,7 @@ A rollout stays one item wherever it is counted: in groups and baselines, in mic
 and in the schedule. Its branches are more rows of the same micro-batch, with its advantage. :attr:`Batch.index` says
 which rows are of one rollout; :mod:`grpo.train.loss` counts it once, with the sampled tokens of all its rows. Branching
 therefore changes no rollout's weight, no number of batches and no baseline. It adds rows to a micro-batch (at most
-MAX_BRANCHES per rollout), which take memory.
+--max_branches per rollout), which take memory.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The loss of a token, from the ratio of policies, the advantage and the log-prob: an entry for each POLICY_LOSS.
+"""The loss of a token, from the ratio of policies, the advantage and the log-prob; one for each --policy_loss_type.
 
 A new loss is a function and its entry in :data:`LOSSES`; the flag, the checks and the plan follow from it. Imports no
 torch, since the launcher reads the entries.
@@ -9,10 +9,10 @@ Let r be the ratio of the trained policy to the one that sampled, p the trained 
   it (https://arxiv.org/abs/1707.06347).
 - ``gspo``: the same, where r belongs to the whole rollout: the exponential of its mean log ratio
   (https://arxiv.org/abs/2507.18071).
-- ``cispo``: -min(r, CISPO_MAX_RATIO) A p, with the minimum as a constant. Every token keeps a gradient, and the bound
+- ``cispo``: -min(r, --cispo_max_ratio) A p, with the minimum as a constant. Every token keeps a gradient, and the bound
   limits its weight. There is no lower bound, as in MiniMax-M1 (https://arxiv.org/abs/2506.13585).
-- ``sapo``: -sigmoid(t (r - 1)) (4 / t) A. The temperature t is the first of SAPO_TEMPERATURES where A is positive, and
-  the second elsewhere. The gradient is that of ``ppo`` at r = 1, and fades on both sides
+- ``sapo``: -sigmoid(t (r - 1)) (4 / t) A. The temperature t is the first of --sapo_temperatures where A is positive,
+  and the second elsewhere. The gradient is that of ``ppo`` at r = 1, and fades on both sides
   (https://arxiv.org/abs/2511.20347).
 """
 
@@ -26,11 +26,11 @@ from grpo.stack.upstream.arguments import Arguments
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLIP = ("EPS_CLIP", "--eps_clip_low_high", "--dual_clip")
+_CLIP = ("--eps_clip", "--eps_clip_low_high", "--dual_clip")
 
 
 class Loss(NamedTuple):
-    """A POLICY_LOSS.
+    """A --policy_loss_type.
 
     Attributes:
         compute: returns the loss of each token, ``[B, A]``, and values of that shape to average as metrics. It gets
@@ -73,8 +73,8 @@ def _sapo(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments)
 LOSSES = {
     "ppo": Loss(_clip, _CLIP),
     "gspo": Loss(_clip, _CLIP, of_rollout=True),
-    "cispo": Loss(_cispo, ("CISPO_MAX_RATIO",)),
-    "sapo": Loss(_sapo, ("SAPO_TEMPERATURES",)),
+    "cispo": Loss(_cispo, ("--cispo_max_ratio",)),
+    "sapo": Loss(_sapo, ("--sapo_temperatures",)),
 }
 
 

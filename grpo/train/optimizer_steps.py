@@ -1,7 +1,7 @@
 """The optimizer steps of a run: their number, their learning rates, and whose log-probs their ratio compares with.
 
 All of it follows from the flags, without torch: the launcher prints and checks it. The schedule of the learning rate
-spans the steps that the run makes, so STEPS sets its length. It is transformers' schedule of that name, one optimizer
+spans the steps that the run makes, so --steps sets its length. It is transformers' schedule of that name, one optimizer
 step ahead: in a warmup of N steps, the first has 1/N of the peak instead of 0, and the N-th the peak.
 """
 
@@ -31,7 +31,7 @@ class LearningRate:
     """The schedule of a run.
 
     Attributes:
-        name: one of those of LR_SCHEDULER.
+        name: one of those of --lr_scheduler.
         peak: the highest learning rate.
         warm_up, length: optimizer steps of the warmup and of the whole run.
         per_step: optimizer steps of a global step.
@@ -92,7 +92,7 @@ class LearningRate:
 def warnings(args: Namespace) -> list[str]:
     """Return a line for a learning rate that is low for LoRA."""
     rate = args.actor_learning_rate
-    return [f"WARNING: LEARNING_RATE={rate:g} is low for LoRA, see docs/tuning.md"] * (0 < rate < _LOW)
+    return [f"WARNING: --actor_learning_rate {rate:g} is low for LoRA, see docs/tuning.md"] * (0 < rate < _LOW)
 
 
 # Whose log-probs the loss's ratio compares with

@@ -1,4 +1,4 @@
-"""The batch of each global step: sampled when the step begins or, with PIPELINE=1, while the step before trains.
+"""The batch of each global step: sampled when the step begins or, with --pipeline, while the step before trains.
 
 A batch is always sampled whole by one policy, that of the last sync: the engines get a new adapter only after
 :meth:`Prefetch.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after

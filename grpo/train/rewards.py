@@ -36,9 +36,9 @@ def read_score(rewards_info: dict[str, Any]) -> Any:
 def complete(samples: Sequence[Sample], group_size: int) -> None:
     """Check the reward of every rollout of a step, and give all rollouts the same logs, in place.
 
-    - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
+    - With --judge_fallback group, a group with a failed judgement is rewarded by correctness alone, so that one measure
       compares its rollouts. ``info["judge_regrouped"]`` counts them.
-    - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
+    - A reward is missing if the reward function failed, or --judge_fallback mean_quality had no mean yet. It becomes
       NaN, and ``info["reward_missing"]`` counts it: :mod:`grpo.train.advantages` keeps the rollout out of the update
       and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
@@ -80,7 +80,7 @@ def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
         return UserError(
             f"all {len(samples)} rollouts have log-probs from engines that are not finite or belong to other tokens",
             "logs/driver.log names the tokens. If an update destroyed the adapter, continue from an earlier step with "
-            "a lower LEARNING_RATE",
+            "a lower --actor_learning_rate",
         )
     if "ended_by_error" not in samples[0].info:
         return UserError(
@@ -96,7 +96,7 @@ def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
             f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one. {by_length} ran "
             f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
             "them",
-            "raise PROMPT_MAX_LEN if the first messages have no room, and ROLLOUT_SECONDS if the time is too short",
+            "raise --prompt_max_len if the first messages have no room, and --rollout_seconds if the time is too short",
         )
     return UserError(
         f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}; the "

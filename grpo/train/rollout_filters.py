@@ -137,7 +137,7 @@ def solve_rate(group: Sequence[Sample]) -> float:
 
 
 def measure(args: Arguments, groups: StepGroups) -> dict[str, float]:
-    """Return the metrics of a step's groups; {} without DYNAMIC_FILTERING."""
+    """Return the metrics of a step's groups; {} without --dynamic_filtering."""
     if not args.dynamic_filtering:
         return {}
     low, high = args.dynamic_filtering_reward_range

@@ -4,13 +4,13 @@ A step samples G prompts with N rollouts each, rewards them, and updates the ada
 of the paper's GRPO (https://arxiv.org/abs/2402.03300) is left; it is close to REINFORCE with the group's mean as
 baseline:
 
-1. There is no reference model and no KL. KL_COEF adds one; the reference is then the actor as it started.
+1. There is no reference model and no KL. --init_kl_coef adds one; the reference is then the actor as it started.
 2. A step is one optimizer step on the rollouts of the current policy, so the ratio is 1 and nothing is clipped.
-   EPS_CLIP acts with a smaller TRAIN_BATCH_SIZE, or with PIPELINE=1, whose rollouts are a step old.
-3. The advantage is the reward less the mean of its group, not divided by the deviation (ADVANTAGE_ESTIMATOR=dr_grpo). A
-   group whose rollouts all have the same reward has an advantage of exactly 0, and stays in the batch.
-4. The loss is a mean over all tokens of the optimizer batch, not over each rollout first (LOSS_AGGREGATION=token_mean),
-   however the batch is split into micro-batches and ranks.
+   --eps_clip acts with a smaller --train_batch_size, or with --pipeline, whose rollouts are a step old.
+3. The advantage is the reward less the mean of its group, not divided by the deviation (--advantage_estimator dr_grpo).
+   A group whose rollouts all have the same reward has an advantage of exactly 0, and stays in the batch.
+4. The loss is a mean over all tokens of the optimizer batch, not over each rollout first (--loss_aggregation
+   token_mean), however the batch is split into micro-batches and ranks.
 5. The difference between the engines' log-probs and the actor's is measured and not corrected.
 """
 
@@ -140,7 +140,7 @@ class Trainer:
     # The parts of a step
 
     def _sample(self, episode: int, number: int) -> Drawn:
-        """Return the rollouts of a step. With PIPELINE=1, begin to sample those of the next one before its rewards."""
+        """Return the rollouts of a step. With --pipeline, begin to sample those of the next one before its rewards."""
         if self.args.pipeline and not self._is_finished(number):
             self.prefetch.sample_ahead(episode, number)
         return self.prefetch.take(episode, number)
@@ -158,7 +158,7 @@ class Trainer:
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
         """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
 
-        With PIPELINE=1 those are in the batch of the next step, for which a comparison therefore waits.
+        With --pipeline those are in the batch of the next step, for which a comparison therefore waits.
         """
         if self.prefetch.staleness() == 0:
             self.gate.check(self.log, number, batches, rollouts_R)

@@ -135,7 +135,7 @@ class PolicyWorker(BaseModelActor):
     def append(self, batch: Batch) -> None:
         """Take a micro-batch of a step, whose advantages are known.
 
-        Rollouts that MASK_TRUNCATED masks lose their tokens here. They count in their group, but not in the loss and
+        Rollouts that --mask_truncated masks lose their tokens here. They count in their group, but not in the loss and
         its denominator, in KL and entropy terms, and in metrics of the update. The controller's own metrics see them.
         """
         for rows in micro_batches.split(batch):
@@ -239,7 +239,7 @@ class PolicyWorker(BaseModelActor):
         with reference.without_adapter(self.actor):
             return self.forward(*inputs, **named)
 
-    # The frozen base, with ACTOR_SHARD=engine
+    # The frozen base, with --actor_shard engine
 
     def _describe_base(self) -> Description:
         """Return the description of the base of the engine on this rank's GPU."""

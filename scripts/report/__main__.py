@@ -55,7 +55,7 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Sequence[Finding]]) -> s
         columns=[name for name in columns if name not in ("step", "time")],
         evaluations=evaluations,
         differences=run_settings.differences(runs) if len(runs) > 1 else {},
-        set_by_user={run.name: run_settings.set_by_user(run) for run in runs},
+        edits={run.name: run_settings.list_edits(run) for run in runs},
         changes={run.name: run_settings.changes(run) for run in runs},
         settings={run.name: run_settings.settings(run) for run in runs},
         made=time.strftime("%Y-%m-%d %H:%M"),

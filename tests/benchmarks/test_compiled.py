@@ -44,7 +44,7 @@ def test_every_kernel_compiles_and_the_actors_do_not_spill() -> None:
     has_mxfp4 = find_spec("vllm.third_party.triton_kernels") is not None
     assert bool(report["skipped"]) != has_mxfp4
     owners = {one["part"].partition(":")[0] for one in report["kernels"] if "_matmul_ogs" in one["name"]}
-    assert owners == ({"engine", "engine with ACTOR_SHARD=engine"} if has_mxfp4 else set())
+    assert owners == ({"engine", "engine with --actor_shard engine"} if has_mxfp4 else set())
 
 
 def test_a_kernel_that_spills_is_a_fault(tmp_path) -> None:

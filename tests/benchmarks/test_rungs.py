@@ -18,6 +18,7 @@ import torch
 from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
 from benchmarks.ladder import Skipped
 from benchmarks.random_model import FULL, shrink
+from grpo.flags.parser import Asked, fill
 from grpo.launch import cost
 from grpo.lora import adapter
 from grpo.model import mxfp4
@@ -260,11 +261,13 @@ def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, fai
     monkeypatch.setattr(whole_loop.tempfile, "mkdtemp", lambda **_: str(tmp_path / "made"))
     calls = []
 
-    def run(command: list[str], env: dict[str, str], **rest: object) -> SimpleNamespace:
-        assert command[:4] == ["./train_grpo.sh", "--tiny", "--gpus", "1"] and env["ENFORCE_EAGER"] == "0"
-        calls.append(command[4:])
-        shutil.rmtree(command[7], ignore_errors=True)
-        write_run(Path(command[7]), int(command[5]))
+    def run(command: list[str], **rest: object) -> SimpleNamespace:
+        asked = Asked({})
+        fill(asked, command[1:], lambda run: Asked({}, resume=run))
+        calls.append((asked.tiny, asked.resume, asked.values["max_steps"], asked.values.get("enforce_eager")))
+        folder = asked.run_dir or asked.resume
+        shutil.rmtree(folder, ignore_errors=True)
+        write_run(Path(folder), asked.values["max_steps"])
         return SimpleNamespace(returncode=int(fails == ("first" if len(calls) == 1 else "resumed")))
 
     monkeypatch.setattr(whole_loop.subprocess, "run", run)
@@ -274,5 +277,5 @@ def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, fai
     else:
         assert "10 steps, and 3 after a resume, engine in mxfp4: reward 0.000 to 1.200" in whole_loop.graphs(1).line
         run_dir = str(tmp_path / "made" / "tiny")
-        assert calls == [["--steps", "10", "--run-dir", run_dir], ["--steps", "13", "--resume", run_dir]]
+        assert calls == [(True, None, 10, False), (False, run_dir, 13, None)]
     assert (tmp_path / "made").exists() is bool(fails)

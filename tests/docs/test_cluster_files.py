@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo.settings.recipe import default
+from grpo.flags.parser import get_default
 from tests.docs.pages import ROOT
 from tests.docs.test_project_files import read_locked_version
 
@@ -89,7 +89,7 @@ def test_slurms_signal_reaches_the_launcher_and_leaves_it_time_to_save(environme
         job.kill()
     assert job.returncode == 143 and (tmp_path / "saved").exists(), output
     (seconds,) = re.findall(r"--signal=B:TERM@(\d+)", (FOLDER / "slurm.sh").read_text())
-    assert int(seconds) > int(default("SIGTERM_SECONDS")) + 10
+    assert int(seconds) > int(get_default("sigterm_seconds")) + 10
 
 
 def test_the_cluster_of_kuberay_runs_the_locked_ray() -> None:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from eval import checks, engine, evaluate, output
 from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
+from grpo.flags.parser import get_default
 from grpo.lora import adapter
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
-from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from tests.scripts.conftest import save_adapter
 
@@ -219,7 +219,5 @@ finally:
 
 def test_limits_are_by_default_those_of_the_script():
     assert (
-        parse_command("--model", "m", "--data", "d", "--out", "o").max_tokens
-        == int(default("GENERATE_MAX_LEN"))
-        == 3072
+        parse_command("--model", "m", "--data", "d", "--out", "o").max_tokens == get_default("generate_max_len") == 3072
     )

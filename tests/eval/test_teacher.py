@@ -69,16 +69,17 @@ def real_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_address_is_the_judges(server, real_key, command, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("JUDGE_BASE_URL", server.url)
-    assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0 and len(server.requests) == 1
+    assert (
+        teacher.main([*command, "--limit", "1", "--n", "1", "--judge-base-url", server.url]) == 0
+        and len(server.requests) == 1
+    )
     assert f"requests go to {server.url}" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["base_url"] == server.url
 
 
 def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, capsys):
     with GeminiServer(lambda number, model: Answer(307, headers={"Location": "/"})) as captured:
-        monkeypatch.setenv("JUDGE_BASE_URL", captured.url)
-        assert teacher.main(command) == 2
+        assert teacher.main([*command, "--judge-base-url", captured.url]) == 2
         assert len(captured.looked_up) == 1
     assert "redirects (307)" in capsys.readouterr().err
 

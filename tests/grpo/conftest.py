@@ -11,6 +11,7 @@ import pytest
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
+LINKED = ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml")
 
 
 @pytest.fixture
@@ -118,3 +119,13 @@ def single_rank(monkeypatch):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder

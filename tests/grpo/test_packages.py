@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A package imports earlier packages and itself, and those that OUTSIDE lists.
 ORDER = (
-    *("stack", "settings", "model", "lora", "environments", "rollout", "metrics", "run"),
+    *("stack", "flags", "model", "lora", "environments", "rollout", "metrics", "run"),
     *("diagnosis", "checkpoint", "train", "launch", "hooks"),
 )
 OUTSIDE = {

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from grpo.settings.table import SETTINGS as TABLE
+from grpo.flags.parser import get_default
 from grpo.stack.secrets import is_secret
 from reward import settings
 from reward.settings import GOOGLE_URL, SettingsError
@@ -41,7 +41,7 @@ def test_good_settings(variables) -> None:
     variables(JUDGE_MODELS=" a, b ,c,", JUDGE_UNFINISHED=None)
     judge = settings.from_environment()
     assert judge and judge.chain.models == ("a", "b", "c") and not judge.judges_unfinished, "as in older runs"
-    assert settings.base_url() == GOOGLE_URL == TABLE["JUDGE_BASE_URL"].default
+    assert settings.base_url() == GOOGLE_URL == get_default("judge_base_url")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_good_settings(variables) -> None:
 def test_the_judge_can_be_off_with_any_other_settings(variables, changes) -> None:
     variables(**changes, JUDGE_TRIES="many")
     assert settings.from_environment() is None
-    assert list(changes)[-1] in (settings.find_off_setting() or "")
+    assert f"--{list(changes)[-1].lower()}" in (settings.find_off_setting() or "")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_judge_can_be_off_with_any_other_settings(variables, changes) -> Non
 )
 def test_what_cannot_be_is_refused(variables, name, value) -> None:
     variables(**{name: value})
-    with pytest.raises(SettingsError, match=name) as refusal:
+    with pytest.raises(SettingsError, match=f"--{name.lower()}") as refusal:
         settings.from_environment()
     again = pickle.loads(pickle.dumps(refusal.value))  # a driver gets it from Ray
     assert (again.what, again.remedy) == (refusal.value.what, refusal.value.remedy)
@@ -91,7 +91,7 @@ def test_valid_addresses_are_accepted(variables, url) -> None:
 def test_addresses_that_are_invalid_or_unencrypted_are_refused_and_not_repeated(variables, url) -> None:
     for name, other in (("JUDGE_BASE_URL", GOOGLE_URL), ("GOOGLE_GEMINI_BASE_URL", None)):
         variables(**{name: url or "x", "GOOGLE_GEMINI_BASE_URL" if other else "JUDGE_BASE_URL": other})
-        with pytest.raises(SettingsError, match="JUDGE_BASE_URL") as refusal:
+        with pytest.raises(SettingsError, match="--judge_base_url") as refusal:
             settings.base_url()
         assert PASSWORD not in str(refusal.value)
 

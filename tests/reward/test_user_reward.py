@@ -95,7 +95,7 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
     [
         ("/a/x.py:/b/x.py", "", "/a/x.py and /b/x.py"),
         ("/a/x.py:/a/x.py", "", "/a/x.py"),
-        ("/a/x.py:/a/y.py", "1", "REWARD_WEIGHTS"),
+        ("/a/x.py:/a/y.py", "1", "--reward_weights"),
         ("/a/x.py", "nan", "'nan'"),
         ("/a/x.py", "heavy", "'heavy'"),
     ],

@@ -45,7 +45,7 @@ def test_a_card_has_scores_settings_and_versions_and_nothing_private(run, checkp
     out = tmp_path / "upload"
     fields, body = export(checkpoint, run.folder / "final", out, "--unmerged", "--card")
     assert (fields["library_name"], fields["license"], "base_model" in fields) == ("peft", "apache-2.0", False)
-    for part in ("step 0: 0.400 (n=18)", "step 20: 0.600", "LORA_RANK: 4", "vllm 0.15.0", "after 20 steps"):
+    for part in ("step 0: 0.400 (n=18)", "step 20: 0.600", "- lora_rank: 4", "vllm 0.15.0", "after 20 steps"):
         assert part in body
     assert "step 10:" not in body
     for file in out.iterdir():

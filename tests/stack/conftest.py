@@ -45,7 +45,7 @@ def finished_run(tiny_model, tmp_path_factory) -> Path:
     """The run directory of six steps, two after a checkpoint, with a secret in the environment."""
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"
-    settings = {"SAVE_STEPS": "4", "EVAL_STEPS": "8", "MAX_CHECKPOINTS": "2", "WANDB_API_KEY": secret}
+    settings = {"save_steps": "4", "eval_steps": "8", "max_ckpt_num": "2", "WANDB_API_KEY": secret}
     output = train("--run-dir", run_dir, "--steps", 6, **settings)
     assert "NO KEY: a local server answers instead of Gemini" in output
     return run_dir

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from .runs import ROOT, read_lines
+from .runs import ROOT, make_words, read_lines
 
 NOBODY = 65534
 PLANTED = "a-planted-key-that-must-not-leak"
@@ -117,22 +117,23 @@ def hold_run(folder: Path, adapter: Path) -> Iterator[Run]:
     write_aime(folder / "aime.jsonl")
     sources = ["--source", folder / "aime.jsonl", "--source", "synthetic", "--train-count", "72", "--eval-count", "6"]
     subprocess.run([sys.executable, "-m", "data.prepare", *sources, "--out", folder / "data"], cwd=ROOT, check=True)
-    variables = {
-        "NUM_ENGINES": "2", "ENGINE_TP": "2", "ACTOR_GPUS": "4",
-        "TRAIN_DATA": str(folder / "data" / "train.jsonl"), "EVAL_DATA": str(folder / "data" / "eval.jsonl"),
-        "PROMPT_MAX_LEN": "512", "ROLLOUT_BATCH_SIZE": str(PROMPTS), "N_SAMPLES_PER_PROMPT": "8",
-        "TRAIN_BATCH_SIZE": "32", "MICRO_TRAIN_BATCH_SIZE": "8", "MICRO_ROLLOUT_BATCH_SIZE": "8", "NUM_EPISODES": "5",
-        "THINKING_BUDGET": "8", "ANSWER_BUDGET": "16", "GENERATE_MAX_LEN": "30", "LENGTH_SCHEDULE": "28,30@2",
-        "KL_COEF": "0.001", "POLICY_LOSS": "cispo", "LOSS_AGGREGATION": "constant", "OVERLONG_BUFFER": "24",
-        "ROUTING_REPLAY": "1", "LOG_SAMPLES": "8", "ADAPTER": str(adapter),
-        "DYNAMIC_FILTERING": "1", "DYNAMIC_FILTERING_BATCHES": "1",
-        "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
-        "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_AT_START": "0", "EVAL_STEPS": str(STEPS),
+    flags = {
+        "vllm_num_engines": "2", "vllm_tensor_parallel_size": "2", "actor_num_gpus_per_node": "4",
+        "prompt_data": str(folder / "data" / "train.jsonl"), "eval_dataset": str(folder / "data" / "eval.jsonl"),
+        "prompt_max_len": "512", "rollout_batch_size": str(PROMPTS), "n_samples_per_prompt": "8",
+        "train_batch_size": "32", "micro_train_batch_size": "8", "micro_rollout_batch_size": "8", "num_episodes": "5",
+        "thinking_budget": "8", "answer_budget": "16", "generate_max_len": "30", "length_schedule": "28,30@2",
+        "init_kl_coef": "0.001", "policy_loss_type": "cispo", "loss_aggregation": "constant",
+        "overlong_buffer_len": "24",
+        "routing_replay": True, "log_samples": "8", "adapter": str(adapter),
+        "dynamic_filtering": True, "dynamic_filtering_batches": "1",
+        "remote_rm_url": str(folder / "reward.py"), "judge": False,
+        "ckpt_path": str(checkpoints), "save_steps": "1", "eval_at_start": False, "eval_steps": str(STEPS),
     }  # fmt: skip
-    words = ["--steps", "50", "--run-dir", folder / "run", "--", "--use_kl_loss", "--kl_estimator", "k3"]
+    words = ["--steps", "50", "--run-dir", folder / "run", "--use_kl_loss", "--kl_estimator", "k3", *make_words(flags)]
     launcher = subprocess.Popen(
         [ROOT / "train_grpo.sh", "--tiny", *words],
-        env={**os.environ, **variables},
+        env={**os.environ, "WANDB_API_KEY": PLANTED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +15,18 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 800  # seconds until something has gone wrong
 
 
-def train(*options: object, code: int = 0, **variables: str) -> str:
-    """Run the launcher with `--tiny`, without a key for the judge, to its end and return what it printed."""
+def train(*options: object, code: int = 0, **flags: object) -> str:
+    """Run the launcher with `--tiny`, or resume, without a key for the judge, to its end and return what it printed."""
     finished = subprocess.run(
-        **_make_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        **_make_call(options, flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
     )
     assert finished.returncode == code, finished.stdout[-5000:]
     return finished.stdout
 
 
-def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variables: str) -> None:
+def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **flags: object) -> None:
     """Start a run, and end all its processes by SIGKILL when it has got to a place."""
-    launcher = subprocess.Popen(**_make_call(options, variables), stdout=subprocess.DEVNULL)
+    launcher = subprocess.Popen(**_make_call(options, flags), stdout=subprocess.DEVNULL)
     started: dict[int, str] = {}
 
     def is_there() -> bool:
@@ -56,10 +56,10 @@ class Going:
 
 
 @contextlib.contextmanager
-def going(*options: object, code: int = 0, **variables: str) -> Iterator[Going]:
+def going(*options: object, code: int = 0, **flags: object) -> Iterator[Going]:
     """Start a run; at the end of the context, wait for its end with an exit code."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    launcher = subprocess.Popen(**_make_call(options, variables), **pipes)
+    launcher = subprocess.Popen(**_make_call(options, flags), **pipes)
     run = Going(launcher)
     try:
         yield run
@@ -79,10 +79,27 @@ def read_phase(run_dir: Path) -> tuple[str, int] | None:
     return phase["phase"], phase["step"]
 
 
-def _make_call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
+def make_words(given: Mapping[str, object]) -> list[str]:
+    """Return the flags among what is given, in small letters; a switch is True or False."""
+    words: list[str] = []
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif not name.isupper():
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def select_variables(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables among what is given, in capitals."""
+    return {name: str(value) for name, value in given.items() if name.isupper()}
+
+
+def _make_call(options: tuple[object, ...], given: dict[str, object]) -> dict:
+    start = [] if "--resume" in options else ["--tiny"]
     return {
-        "args": [ROOT / "train_grpo.sh", "--tiny", *map(str, options)],
-        "env": {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **variables},
+        "args": [ROOT / "train_grpo.sh", *start, *map(str, options), *make_words(given)],
+        "env": {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **select_variables(given)},
         "cwd": "/",
     }
 

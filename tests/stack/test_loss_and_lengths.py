@@ -60,14 +60,14 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {
-        "NUM_ENGINES": "1", "PIPELINE": "1",
+        "vllm_num_engines": "1", "pipeline": True,
         "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"),
-        "EVAL_DATA": str(tiny_model / "eval.jsonl"), "NUM_EPISODES": "8",
-        "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
-        "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",
-        "LOSS_AGGREGATION": "sequence_mean", "TEMPERATURE": str(TEMPERATURE), "EPS_CLIP": str(EPS_CLIP),
-        "LENGTH_SCHEDULE": "20,24@2,28@1%", "GENERATE_MAX_LEN": "28",
-        "EVAL_AT_START": "0", "EVAL_STEPS": "-1", "SAVE_STEPS": "3", "MAX_CHECKPOINTS": "9",
+        "EVAL_DATA": str(tiny_model / "eval.jsonl"), "num_episodes": "8",
+        "rollout_batch_size": "4", "n_samples_per_prompt": "4", "micro_rollout_batch_size": "4",
+        "train_batch_size": str(TRAIN_BATCH), "micro_train_batch_size": "1", "actor_learning_rate": "1e-9",
+        "loss_aggregation": "sequence_mean", "temperature": str(TEMPERATURE), "eps_clip": str(EPS_CLIP),
+        "length_schedule": "20,24@2,28@1%", "generate_max_len": "28",
+        "eval_at_start": False, "eval_steps": "-1", "save_steps": "3", "max_ckpt_num": "9",
     }  # fmt: skip
     metrics, seen = run_dir / "metrics.jsonl", 0
 
@@ -79,14 +79,14 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         return b"train:" in log.read_bytes()[seen:]
 
     first_part = ("--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
-    kill(run_dir, is_in_step_5, *first_part, ACTOR_SHARD="none", **shared)
+    kill(run_dir, is_in_step_5, *first_part, actor_shard="none", **shared)
     first = log.read_text()
     assert 4 <= len(read_lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
     thresholds = ("--vllm_is_truncated_threshold", 1 - DIFFERENCE, 1 + DIFFERENCE)
-    shared |= {"EXPERTS": "bf16", "OLD_LOG_PROBS": "trainer"}
-    output = train("--resume", run_dir, "--steps", 8, "--", *correction, *thresholds, **shared)
+    shared |= {"experts": "bf16", "old_log_probs": "trainer"}
+    output = train("--resume", run_dir, "--steps", 8, *correction, *thresholds, **shared)
     assert "continuing after step 3" in output
     return run_dir, [first, log.read_text()[len(first) :]]
 

@@ -28,13 +28,13 @@ SAVED, LAST = 2, 3  # before the SIGTERM in step 4
 EVALUATED = 24
 TOOL_MODEL = ROOT / ".cache" / "tool-model"
 SETTINGS = {
-    "MODEL": str(TOOL_MODEL / "mxfp4"), "ENGINE_MODEL": str(TOOL_MODEL / "bf16"),
-    "TRAIN_DATA": str(TOOL_MODEL / "train.jsonl"), "PROMPT_MAX_LEN": "240", "TURN_LIMIT": "3",
-    "ROLLOUT_BATCH_SIZE": "4", "TRAIN_BATCH_SIZE": "16", "LOSS_AGGREGATION": "sequence_mean",
-    "SAVE_STEPS": str(SAVED), "EVAL_STEPS": "1", "LOG_SAMPLES": "64", "MAX_CHECKPOINTS": "9",
-    "TARGET_MODULES": "q_proj k_proj v_proj o_proj experts",
-    "MICRO_TRAIN_BATCH_SIZE": "1",  # an update that lasts until the core is killed
-    "TOOL_SECONDS": "300", "ROLLOUT_SECONDS": "600",  # what a busy machine may take
+    "MODEL": str(TOOL_MODEL / "mxfp4"), "engine_model": str(TOOL_MODEL / "bf16"),
+    "TRAIN_DATA": str(TOOL_MODEL / "train.jsonl"), "prompt_max_len": "240", "turn_limit": "3",
+    "rollout_batch_size": "4", "train_batch_size": "16", "loss_aggregation": "sequence_mean",
+    "save_steps": str(SAVED), "eval_steps": "1", "log_samples": "64", "max_ckpt_num": "9",
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "experts"],
+    "micro_train_batch_size": "1",  # an update that lasts until the core is killed
+    "tool_seconds": "300", "rollout_seconds": "600",  # what a busy machine may take
 }  # fmt: skip
 # What differs between two runs of the same numbers: times, memory, disks, and what the faults themselves count.
 OTHER = {

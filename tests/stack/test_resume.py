@@ -41,10 +41,10 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
     call = ("--resume", run_dir, "--steps", LAST)
-    said = train(*call, "--check", SAVE_STEPS="2")
+    said = train(*call, "--check", save_steps="2")
     assert f"step_{LAST} is damaged" in said and f"continuing after step {SAVED}" in said
     (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
-    settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none", "NUM_ENGINES": "2"}
+    settings = {"save_steps": "2", "actor_shard": "none", "vllm_num_engines": "2"}
     engines: list[int] = []
 
     def is_sampling() -> bool:

@@ -25,7 +25,7 @@ def test_two_nodes_give_the_numbers_of_one_until_a_node_is_lost(finished_run: Pa
     folders = two_nodes.make_folders(tmp_path)
     run = folders[0] / "run"
     with two_nodes.two_nodes(folders, gpus=(2, 2)) as cluster:
-        settings = {"SAVE_STEPS": "1", "EVAL_AT_START": "0", "RESTARTS": "1", "HF_TOKEN": KEY}
+        settings = {"save_steps": "1", "eval_at_start": False, "restarts": "1", "HF_TOKEN": KEY}
         assert_refused(cluster, folders[0])
         launcher = cluster.train(
             "--run-dir", run, "--steps", len(read_lines(finished_run / "metrics.jsonl")), **settings
@@ -74,14 +74,14 @@ def assert_refused(cluster: two_nodes.Cluster, folder: Path) -> None:
     """Try a run that needs a GPU more, a shared folder, and a reward that the second node lacks."""
     reward = folder / "reward.py"
     reward.write_text("def reward_func(queries, prompts, labels):\n    return 1.0\n")
-    settings = {"REWARD": str(reward), "ACTOR_GPUS": "4"}
+    settings = {"REWARD": str(reward), "actor_num_gpus_per_node": "4"}
     check = cluster.train("--check", "--run-dir", folder / "refused", **settings)
     output, _ = check.communicate(timeout=LIMIT)
     second = cluster.second.address
     assert check.returncode == 2, output
     assert f"{reward} is missing on node {second}" in output
     assert f"node {second} may have actor ranks, and does not see what this node writes to {folder}" in output
-    assert "the run needs 5 GPUs" in output and "copy it there" in output and "CKPT_DIR" in output
+    assert "the run needs 5 GPUs" in output and "copy it there" in output and "--ckpt_path" in output
 
 
 def drop_machine_numbers(row: dict) -> dict:

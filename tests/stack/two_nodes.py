@@ -19,7 +19,7 @@ import pytest
 
 from grpo.launch.supervise import processes
 
-from .runs import ROOT
+from .runs import ROOT, make_words, select_variables
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
@@ -119,12 +119,13 @@ class Cluster:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
 
-    def train(self, *options: object, **variables: str) -> "subprocess.Popen[str]":
+    def train(self, *options: object, **given: object) -> "subprocess.Popen[str]":
         """Start the launcher on the first node, without a key for the judge."""
         keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "RAY_ADDRESS": self.address}
+        start = [] if "--resume" in options else ["--tiny"]
         return subprocess.Popen(
-            self.first.make_command(ROOT / "train_grpo.sh", "--tiny", *options),
-            env=self.make_environment(**keys, **variables),
+            self.first.make_command(ROOT / "train_grpo.sh", *start, *options, *make_words(given)),
+            env=self.make_environment(**keys, **select_variables(given)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,7 +1,6 @@
 """The adapter that a run starts from: it must be one that the run's settings could have made, of the run's model."""
 
 import math
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,23 +21,23 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
         copy = RunFiles(Path(config.args.run_dir)).start  # once the run has it
         adapter = adapter_files.read(copy if copy.is_dir() else Path(config.args.adapter))
     except CheckpointError as error:
-        yield Problem(f"ADAPTER: {error.problem.what}", error.problem.remedy)
+        yield Problem(f"--adapter: {error.problem.what}", error.problem.remedy)
         return
     faults = adapter_base.check_against(adapter, model) if model else list(adapter.faults)
-    yield from (Problem(f"ADAPTER {adapter.folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
+    yield from (Problem(f"--adapter {adapter.folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
     if adapter.config.get("use_rslora"):
         yield Problem(
-            f"ADAPTER {adapter.folder} has use_rslora: its scale is lora_alpha / sqrt(r), and a run's lora_alpha / r",
+            f"--adapter {adapter.folder} has use_rslora: its scale is lora_alpha / sqrt(r), and a run's lora_alpha / r",
             f"in a copy, set use_rslora to false and lora_alpha to {adapter.alpha * math.sqrt(adapter.rank):g}",
         )
     elif differing := _compare(config, adapter, Architecture.from_config(model.config) if model else None):
         listed = ", ".join(f"{name} {has} and not {wanted}" for name, (has, wanted) in differing.items())
-        remedy = " ".join(f"{name}={shlex.quote(has)}" for name, (has, _) in differing.items())
-        yield Problem(f"ADAPTER {adapter.folder} has {listed}", f"set {remedy}")
+        remedy = " ".join(f"{name} {has}" for name, (has, _) in differing.items())
+        yield Problem(f"--adapter {adapter.folder} has {listed}", f"set {remedy}")
     if broken := adapter_files.non_finite(adapter):
-        yield Problem(f"ADAPTER {adapter.folder} has NaN or infinity in {broken[0]}", "use that of an earlier step")
+        yield Problem(f"--adapter {adapter.folder} has NaN or infinity in {broken[0]}", "use that of an earlier step")
 
 
 def _compare(config: Config, adapter: Adapter, base: Architecture | None) -> dict[str, tuple[str, str]]:
@@ -46,10 +45,10 @@ def _compare(config: Config, adapter: Adapter, base: Architecture | None) -> dic
     args = config.args
     targets = " ".join(name for name in TARGETS if name in args.target_modules)
     values = {
-        "LORA_RANK": (f"{adapter.rank}", f"{args.lora_rank}"),
-        "LORA_ALPHA": (f"{adapter.alpha:g}", f"{args.lora_alpha}"),
-        "TARGET_MODULES": (" ".join(adapter.projections), targets),
+        "--lora_rank": (f"{adapter.rank}", f"{args.lora_rank}"),
+        "--lora_alpha": (f"{adapter.alpha:g}", f"{args.lora_alpha}"),
+        "--target_modules": (" ".join(adapter.projections), targets),
     }
     if base and (rank := adapter.find_expert_rank(base)):
-        values["EXPERT_RANK"] = (f"{rank}", f"{base.find_expert_rank(args)}")
+        values["--expert_rank"] = (f"{rank}", f"{base.find_expert_rank(args)}")
     return {name: (has, wanted) for name, (has, wanted) in values.items() if has != wanted}

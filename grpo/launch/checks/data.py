@@ -68,28 +68,31 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     least, share = args.micro_train_batch_size * ranks, rollouts // ranks
     if prompts is not None and prompts < args.rollout_batch_size:
         what = f"TRAIN_DATA has {format_count(prompts, 'prompt')}, but a global step needs {args.rollout_batch_size}"
-        yield Problem(what, f"set ROLLOUT_BATCH_SIZE to at most {prompts}, or use more data")
+        yield Problem(what, f"set --rollout_batch_size to at most {prompts}, or use more data")
     if rollouts % ranks:
         what = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
-        yield Problem(what, "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of the ranks")
+        yield Problem(what, "make --rollout_batch_size x --n_samples_per_prompt a multiple of the ranks")
         return
     if args.train_batch_size % least:
-        what = f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = {least}"
-        yield Problem(what, f"set MICRO_TRAIN_BATCH_SIZE to a divisor of {share}, and TRAIN_BATCH_SIZE={rollouts}")
+        what = f"--train_batch_size {args.train_batch_size} is not a multiple of --micro_train_batch_size x ranks"
+        what += f" = {least}"
+        yield Problem(what, f"set --micro_train_batch_size to a divisor of {share}, and --train_batch_size {rollouts}")
     elif rollouts % args.train_batch_size:
-        what = f"TRAIN_BATCH_SIZE {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
-        yield Problem(what, f"set TRAIN_BATCH_SIZE to a divisor of {rollouts} that is a multiple of {least}")
+        what = f"--train_batch_size {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
+        yield Problem(what, f"set --train_batch_size to a divisor of {rollouts} that is a multiple of {least}")
     if share % args.micro_rollout_batch_size:
         what = (
-            f"MICRO_ROLLOUT_BATCH_SIZE {args.micro_rollout_batch_size} does not divide the {share} rollouts of a rank"
+            f"--micro_rollout_batch_size {args.micro_rollout_batch_size} does not divide the {share} rollouts of a rank"
         )
         yield Problem(what, f"set it to a divisor of {share}")
     if args.n_samples_per_prompt < 2 and args.advantage_estimator in GROUP_ESTIMATORS:
-        yield Problem(f"{args.advantage_estimator} compares the rollouts of a prompt", "set N_SAMPLES_PER_PROMPT=8")
+        yield Problem(f"{args.advantage_estimator} compares the rollouts of a prompt", "set --n_samples_per_prompt 8")
     length = count_steps(args, prompts) * count_updates(args) if prompts else 0
     if args.lr_scheduler != "constant" and LearningRate.of_run(args, length).warm_up >= length > 1:
-        what = f"LR_WARMUP_RATIO {args.lr_warmup_ratio:g}: all {length} optimizer steps of the run would be its warmup"
-        yield Problem(what, "set LR_WARMUP_RATIO=0.03, or raise STEPS")
+        what = (
+            f"--lr_warmup_ratio {args.lr_warmup_ratio:g}: all {length} optimizer steps of the run would be its warmup"
+        )
+        yield Problem(what, "give --lr_warmup_ratio 0.03, or raise --steps")
 
 
 def _suggest_hold_out(config: Config) -> str:
@@ -126,9 +129,9 @@ def _check_prompts(
     """Find prompts that OpenRLHF would cut, and duplicates: seeds and records are keyed by prompt, results by id."""
     if too_long := [record.line for record, each in zip(records, rendered, strict=True) if each.tokens > limit]:
         yield Problem(
-            f"{split.upper()}_DATA: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {limit} "
+            f"{split.upper()}_DATA: {len(too_long)} of {len(records)} prompts have more than --prompt_max_len {limit} "
             f"tokens, for example line {too_long[0]}: their beginning would be cut off",
-            f"set PROMPT_MAX_LEN to {max(each.tokens for each in rendered)}, or leave them out with python -m "
+            f"set --prompt_max_len to {max(each.tokens for each in rendered)}, or leave them out with python -m "
             "data.prepare --prompt-max-len",
         )
     first: dict[tuple[str, str], int] = {}

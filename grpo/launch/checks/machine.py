@@ -27,8 +27,9 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
         gpus, fault = machine.gpus(), machine.find_gpu_fault()
         if len(gpus) < config.gpus:
             what = f"{config.gpus} GPUs are needed, {len(gpus)} are visible" + (f" (NVML: {fault})" if fault else "")
-            lower = "use a smaller box (--gpus), or lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS"
-            yield Problem(what, f"{lower}; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+            counts = "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"
+            see = "see nvidia-smi and CUDA_VISIBLE_DEVICES"
+            yield Problem(what, f"use a smaller box (--gpus), or lower {counts}; {see}")
             return
         for gpu in gpus[: config.gpus]:
             if gpu.used > machine.GB:
@@ -66,14 +67,14 @@ def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(f"--run-dir {run_dir} exists and is not empty", "give another, or resume it with --resume")
     if any(checkpoints.glob(step_name("*"))):
-        yield Problem(f"CKPT_DIR {checkpoints} has the checkpoints of another run", "use one for each run")
+        yield Problem(f"--ckpt_path {checkpoints} has the checkpoints of another run", "use one for each run")
     if metrics != run_dir and RunFiles(run_dir, metrics).metrics.exists():
-        yield Problem(f"METRICS_DIR {metrics} has the metrics of another run", "use one for each run")
+        yield Problem(f"--metrics_dir {metrics} has the metrics of another run", "use one for each run")
 
 
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
     """Check write access and free space where results go."""
-    places = {"CKPT_DIR": Path(config.args.ckpt_path), "METRICS_DIR": Path(config.args.metrics_dir)}
+    places = {"--ckpt_path": Path(config.args.ckpt_path), "--metrics_dir": Path(config.args.metrics_dir)}
     for name, folder in (places | {"--run-dir": run_dir}).items():
         try:
             with tempfile.TemporaryFile(dir=machine.existing_parent(folder)) as file:
@@ -82,10 +83,10 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
             what = f"{name}: {folder} cannot be written: {error.strerror}"
             yield Problem(what, "choose a folder that you may write to, on a disk with room")
             continue
-        needed = (plan.disk_bytes or 0) * (name == "CKPT_DIR") + int(machine.GB)  # the logs need 1 GB
+        needed = (plan.disk_bytes or 0) * (name == "--ckpt_path") + int(machine.GB)  # the logs need 1 GB
         if (free := machine.disk_free(folder)) < needed:
             what = f"{name}: {size(free)} of disk space is free in {folder}, but {size(needed)} are needed"
-            yield Problem(what, "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS")
+            yield Problem(what, "set --ckpt_path or --metrics_dir to another disk, or lower --max_ckpt_num")
             return  # the others may be on the same disk
 
 

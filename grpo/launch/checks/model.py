@@ -25,8 +25,8 @@ def check_model(config: Config, is_missed: bool = True) -> Iterator[Problem]:
     """
     args = config.args
     models: dict[str, Model | None] = {}
-    for variable, name in (("MODEL", args.pretrain), ("ENGINE_MODEL", args.engine_model)):
-        if variable == "ENGINE_MODEL" and name == args.pretrain:
+    for variable, name in (("MODEL", args.pretrain), ("--engine_model", args.engine_model)):
+        if variable == "--engine_model" and name == args.pretrain:
             models[variable] = models["MODEL"]
             continue
         models[variable] = as_model(name)
@@ -36,15 +36,16 @@ def check_model(config: Config, is_missed: bool = True) -> Iterator[Problem]:
         elif is_missed or id_without_owner(name) or (is_id(name) and name not in RELEASED):
             what, remedy = absence(name)
             yield Problem(f"{variable} {name} {what}", remedy)
-    actor, engine = models["MODEL"], models["ENGINE_MODEL"]
+    actor, engine = models["MODEL"], models["--engine_model"]
     yield from check_adapter(config, actor)
     context = (actor.config.get("max_position_embeddings") if actor else None) or config.max_model_len
     if config.max_model_len > context:
-        what = f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len:,} tokens, but the model's context is"
+        what = f"--prompt_max_len + --generate_max_len is {config.max_model_len:,} tokens, but the model's context is"
         yield Problem(f"{what} {context:,}", f"lower their sum to {context:,}")
     for what, key in (("attention heads", "num_attention_heads"), ("key/value heads", "num_key_value_heads")):
         if engine and engine.config[key] % args.vllm_tensor_parallel_size:
-            what = f"ENGINE_TP {args.vllm_tensor_parallel_size} does not divide the {engine.config[key]} {what}"
+            given = f"--vllm_tensor_parallel_size {args.vllm_tensor_parallel_size}"
+            what = f"{given} does not divide the {engine.config[key]} {what}"
             yield Problem(what, "use a divisor of both")
     if actor and actor.folder.is_dir():
         yield from _check_actor(config, actor)
@@ -55,7 +56,7 @@ def check_model(config: Config, is_missed: bool = True) -> Iterator[Problem]:
 def _read(folder: Path) -> tuple[Model | None, list[Problem]]:
     """Return the model in a folder, or what is wrong with it; every tensor must exist."""
     if (folder / adapter_files.CONFIG).is_file() and not (folder / "config.json").exists():
-        return None, [Problem("this is an adapter", f"set ADAPTER={folder}, and MODEL to its base model")]
+        return None, [Problem("this is an adapter", f"set --adapter {folder}, and MODEL to its base model")]
     try:
         model = model_files.read(folder)
         faults = architecture.check(model)
@@ -68,7 +69,7 @@ def _check_actor(config: Config, model: Model) -> Iterator[Problem]:
     """Check the tokenizer, and refuse variables that the chat template would ignore."""
     args, folder = config.args, model.folder
     if args.actor_shard == OF_ENGINE and not model.is_mxfp4:
-        yield Problem("ACTOR_SHARD=engine is for a model in MXFP4", f"set ACTOR_SHARD={NO_SHARD}")
+        yield Problem("--actor_shard engine is for a model in MXFP4", f"set --actor_shard {NO_SHARD}")
     if not (folder / "tokenizer.json").is_file():
         yield Problem(f"MODEL {folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
     if not has_chat_template(folder):
@@ -80,9 +81,9 @@ def _check_actor(config: Config, model: Model) -> Iterator[Problem]:
     except UserError as error:
         yield error.problem
         return
-    settings = {"reasoning_effort": "REASONING_EFFORT", chat_template.DATE: "TEMPLATE_DATE"}
+    settings = {"reasoning_effort": "--reasoning_effort", chat_template.DATE: "--template_date"}
     for name in chat_template.find_unread(folder, names):
-        setting = settings.get(name, "TEMPLATE_VARIABLES")
+        setting = settings.get(name, "--template_variables")
         yield Problem(f"{setting}: the chat template of {folder} does not read {name}", f"remove it from {setting}")
 
 
@@ -90,17 +91,19 @@ def _check_engine(config: Config, model: Model, actor: Model | None) -> Iterator
     """Refuse formats and shapes that the engines cannot load, or that do not match the actor's model."""
     if is_cpu_stack() and model.is_mxfp4:
         yield Problem(
-            "ENGINE_MODEL: vLLM on CPU cannot load an MXFP4 checkpoint",
-            "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
+            "--engine_model: vLLM on CPU cannot load an MXFP4 checkpoint",
+            "python -m scripts.dequantize_checkpoint --help, then set --engine_model to the copy",
         )
     is_shared = config.args.actor_shard == OF_ENGINE and not is_cpu_stack()  # there it is a stand-in's
     if is_shared and config.args.engine_model != config.args.pretrain:
-        yield Problem("ACTOR_SHARD=engine uses the engines' model, and ENGINE_MODEL is another", "unset ENGINE_MODEL")
+        yield Problem(
+            "--actor_shard engine uses the engines' model, and --engine_model is another", "unset --engine_model"
+        )
     if fault := stop_tokens.fault(model.folder):
-        yield Problem(f"ENGINE_MODEL {model.folder}: {fault.file} {fault.what}", fault.remedy)
+        yield Problem(f"--engine_model {model.folder}: {fault.file} {fault.what}", fault.remedy)
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config[key] != model.config[key]:
-            what = f"{key} is {model.config[key]} in ENGINE_MODEL and {actor.config[key]} in MODEL"
+            what = f"{key} is {model.config[key]} in --engine_model and {actor.config[key]} in MODEL"
             yield Problem(what, "use the same model for both")
 
 

@@ -31,7 +31,6 @@ def check_reward(config: Config) -> Iterator[Problem]:
 
     Without that line, the files are only loaded.
     """
-    script = config.args.remote_rm_url or ""
     if has_environment(config.args):
         if not uses_our_reward(config):
             yield Problem("REWARD has no effect: the environment gives the reward", "unset REWARD, or ENVIRONMENT")
@@ -39,8 +38,6 @@ def check_reward(config: Config) -> Iterator[Problem]:
         sample = _read_first_sample(config)
         for file in user_files.from_environment():
             yield from check_file(file, sample, "REWARD")
-    elif not uses_our_reward(config) and not script.startswith(("http://", "https://")):
-        yield Problem(f"--remote_rm_url {script} would run unchecked", f"set REWARD={script} instead")
 
 
 def is_users(config: Config) -> bool:

@@ -21,14 +21,14 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     try:
         made = read_delimiter(args)
     except UserError as error:
-        yield Problem(f"THINKING_DELIMITER: {error.problem.what}", error.problem.remedy)
+        yield Problem(f"--thinking_delimiter: {error.problem.what}", error.problem.remedy)
         return
     budgets, size = args.thinking_budget + args.answer_budget, len(made.tokens) if made else 1
     if budgets + size > args.generate_max_len:
-        what = f"THINKING_BUDGET {args.thinking_budget} + delimiter {size} + ANSWER_BUDGET {args.answer_budget}"
+        what = f"--thinking_budget {args.thinking_budget} + delimiter {size} + --answer_budget {args.answer_budget}"
         yield Problem(
-            f"{what} = {budgets + size} tokens, but GENERATE_MAX_LEN is {args.generate_max_len}",
-            f"set GENERATE_MAX_LEN to at least {budgets + size}, or lower a budget",
+            f"{what} = {budgets + size} tokens, but --generate_max_len is {args.generate_max_len}",
+            f"set --generate_max_len to at least {budgets + size}, or lower a budget",
         )
         return
     try:
@@ -36,8 +36,8 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     except UserError:
         return  # the flags' check explains it
     if first <= size + args.answer_budget and args.thinking_budget:
-        what = f"LENGTH_SCHEDULE begins with {first} tokens, which leaves none for the thinking"
-        yield Problem(what, f"begin with more than {size + args.answer_budget}, or lower ANSWER_BUDGET")
+        what = f"--length_schedule begins with {first} tokens, which leaves none for the thinking"
+        yield Problem(what, f"begin with more than {size + args.answer_budget}, or lower --answer_budget")
 
 
 def read_delimiter(args: Namespace) -> Delimiter | None:

@@ -119,15 +119,16 @@ def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
         yield Problem(
             f"the run needs {format_count(config.gpus, 'GPU')}, but too few are free in the cluster at RAY_ADDRESS: "
             f"{counts}",
-            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS, add a node, or wait until others free GPUs",
+            "lower --vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node, add a node, or "
+            "wait until others free GPUs",
         )
     if len(having) < 2:
         return
     if config.args.colocate_all_models:  # an engine could span two: Ray chooses the nodes of shared GPUs
         yield Problem(
-            "COLOCATE=1, where engines and actor share GPUs, is for one node, but the cluster at RAY_ADDRESS has "
-            f"{format_count(len(having), 'node')}",
-            "set COLOCATE=0, or unset RAY_ADDRESS so that the run starts Ray itself",
+            "--colocate_all_models, where engines and actor share GPUs, is for one node, but the cluster at "
+            f"RAY_ADDRESS has {format_count(len(having), 'node')}",
+            "give --no-colocate_all_models, or unset RAY_ADDRESS so that the run starts Ray itself",
         )
     if any(member.free != member.gpus or member.gpus != having[0].gpus for member in having):
         yield Problem(
@@ -136,9 +137,9 @@ def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
         )
     elif having[0].gpus % config.args.vllm_tensor_parallel_size:
         yield Problem(
-            f"an engine has ENGINE_TP {config.args.vllm_tensor_parallel_size} GPUs, and a node {having[0].gpus}: an "
-            "engine would span two nodes",
-            f"set ENGINE_TP to a divisor of {having[0].gpus}",
+            f"an engine has --vllm_tensor_parallel_size {config.args.vllm_tensor_parallel_size} GPUs, and a node "
+            f"{having[0].gpus}: an engine would span two nodes",
+            f"set --vllm_tensor_parallel_size to a divisor of {having[0].gpus}",
         )
 
 
@@ -154,7 +155,7 @@ def _compare(config: Config, members: Sequence[Member], marks: dict[str, str]) -
             for folder in sorted({marks[mark] for mark in marks if needs_folders and member.facts[mark] is None}):
                 yield Problem(
                     f"node {member.address} may have actor ranks, and does not see what this node writes to {folder}",
-                    "set --run-dir and CKPT_DIR to a folder that all nodes share, or let the actor fit on this node",
+                    "set --run-dir and --ckpt_path to a folder that all nodes share, or let the actor fit on this node",
                 )
 
 

@@ -26,14 +26,14 @@ LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
     "enough free GPUs"
 )
-FREE_DISK = "free disk space, or set CKPT_DIR or METRICS_DIR to another disk"
+FREE_DISK = "free disk space, or set --ckpt_path or --metrics_dir to another disk"
 FREE_MEMORY = "end other programs, or see the host memory in --plan"
 _REMEDIES = {
     r"No space left on device|Disk quota exceeded": FREE_DISK,
     r"Too many open files": "raise the limit of open files (ulimit -Hn), and see that no other user holds connections "
     "to the run's ports",
-    r"CUDA (error: )?out of memory": "lower MICRO_TRAIN_BATCH_SIZE, MICRO_ROLLOUT_BATCH_SIZE, or GENERATE_MAX_LEN; see "
-    "the GPU memory in --plan",
+    r"CUDA (error: )?out of memory": "lower --micro_train_batch_size, --micro_rollout_batch_size, or "
+    "--generate_max_len; see the GPU memory in --plan",
     r"node running low on memory": f"the machine lacks memory, so Ray killed a worker: {FREE_MEMORY}",
 }
 _NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --no-graphs"

@@ -2,5 +2,5 @@
 
 import argparse
 
-# OpenRLHF's own flags and those of the settings' table. A test compares every attribute that is read with the parser.
+# OpenRLHF's own flags and ours (grpo.flags). A test compares every attribute that is read with the parser.
 Arguments = argparse.Namespace

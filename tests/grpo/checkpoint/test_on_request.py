@@ -125,7 +125,7 @@ def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, save_request
 
 
 def test_what_must_be_waited_for_is_computed_for_checkpoints_alone(trainer: Trainer, save_request: SaveRequest) -> None:
-    """With PIPELINE=1, rewards of the next batch may be missing at the end of a step."""
+    """With --pipeline, rewards of the next batch may be missing at the end of a step."""
     computed: list[int] = []
     for step in range(1, SAVE_STEPS + 2):
         trainer.step(step, {"global_step": step, "ahead": lambda step=step: computed.append(step) or {"step": step}})

@@ -8,8 +8,8 @@ import pytest
 from grpo.diagnosis.diagnose import Finding, Monitor, alarms, diagnose
 from grpo.diagnosis.record import Record
 from grpo.diagnosis.thresholds import REMEDIES, WATCH, advise
-from grpo.settings.table import SETTINGS
-from tests.docs.known import is_variable
+from grpo.flags.other_names import VARIABLES
+from grpo.flags.parser import make_parser
 from tests.grpo.diagnosis.made_runs import AILMENTS, make
 
 BAD = (10**400, -(10**400), float("nan"), float("inf"), None, "x", [], {}, True, 1e308, 5e-324, 2**60, -1, 0)
@@ -72,27 +72,29 @@ def list_advice(finding: str, **flags: object) -> str:
 
 
 def test_no_advice_is_impossible_or_without_effect() -> None:
-    assert "MAX_CHECKPOINTS" not in list_advice("out_of_range:disk_free", max_ckpt_num=1)
-    assert "NUM_EPISODES" not in list_advice("over_fitting", num_episodes=1)
-    assert "MAX_GRAD_NORM=0.33" in list_advice("out_of_range:grad_norm", max_norm=1.0)
+    assert "--max_ckpt_num" not in list_advice("out_of_range:disk_free", max_ckpt_num=1)
+    assert "--num_episodes" not in list_advice("over_fitting", num_episodes=1)
+    assert "--max_norm 0.33" in list_advice("out_of_range:grad_norm", max_norm=1.0)
     assert "--advantage_clip" not in list_advice("out_of_range:advantage_std", advantage_clip=None)
 
 
 def test_advice_changes_something() -> None:
-    assert "LEARNING_RATE=3.3e-06 (now 1e-05)" in list_advice("instability", actor_learning_rate=1e-5)
-    assert "KL_COEF" not in list_advice("instability", init_kl_coef=0.01) and "JUDGE" not in list_advice(
+    assert "--actor_learning_rate 3.3e-06 (now 1e-05)" in list_advice("instability", actor_learning_rate=1e-5)
+    assert "--init_kl_coef" not in list_advice("instability", init_kl_coef=0.01) and "--judge" not in list_advice(
         "reward_hacking"
     )
     for finding in ("length_collapse", "out_of_range:advantage_length_correlation", "out_of_range:unallocated_mass"):
-        assert "LOSS_AGGREGATION=sequence_mean (now token_mean)" in list_advice(finding, loss_aggregation="token_mean")
-        assert "constant" not in list_advice(finding) and "OVERLONG_PENALTY" not in list_advice(finding)
-    assert "OVERLONG_PENALTY=0.25" in list_advice(
+        assert "--loss_aggregation sequence_mean (now token_mean)" in list_advice(
+            finding, loss_aggregation="token_mean"
+        )
+        assert "constant" not in list_advice(finding) and "--overlong_penalty_factor" not in list_advice(finding)
+    assert "--overlong_penalty_factor 0.25" in list_advice(
         "length_collapse", overlong_buffer_len=512, overlong_penalty_factor=0.5
     )
     full = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "train_batch_size": 64}
-    assert "TRAIN_BATCH_SIZE" not in list_advice("off_policy", **full)
+    assert "--train_batch_size" not in list_advice("off_policy", **full)
 
 
 def test_every_change_names_a_setting_or_a_flag() -> None:
     names = {change.split(" ")[0] for text in REMEDIES.values() for change in text.split("; ")}
-    assert {name for name in names if not (name.startswith("--") or name in SETTINGS or is_variable(name))} == set()
+    assert names <= make_parser()._option_string_actions.keys() | VARIABLES.keys()

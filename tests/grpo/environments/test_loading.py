@@ -44,7 +44,7 @@ def test_settings_come_from_variables():
     settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1, "hub")
     assert EnvironmentSettings.from_variables(environ) == settings
     for name, (_, wrong) in VARIABLES.items():
-        with pytest.raises(UserError, match=f"{name} is '?{wrong}"):
+        with pytest.raises(UserError, match=f"--{name.lower()}: .*{wrong}"):
             EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": wrong})
     with pytest.raises(SetupError, match="ENVIRONMENT"):
         EnvironmentSettings.from_variables({})

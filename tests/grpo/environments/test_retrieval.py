@@ -85,7 +85,7 @@ def test_only_a_final_answer_is_rewarded(ending, content, right):
 
 def test_a_library_that_cannot_be_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)
-    with pytest.raises(SetupError, match="LIBRARY"):
+    with pytest.raises(SetupError, match="--library"):
         retrieval.Environment.check()
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')

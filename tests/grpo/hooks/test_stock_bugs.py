@@ -8,8 +8,8 @@ import pytest
 import ray
 import torch
 
+from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import Arguments
-from grpo.launch.config import trainer_parser
 from grpo.model.loading import load_gpt_oss
 from grpo.stack import cluster
 from scripts.dequantize_checkpoint import dequantize_checkpoint

@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -28,7 +30,6 @@ from reward.settings import ChainSettings, JudgeSettings
 from . import boxes
 from .faulty_run import Run
 from .judge_variables import KEY, VARIABLES
-from .recipe import LINKED, ROOT
 
 GB = 10**9
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
@@ -116,10 +117,15 @@ class Setting:
         for name, value in (self.flags | changes).items():
             if value is None:
                 continue
-            words.append(f"--{name}")
+            words.append(f"--{'steps' if name == 'max_steps' else name}")
             if value is not True:
                 words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
         return words
+
+    def make_launch_words(self, **changes: object) -> list[str]:
+        """The words of the launcher, which takes the user's file and gives the trainer the one that calls it."""
+        own = {"remote_rm_url": self.folder / "reward.py"}
+        return self.make_words(**own | changes)
 
     def make_config(self, **changes: object) -> Config:
         return resolve(self.make_words(**changes), self.run_dir)
@@ -131,7 +137,14 @@ class Setting:
 
 
 @pytest.fixture(autouse=True)
-def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment() -> Iterator[None]:
+    """What the launcher exports to its workers does not reach the next test."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cpu_stack(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack that the tests run on, and no cluster to join."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -207,16 +220,6 @@ def configure_box(setting: Setting) -> Callable[..., Config]:
         return setting.make_config(**boxes.RECIPE | boxes.BOXES[gpus] | names | changes)
 
     return configure
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in LINKED:
-        (folder / name).symlink_to(ROOT / name)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
 
 
 @pytest.fixture

@@ -17,11 +17,12 @@ class Run:
     def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
         self.folder, self._go_on = setting.run_dir, setting.folder / "go-on"
         (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
-        words = setting.make_words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
+        flags = {"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags
+        words = setting.make_launch_words(**flags)
         root = str(LAUNCHER.parents[3])
         self.environment = {**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)}
         self.launcher = subprocess.Popen(
-            [sys.executable, str(LAUNCHER), "run", "--name", "test", "--run-dir", str(self.folder), "--", *words],
+            [sys.executable, str(LAUNCHER), "--run-dir", str(self.folder), *words],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

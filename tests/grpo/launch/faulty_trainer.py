@@ -62,7 +62,7 @@ def main() -> None:
     engine = subprocess.Popen([sys.executable, "-c", ENGINE])
     log = RunLog(str(run_dir), ckpt_dir=str(run_dir))
     resumed = read_flag("resume_from")
-    done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(read_flag("max_steps") or 0)
+    done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(read_flag("steps") or 0)
     if done and not log.has_step(done):
         log.write_step(done, {"reward": done / 10, "policy_loss": 0.1})  # from the checkpoint
     if not log.is_evaluated(done):

@@ -1,37 +1,63 @@
 """What `train_grpo.sh` launches, in this process; and calls of the script itself, in a checkout of links."""
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
-from grpo.launch import recipe, signals
-from grpo.settings.recipe import lines
-from grpo.settings.table import SETTINGS
+from grpo.flags import other_names
+from grpo.launch import __main__ as launcher
+from grpo.launch import signals
 
 ROOT = Path(__file__).parents[3]
-LINKED = ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml")
 
 
-def launch(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+@functools.cache
+def read_script(file: Path = ROOT / "train_grpo.sh", variables: tuple[tuple[str, str], ...] = ()) -> list[str]:
+    """Return the words with which a copy of train_grpo.sh calls the launcher, without those of the command line."""
+    program = f'exec() {{ shift; printf "%s\\0" "$@"; }}; source {file}'
+    environ = keep_others() | dict(variables)
+    done = subprocess.run(["bash", "-c", program], env=environ, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")[:-1]
+    assert words.pop() == "--"
+    return words
+
+
+def keep_others() -> dict[str, str]:
+    """Return the environment without variables of train_grpo.sh, also former ones."""
+    former = {problem.what.split()[0] for problem in other_names.refuse_former(os.environ)}
+    gone = {*former, *other_names.VARIABLES}
+    return {name: value for name, value in os.environ.items() if name not in gone and not name.startswith("GRPO_")}
+
+
+def launch(
+    *options: str, script: list[str] | None = None, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Do what the script does once the checkout is set up."""
-    kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     out, err = io.StringIO(), io.StringIO()
+    given = dict(environ or {})
+    variables = {name: value for name, value in given.items() if name in other_names.VARIABLES}
+    words = read_script(variables=tuple(variables.items())) if script is None else script
     with (
-        mock.patch.dict(os.environ, kept | variables, clear=True),
+        mock.patch.dict(os.environ, keep_others() | given, clear=True),
         mock.patch.object(signals, "raise_them"),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        code = recipe.main(lines(), options)
+        code = launcher.main([*words, "--", *options])
     return subprocess.CompletedProcess(options, code, out.getvalue(), err.getvalue())
 
 
 def call(checkout: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script."""
-    kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     return subprocess.run(
-        [str(checkout / "train_grpo.sh"), *options], env=kept | variables, capture_output=True, text=True, timeout=800
+        [str(checkout / "train_grpo.sh"), *options],
+        env=keep_others() | variables,
+        capture_output=True,
+        text=True,
+        timeout=800,
     )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from grpo.flags.parser import Asked
 from grpo.launch import run_dir
 from grpo.launch.config import Config
 from grpo.launch.plan import make_plan
@@ -12,7 +13,7 @@ def start(setting, **changes: object) -> Config:
     """Write the files that the launcher writes before the trainer starts."""
     config = setting.make_config(**changes)
     setting.run_dir.mkdir()
-    run_dir.write(setting.run_dir, "test", config, make_plan(config), {"digest": "d1"})
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {"digest": "d1"})
     return config
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo.flags import upstream
+from grpo.flags.upstream import trainer_parser
 from grpo.launch import config
-from grpo.launch.config import trainer_parser
 from grpo.stack.problem import UserError
 
 
@@ -26,7 +27,7 @@ def test_parser_is_the_trainers() -> None:
 
 def test_reading_the_parser_imports_neither_torch_nor_ray() -> None:
     script = (
-        "import sys; from grpo.launch.config import trainer_parser; trainer_parser();"
+        "import sys; from grpo.flags.upstream import trainer_parser; trainer_parser();"
         "print([name for name in ('torch', 'ray', 'vllm', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -71,13 +72,12 @@ def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path,
     [
         (["--lora_rnk", "3"], "no flag --lora_rnk: did you mean --lora_rank?"),
         (["--lora_ran", "3"], "did you mean --lora_rank?"),  # argparse would take it for an abbreviation
-        (["--lora_rank", "many"], "LORA_RANK: invalid int value: 'many'"),
-        (["--actor_learning_rate", "1e-6x"], "invalid float value"),
-        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo' (choose from 'reinforce', 'rloo'"),
-        (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
-        (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: give 1 or more"),
-        (["--prompt_max_len", "-5"], "PROMPT_MAX_LEN is -5"),
-        (["--max_epochs", "0"], "--max_epochs is 0"),
+        (["--lora_rank", "many"], "--lora_rank: invalid int value: 'many'"),
+        (["--actor_learning_rate", "1e-6x"], "--actor_learning_rate: '1e-6x' is not"),
+        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo' (choose from 'dr_grpo', "),
+        (["--train_batch_size", "0"], "--train_batch_size: 0 is not a whole number from 1 up"),
+        (["--prompt_max_len", "-5"], "--prompt_max_len: -5 is not"),
+        (["--max_epochs", "0"], "--max_epochs: 0 is not"),
         (["stray"], "'stray' does not belong to a flag"),
     ],
 )
@@ -109,23 +109,9 @@ def test_another_openrlhf_is_refused_with_a_remedy(tmp_path, monkeypatch, source
     file = tmp_path / "train_ppo_ray.py"
     if source is not None:
         file.write_text(source)
-    monkeypatch.setattr(config, "trainer_source", lambda: file)
+    monkeypatch.setattr(upstream, "trainer_source", lambda: file)
     with pytest.raises(UserError, match=message):
         trainer_parser()
-
-
-@pytest.mark.parametrize("words", [["--use_wandb", "abcdef123456"], ["--use_wandb=abcdef123456"]])
-def test_a_wandb_key_on_the_command_line_is_refused_and_not_repeated(setting, words: list[str]) -> None:
-    with pytest.raises(UserError, match="export WANDB_API_KEY") as refusal:
-        config.resolve([*setting.make_words(), *words], setting.run_dir)
-    assert "abcdef123456" not in str(refusal.value)
-
-
-def test_a_secret_in_a_flag_is_refused_and_not_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_API_KEY", "s3cret-value")
-    with pytest.raises(UserError, match="JUDGE_API_KEY") as refusal:
-        setting.make_config(remote_rm_url="http://judge/?key=s3cret-value")
-    assert "s3cret-value" not in str(refusal.value)
 
 
 def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:

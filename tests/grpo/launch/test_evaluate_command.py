@@ -60,7 +60,7 @@ def test_an_environment_is_played_under_the_limits_of_the_run(setting, environme
     assert (read.seconds, read.tool_seconds, read.score_seconds) == (30, 2.5, 6)
     assert read.max_model_len == 64 + 32
     line = describe(setting.make_config(remote_rm_url=OUR_REWARD, **environment_flags), None)
-    assert "&& LIBRARY='/my texts' python -m" in line
+    assert "--library '/my texts'" in line
 
 
 def test_where_there_is_none_the_line_says_why(setting, environment_flags, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,16 +19,26 @@ def list_refusals(config) -> list[str]:
 @pytest.mark.parametrize(
     ("gpus", "changes", "what", "remedy"),
     [
-        ("4", {"experts": "bf16"}, "the actor needs", "set EXPERTS=packed"),
-        ("8", {"gpu_gb": 16}, "the actor needs", "set OFFLOAD=1"),
-        ("8", {"length": 32_768, "attn_implementation": "eager"}, "the actor needs", "set ATTN_IMPLEMENTATION=sinks"),
-        ("8", {"length": 32_768, "gradient_checkpointing": None}, "the actor needs", "set GRADIENT_CHECKPOINTING=1"),
-        ("8", {"actor_shard": "none", "length": 65_536}, "the actor needs", "set ACTOR_SHARD=zero3"),
-        ("2", {"micro_train_batch_size": 8}, "the actor needs", "set MICRO_TRAIN_BATCH_SIZE=1"),
-        ("2", {"length": 65_536}, "the actor needs", "lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to 32,"),
-        ("2", {"gpu_gb": 48}, "an engine may use 46.4 GB", "raise ENGINE_TP, or use GPUs with more memory"),
-        ("2", {"length": 131_072, "gpu_gb": 76}, "an engine may use 73.4 GB", "set GPU_MEMORY_UTILIZATION=0.95"),
-        ("2", {"length": 131_072, "gpu_gb": 72}, "an engine may use", "raise ENGINE_TP, or lower PROMPT_MAX_LEN"),
+        ("4", {"experts": "bf16"}, "the actor needs", "set --experts packed"),
+        ("8", {"gpu_gb": 16}, "the actor needs", "set --offload"),
+        ("8", {"length": 32_768, "attn_implementation": "eager"}, "the actor needs", "set --attn_implementation sinks"),
+        ("8", {"length": 32_768, "gradient_checkpointing": None}, "the actor needs", "set --gradient_checkpointing"),
+        ("8", {"actor_shard": "none", "length": 65_536}, "the actor needs", "set --actor_shard zero3"),
+        ("2", {"micro_train_batch_size": 8}, "the actor needs", "set --micro_train_batch_size 1"),
+        ("2", {"length": 65_536}, "the actor needs", "lower --prompt_max_len + --generate_max_len to 32,"),
+        (
+            "2",
+            {"gpu_gb": 48},
+            "an engine may use 46.4 GB",
+            "raise --vllm_tensor_parallel_size, or use GPUs with more memory",
+        ),
+        ("2", {"length": 131_072, "gpu_gb": 76}, "an engine may use 73.4 GB", "set --vllm_gpu_memory_utilization 0.95"),
+        (
+            "2",
+            {"length": 131_072, "gpu_gb": 72},
+            "an engine may use",
+            "raise --vllm_tensor_parallel_size, or lower --prompt_max_len",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(configure_box, gpus, changes, what, remedy):
@@ -40,7 +50,9 @@ def test_one_rank_has_nothing_to_share(configure_box):
     """Partitions of a model on one rank are the whole model."""
     for length in (32_800, 34_000, 36_000):
         [problem] = list_refusals(configure_box("2", length))
-        assert "set ACTOR_SHARD=zero3" not in problem and "ACTOR_GPUS with ACTOR_SHARD=zero3" in problem
+        assert (
+            "set --actor_shard zero3" not in problem and "--actor_num_gpus_per_node with --actor_shard zero3" in problem
+        )
 
 
 def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(configure_box):
@@ -84,11 +96,11 @@ def test_one_copy_of_the_model_is_refused_where_vllm_rearranges_the_experts(
         assert refuse() == []
         return
     [problem] = refuse()
-    assert f"ACTOR_SHARD=engine needs GPUs of compute capability 9.0 (H100, H200); Test has {capability}" in problem
-    two, on_host = (refuse(**changes) for changes in ({"actor_shard": "none"}, SETTINGS["OFFLOAD=1"] | ZERO3))
-    assert ("set ACTOR_SHARD=none" in problem) == (two == []) == (gpu_gb in (40, 180))
-    assert ("set OFFLOAD=1 and ACTOR_SHARD=zero3" in problem) == (two != [] and on_host == [])
-    assert not any("set ACTOR_SHARD=engine" in refusal for refusal in two)
+    assert f"--actor_shard engine needs GPUs of compute capability 9.0 (H100, H200); Test has {capability}" in problem
+    two, on_host = (refuse(**changes) for changes in ({"actor_shard": "none"}, SETTINGS["--offload"] | ZERO3))
+    assert ("set --actor_shard none" in problem) == (two == []) == (gpu_gb in (40, 180))
+    assert ("set --offload and --actor_shard zero3" in problem) == (two != [] and on_host == [])
+    assert not any("set --actor_shard engine" in refusal for refusal in two)
 
 
 def test_a_machine_that_is_not_known_may_be_of_hopper(configure_box, monkeypatch, put_gpu):
@@ -114,19 +126,19 @@ def test_marlin_pads_the_experts_of_an_engine_by_9_percent(configure_box, put_gp
 
 ZERO3 = {"actor_shard": "zero3"}
 SETTINGS = {
-    "OFFLOAD=1": {"offload": True}, "ACTOR_SHARD=zero3": ZERO3,
-    "MICRO_TRAIN_BATCH_SIZE=1": {"micro_train_batch_size": 1}, "EXPERTS=packed": {"experts": "packed"},
-    "--vllm_enable_sleep": {"vllm_enable_sleep": True}, "ACTOR_SHARD=engine": {"actor_shard": "engine"},
+    "--offload": {"offload": True}, "--actor_shard zero3": ZERO3,
+    "--micro_train_batch_size 1": {"micro_train_batch_size": 1}, "--experts packed": {"experts": "packed"},
+    "--vllm_enable_sleep": {"vllm_enable_sleep": True}, "--actor_shard engine": {"actor_shard": "engine"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changes", "remedies"),
     [
-        ({"model": LARGE, "actor_shard": "none"}, ["ACTOR_SHARD=engine"]),
-        ({"model": SMALL, "gpu_gb": 24, "actor_shard": "none"}, ["ACTOR_SHARD=engine"]),
-        ({"model": SMALL, "gpu_gb": 24, "micro_train_batch_size": 8}, ["MICRO_TRAIN_BATCH_SIZE=1"]),
-        ({"model": SMALL, "gpu_gb": 48, "experts": "bf16", "actor_shard": "none"}, ["EXPERTS=packed"]),
+        ({"model": LARGE, "actor_shard": "none"}, ["--actor_shard engine"]),
+        ({"model": SMALL, "gpu_gb": 24, "actor_shard": "none"}, ["--actor_shard engine"]),
+        ({"model": SMALL, "gpu_gb": 24, "micro_train_batch_size": 8}, ["--micro_train_batch_size 1"]),
+        ({"model": SMALL, "gpu_gb": 48, "experts": "bf16", "actor_shard": "none"}, ["--experts packed"]),
         ({"model": LARGE, "length": 20_000}, ["--vllm_enable_sleep"]),
     ],
 )
@@ -152,6 +164,6 @@ def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(con
 def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does(configure_box, share):
     config = configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=share)
     [problem] = list_refusals(config)
-    assert f"GPU_MEMORY_UTILIZATION is {share:g}" in problem
-    fitting = float(re.search(r"GPU_MEMORY_UTILIZATION=([\d.]+), or unset it", problem)[1])
+    assert f"--vllm_gpu_memory_utilization is {share:g}" in problem
+    fitting = float(re.search(r"--vllm_gpu_memory_utilization ([\d.]+), or unset it", problem)[1])
     assert list_refusals(configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=fitting)) == []

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from grpo.flags.parser import get_default
 from grpo.launch import judge
 from grpo.launch.config import Config
-from grpo.settings.recipe import default
 from grpo.stack.problem import UserError
 from reward import gemini, settings
 from tests.reward.gemini_server import Answer, GeminiServer, error
@@ -30,7 +30,7 @@ def test_existing_models_are_accepted(configure, busy: int) -> None:
 
 
 def test_each_missing_model_is_named(configure) -> None:
-    assert len(default("JUDGE_MODELS").split()) == 3
+    assert len(get_default("judge_models").split()) == 3
     with GeminiServer(models=["second"]) as server:
         problems = find_problems(configure(JUDGE_MODELS="first second third"), server.url)
     assert ["first: 404" in problems[0], "third: 404" in problems[1], len(problems)] == [True, True, 2]
@@ -44,7 +44,7 @@ def test_a_key_that_is_refused_is_one_problem_and_is_not_repeated(configure, mon
     answer = error(400, "{key} is not valid", ErrorInfo={"reason": "API_KEY_INVALID"})
     with GeminiServer(lambda number, model: answer) as server:
         [problem] = find_problems(config, server.url)
-    assert f"refuses the key of {name}" in problem and "JUDGE=0" in problem and KEY not in problem
+    assert f"refuses the key of {name}" in problem and "--no-judge" in problem and KEY not in problem
 
 
 @pytest.mark.parametrize("is_listening", [False, True])
@@ -55,7 +55,7 @@ def test_a_server_that_does_not_answer_is_one_problem(configure, monkeypatch, is
         if is_listening:
             nobody.listen()
         [problem] = find_problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
-    assert "cannot be asked about first" in problem and "JUDGE=0" in problem and KEY not in problem
+    assert "cannot be asked about first" in problem and "--no-judge" in problem and KEY not in problem
 
 
 def test_an_address_that_redirects_is_one_problem_and_its_target_gets_nothing(configure) -> None:
@@ -84,10 +84,10 @@ def test_the_plan_says_what_a_step_costs_in_calls_and_where_they_go(configure, c
     ("variables", "message"),
     [
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "GOOGLE_GEMINI_BASE_URL"),
-        ({"GRPO_JUDGE_TRIES": "none"}, "JUDGE_TRIES"),
+        ({"GRPO_JUDGE_TRIES": "none"}, "--judge_tries"),
         ({"GEMINI_API_KEY": f"{PASSWORD}\x07-not-a-key"}, "GEMINI_API_KEY"),
         # The address is written into the run directory, even without requests.
-        ({"GRPO_JUDGE": "0", "GRPO_JUDGE_BASE_URL": f"https://u:{PASSWORD}@gateway.example"}, "JUDGE_BASE_URL"),
+        ({"GRPO_JUDGE": "0", "GRPO_JUDGE_BASE_URL": f"https://u:{PASSWORD}@gateway.example"}, "--judge_base_url"),
     ],
 )
 @pytest.mark.parametrize("may_stand_in", [True, False])
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused_and_not_repeated(configure, monkeypatch, vari
 def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None:
     config = configure(None, JUDGE_RPM="100")
     [problem] = find_problems(config)
-    assert "no key" in problem and "GEMINI_API_KEY" in problem and "JUDGE=0" in problem
+    assert "no key" in problem and "GEMINI_API_KEY" in problem and "--no-judge" in problem
     assert find_problems(config, may_stand_in=True) == []
     chosen = judge.choose_judge(config, True)
     assert chosen.stand_in_models == ["first", "second"]
@@ -117,9 +117,9 @@ def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None
 
 def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
     for changes, why in (
-        ({"JUDGE": "0"}, "JUDGE is 0"),
-        ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
-        ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
+        ({"JUDGE": "0"}, "--judge is off"),
+        ({"JUDGE_MODELS": ""}, "--judge_models is empty"),
+        ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "--quality_weight is 0"),
     ):
         config = configure("AIza\x07-not-a-key", **(VARIABLES | changes))
         assert find_problems(config) == [] and judge.choose_judge(config, True).stand_in_models == []
@@ -134,4 +134,4 @@ def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
     with GeminiServer() as server:
         [problem] = find_problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
-    assert "64 rollouts, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem
+    assert "64 rollouts, but the judge can send only 40 requests" in problem and "--judge_deadline" in problem

@@ -19,7 +19,7 @@ ONE_GPU = {"actor_num_gpus_per_node": 1, "actor_shard": "none", "vllm_tensor_par
 def test_the_plan_lists_the_parts_of_actor_and_engine(configure_box):
     text = "\n".join(gpu_memory.describe(configure_box("8")))
     for part in (
-        "85.9 GB each (GPU_GB)", "on each of its 4, at micro-batches of 1 x 4,096 tokens",
+        "85.9 GB each (--gpu_gb)", "on each of its 4, at micro-batches of 1 x 4,096 tokens",
         "16.3 GB  frozen base, packed", "32.6 GB  weights", "or one of 131,072 tokens",
     ):  # fmt: skip
         assert part in text, text
@@ -27,7 +27,7 @@ def test_the_plan_lists_the_parts_of_actor_and_engine(configure_box):
 
 
 def test_the_key_value_cache_of_the_large_model(configure_box):
-    """A token takes keys and values x 8 heads x 64 numbers of bf16 of 18 layers, halved by ENGINE_TP=2."""
+    """A token takes keys and values x 8 heads x 64 numbers of bf16 of 18 layers, halved by two GPUs."""
     need = gpu_memory.needs(configure_box("8"))
     sequence = (4096 + 128 + 16) * 18 * 2 * 8 * 64 * 2 // 2
     assert need.cache.bytes(4096) == sequence and need.at_once == (77.3e9 - 32.6e9 - 4e9 - 0.1e9) // sequence

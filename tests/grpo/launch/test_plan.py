@@ -40,7 +40,7 @@ def test_batches_steps_and_resources(setting) -> None:
 
 
 def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
-    assert "the data suffice for 6 steps, not for 50; set NUM_EPISODES=25" in show(setting.make_config(max_steps=50))
+    assert "the data suffice for 6 steps, not for 50; set --num_episodes 25" in show(setting.make_config(max_steps=50))
     assert make_plan(setting.make_config(max_steps=50, num_episodes=25)).steps == 50
     assert not any("data suffice" in show(setting.make_config(max_steps=steps)) for steps in (6, None))
 
@@ -109,12 +109,12 @@ def test_a_new_loss_is_an_entry_of_the_table(setting, monkeypatch: pytest.Monkey
     mine = {"policy_loss_type": "mine", "pretrain": SMALL}
     assert preflight.problems_anywhere(setting.make_config(**mine)) == []
     (problem,) = preflight.problems_anywhere(setting.make_config(**mine, dual_clip=3))
-    assert "--dual_clip" in problem.what and "POLICY_LOSS=mine" in problem.what
-    for kind, read in (("mine", "mine: "), ("cispo", "CISPO_MAX_RATIO is 5.0"), ("sapo", "[1.0, 1.05]")):
+    assert "--dual_clip" in problem.what and "--policy_loss_type mine" in problem.what
+    for kind, read in (("mine", "mine: "), ("cispo", "--cispo_max_ratio is 5.0"), ("sapo", "[1.0, 1.05]")):
         text = show(setting.make_config(policy_loss_type=kind))
-        assert read in text and "EPS_CLIP has no effect" in text
-    assert "EPS_CLIP" not in show(setting.make_config())
-    with pytest.raises(UserError, match="POLICY_LOSS"):
+        assert read in text and "--eps_clip has no effect" in text
+    assert "--eps_clip" not in show(setting.make_config())
+    with pytest.raises(UserError, match="--policy_loss_type"):
         setting.make_config(policy_loss_type="yours")
 
 
@@ -146,7 +146,7 @@ def test_a_gpt_oss_whose_files_are_not_here_is_to_be_downloaded(setting, name: s
 
 
 def test_a_model_of_another_family_is_refused(setting) -> None:
-    for flag, variable in (("pretrain", "MODEL"), ("engine_model", "ENGINE_MODEL")):
+    for flag, variable in (("pretrain", "MODEL"), ("engine_model", "--engine_model")):
         config = setting.make_config(**{flag: "Qwen/Qwen3-8B"})
         problem = preflight.problems_anywhere(config)[-1]
         assert problem.what.startswith(f"{variable} Qwen/Qwen3-8B") and "only gpt-oss" in problem.what

@@ -81,19 +81,19 @@ def test_a_byte_that_changed_is_damage_and_a_checkpoint_without_digests_is_conti
 def test_another_number_of_ranks_is_refused_with_the_one_that_saved(setting, save) -> None:
     start(setting)
     save(10)
-    with pytest.raises(UserError, match="ACTOR_GPUS=4"):
+    with pytest.raises(UserError, match="--actor_num_gpus_per_node 4"):
         resume.resolve_resumed(setting.make_words(actor_num_gpus_per_node=2), setting.run_dir)
 
 
 def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, save) -> None:
-    """Resuming a run of PIPELINE=1 with the default loss."""
+    """Resuming a run of --pipeline with the default loss."""
     start(setting)
     save(10, 20)
     file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.safetensors"
     state = state_files.read(file)
     state["client_states"]["ahead"] = {"step": 21}
     state_files.write(file, state)
-    with pytest.raises(UserError, match="set OLD_LOG_PROBS=engine"):
+    with pytest.raises(UserError, match="set --old_log_probs engine"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):
         resumed = resume.resolve_resumed([*setting.make_words(), *words], setting.run_dir)
@@ -177,7 +177,10 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert read_steps(folder / "metrics.jsonl") == list(range(1, 11))
     assert read_steps(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
-    assert news == ["continuing after step 10; steps 11 to 13 are run again", "  LEARNING_RATE was 1e-06, now 0.0001"]
+    assert news == [
+        "continuing after step 10; steps 11 to 13 are run again",
+        "  --actor_learning_rate was 1e-06, now 0.0001",
+    ]
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
@@ -193,7 +196,7 @@ def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(s
     config = resume.resolve_resumed(setting.make_words(seed=5), setting.run_dir)
     now = metadata.version("openrlhf")
     news = resume.take_back(config, setting.run_dir)
-    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  SEED was empty, now 5"]
+    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  --seed was empty, now 5"]
     [entry] = [json.loads(line) for line in files.resumes.read_text().splitlines()]
     assert entry["changed"] == {"OpenRLHF": ["0.9.0", now], "seed": [None, 5]}
 
@@ -207,9 +210,9 @@ def test_a_step_that_is_run_again_and_changed_judge_settings_are_named(setting, 
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     news = resume.take_back(config, setting.run_dir)
-    assert news == ["continuing after step 10; step 11 is run again", "  JUDGE_MODELS was a b, now b"]
+    assert news == ["continuing after step 10; step 11 is run again", "  --judge_models was a b, now b"]
     assert resume.describe(config) == ["continuing after step 10"], "once they are taken back"
-    assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
+    assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"judge_models": ["a b", "b"]}
 
 
 def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +281,10 @@ def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
     save(30, target=disk)
-    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)  # without CKPT_DIR
+    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)  # without --ckpt_path
     assert config.args.resume_from == str(disk / "step_30")
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
-        with pytest.raises(UserError, match="CKPT_DIR was"):
+        with pytest.raises(UserError, match="--ckpt_path was"):
             resume.resolve_resumed([*setting.make_words(), *other], setting.run_dir)
 
 
@@ -299,14 +302,14 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     ("saved", "settings", "said", "last"),
     [
         ((), {}, "has no checkpoint", "ready:"),
-        ((4,), {"actor_learning_rate": 0.5}, "  LEARNING_RATE was 1e-06, now 0.5", "ready:"),
-        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise NUM_EPISODES to continue"),
-        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise STEPS to continue"),
+        ((4,), {"actor_learning_rate": 0.05}, "  --actor_learning_rate was 1e-06, now 0.05", "ready:"),
+        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise --num_episodes to continue"),
+        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise --steps to continue"),
         (
             (6,),
             {"max_steps": 6},
             "after step 6",
-            "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to continue",
+            "complete: all 6 steps are done; raise --steps and --num_episodes to continue",
         ),
     ],
 )
@@ -316,7 +319,7 @@ def test_a_check_says_where_the_run_would_continue_and_how(
     start(setting)
     save(*saved)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
-    assert launch.main(["check", "--resume", str(setting.run_dir), "--", *setting.make_words(**settings)]) == 0
+    assert launch.main(["--check", "--resume", str(setting.run_dir), *setting.make_launch_words(**settings)]) == 0
     output = capsys.readouterr().out
     assert said in output and output.splitlines()[-1].startswith(last)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo.flags.parser import Asked
 from grpo.launch import run_dir
-from grpo.launch.config import resolve
 from grpo.launch.plan import make_plan
+from grpo.stack.checkout import CHECKOUT
 
 STATUS = {"state": "applied", "applied": 3, "total": 3, "digest": "d1", "expected_digest": "d1"}
 SECRETS = {
@@ -23,7 +24,7 @@ SECRETS = {
 
 def write(setting, **changes: object):
     config = setting.make_config(**changes)
-    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS)
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS)
     return config
 
 
@@ -58,42 +59,26 @@ def test_no_secret_is_in_the_run_directory(setting, monkeypatch: pytest.MonkeyPa
     assert "<HF_TOKEN>" in (setting.run_dir / "env.json").read_text()
 
 
-def test_the_command_starts_the_same_configuration_elsewhere(setting, tmp_path: Path) -> None:
-    config = write(setting, ckpt_path=tmp_path / "disk")
-    # A stand-in for python that shows how it was called.
-    fake = tmp_path / "bin" / "python"
-    fake.parent.mkdir()
-    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
-    command = (setting.run_dir / "command.sh").read_text()
-    kept = "\n".join(line for line in command.splitlines() if not line.startswith("source "))
-    done = subprocess.run(
-        ["bash", "-c", kept, "command.sh", str(tmp_path / "again")],
-        env={"PATH": f"{fake.parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = done.stdout.splitlines()
-    options, flags = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert options == ["-P", "-m", "grpo.launch", "run", "--name", "test", "--run-dir", str(tmp_path / "again")]
-    again = resolve(flags, tmp_path / "again")
-    different = {name for name in vars(config.args) if config.values[name] != again.values[name]}
-    assert different - {"wandb_run_name"} == {"run_dir", "metrics_dir", "save_path"}
-    assert os.access(setting.run_dir / "command.sh", os.X_OK)
+def test_the_command_is_a_program_that_starts_the_launcher(setting, tmp_path: Path) -> None:
+    (launcher := tmp_path / "scripts" / "launch.sh").parent.mkdir()
+    launcher.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    launcher.chmod(0o755)
+    asked = Asked({"lora_rank": 4, "ckpt_path": str(setting.run_dir / "here"), "metrics_dir": "/disk"})
+    config = setting.make_config()
+    run_dir.write(setting.run_dir, asked, config, make_plan(config), STATUS)
+    command = setting.run_dir / "command.sh"
+    command.write_text(command.read_text().replace(str(CHECKOUT), str(tmp_path)))
+    done = subprocess.run([command, "--steps", "3"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--", "--lora_rank", "4", "--metrics_dir", "/disk", "--steps", "3"]
 
 
-def test_the_judges_settings_are_recorded_and_repeated_without_a_password(setting, monkeypatch) -> None:
+def test_the_judges_settings_are_recorded_without_a_password(setting, monkeypatch) -> None:
     given = {"JUDGE_MODELS": "a b", "JUDGE_BASE_URL": "https://gateway.example", "JUDGE_RPM": "1"}
     for name, value in (given | {"JUDGE_STAND_IN": "http://127.0.0.1:1"}).items():
         monkeypatch.setenv(f"GRPO_{name}", value)
     config = setting.make_config()
-    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS, "--no-judge", True)
     recorded = json.loads((setting.run_dir / "config.json").read_text())
-    assert recorded["judge_off"] == "JUDGE is 0" and recorded["judge"] == given
-    command = (setting.run_dir / "command.sh").read_text()
-    for line in ("export GRPO_JUDGE_MODELS='a b'", "export GRPO_JUDGE_BASE_URL=https://gateway.example"):
-        assert f"{line}\n" in command
-    assert "--name test --stand-in" in command and "127.0.0.1" not in command
+    assert recorded["judge_off"] == "--no-judge" and recorded["judge"] == given and recorded["judge_is_stand_in"]
     written = [path.read_text() for path in setting.run_dir.rglob("*") if path.is_file()]
-    assert len(written) >= 4 and not any("s3cret" in text or "proxy.example" in text for text in written)
+    assert len(written) >= 4 and not any("127.0.0.1" in text for text in written)

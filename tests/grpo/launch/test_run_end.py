@@ -30,7 +30,7 @@ def run_launcher(setting, monkeypatch) -> Callable[..., int]:
     """Run the launcher around a stand-in for the supervisor; options of the launcher and other flags may follow."""
 
     def run_launcher(supervise: Callable, *options: str, **flags: object) -> int:
-        words = ["run", *(options or ("--run-dir", str(setting.run_dir))), "--", *setting.make_words(**flags)]
+        words = [*(options or ("--run-dir", str(setting.run_dir))), *setting.make_launch_words(**flags)]
         monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
         monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
         monkeypatch.setattr(part, "supervise", supervise)
@@ -47,12 +47,11 @@ def run_launcher(setting, monkeypatch) -> Callable[..., int]:
 def test_a_run_records_what_its_folder_may_name_when_it_is_resumed(run_launcher, setting, monkeypatch) -> None:
     monkeypatch.setattr(own_runs, "CHECKOUT", setting.folder / "checkout")
     disks = {"ckpt_path": f"{setting.folder}/disk/", "metrics_dir": setting.folder / "metrics"}
-    changes = '{"REWARD": ["/r.py", ""]}'
-    options = ("--run-dir", str(setting.run_dir), "--changes", changes, "--config", '{"JUDGE_BASE_URL": "https://j"}')
-    run_launcher(lambda _: End(0), *options, **disks)
+    run_launcher(lambda _: End(0), judge_base_url="https://j", **disks)
     places = own_runs.find_places(setting.run_dir)
-    assert places == {"CKPT_DIR": f"{setting.folder}/disk", "METRICS_DIR": f"{setting.folder}/metrics"}
-    own_runs.refuse_others(setting.run_dir, {"REWARD": "/r.py", "JUDGE_BASE_URL": "https://j", **places})
+    assert places == {"ckpt_path": f"{setting.folder}/disk", "metrics_dir": f"{setting.folder}/metrics"}
+    named = {"remote_rm_url": f"{setting.folder}/reward.py", "judge_base_url": "https://j"}
+    own_runs.refuse_others(setting.run_dir, named | places)
 
 
 def test_active_run_is_rejected(tmp_path) -> None:
@@ -83,7 +82,7 @@ def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     setting.run_dir.mkdir()
     held = RunFiles(setting.run_dir).hold()
-    assert launch.main(["run", "--run-dir", str(setting.run_dir), "--", *setting.make_words()]) == REFUSED
+    assert launch.main(["--run-dir", str(setting.run_dir), *setting.make_launch_words()]) == REFUSED
     assert "still running" in capsys.readouterr().err
     os.close(held)
 
@@ -149,7 +148,7 @@ def test_a_finished_run_that_is_resumed_says_that_it_is_finished(setting, save, 
     assert (files.ends.read_text(), files.resumes.read_text()) == before
     assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")
     assert run_state.Run(setting.run_dir).state == "finished"
-    shutil.rmtree(setting.run_dir / "checkpoints")  # as with SAVE_STEPS=-1
+    shutil.rmtree(setting.run_dir / "checkpoints")  # as with --save_steps -1
     files.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)))
     assert resume_run() == 0
     assert capsys.readouterr().out.startswith("finished: nothing was started\ncomplete: all 4 steps are done")

@@ -9,9 +9,10 @@ import pytest
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 from tests import nvml
+from tests.grpo.conftest import LINKED
 
-from .recipe import LINKED, ROOT, call
-from .test_recipe import SHAPE, resolve_flags
+from .recipe import ROOT, call
+from .test_trainer_flags import SHAPE, resolve_flags
 
 
 @pytest.fixture
@@ -84,15 +85,18 @@ def test_engine_and_actor_on_one_gpu_share_a_model_on_hopper_alone(tmp_path, opt
     passed = resolve_flags(*options, **one)
     assert passed["--actor_shard"] == shard and [passed[name] for name in SHAPE] == [*"111"]
     assert "--colocate_all_models" in passed
-    assert resolve_flags(*options, ACTOR_SHARD="engine", **one)["--actor_shard"] == "engine"
-    assert resolve_flags(*options, ACTOR_SHARD="none", **one)["--actor_shard"] == "none"
+    assert resolve_flags(*options, "--actor_shard", "engine", **one)["--actor_shard"] == "engine"
+    assert resolve_flags(*options, "--actor_shard", "none", **one)["--actor_shard"] == "none"
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_a_tiny_engine_gets_a_small_part_of_a_large_gpu(tmp_path, gpus) -> None:
     here = nvml.make_variables(tmp_path, gpus)
     assert 5 < 85.9 * float(resolve_flags("--tiny", **here)["--vllm_gpu_memory_utilization"]) < 7
-    assert resolve_flags("--tiny", GPU_MEMORY_UTILIZATION="0.5", **here)["--vllm_gpu_memory_utilization"] == "0.5"
+    assert (
+        resolve_flags("--tiny", "--vllm_gpu_memory_utilization", "0.5", **here)["--vllm_gpu_memory_utilization"]
+        == "0.5"
+    )
     large = resolve_flags("--tiny", MODEL="openai/gpt-oss-20b", **here)
     assert float(large["--vllm_gpu_memory_utilization"]) > 0.5
 
@@ -103,4 +107,4 @@ def test_what_is_given_counts(tmp_path) -> None:
     assert [resolve_flags("--tiny", "--gpus", "8", **one)[name] for name in SHAPE] == [*"112"]
     joined = resolve_flags("--tiny", RAY_ADDRESS="10.0.0.1:6379", **one)
     assert [joined[name] for name in SHAPE] == [*"112"], "a cluster has other machines"
-    assert resolve_flags("--tiny", ENGINE_MODEL="/mine", **one)["--engine_model"] == "/mine"
+    assert resolve_flags("--tiny", "--engine_model", "/mine", **one)["--engine_model"] == "/mine"

@@ -233,7 +233,7 @@ def make_experts(backend=None, count=16):
     ],
 )
 def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
-    with pytest.raises(Exception, match=f"ROUTING_REPLAY.*{name}"):
+    with pytest.raises(Exception, match=f"--routing_replay.*{name}"):
         router_capture.prepare(make_experts(), make_engine_config(**changes))
     layer = make_experts()
     router_capture.prepare(layer, make_engine_config(NAMED, **changes))

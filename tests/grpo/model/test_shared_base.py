@@ -151,7 +151,7 @@ def test_an_engine_shares_its_model_on_hopper_alone(capability, monkeypatch):
     """The launcher refuses this, too, but does not see the GPUs of a cluster."""
     found = DeviceCapability(*map(int, capability.split("."))) if capability else None
     monkeypatch.setattr(current_platform, "get_device_capability", lambda: found)
-    with pytest.raises(UserError, match="ACTOR_SHARD=none"):
+    with pytest.raises(UserError, match="--actor_shard none"):
         engine_base.keep_layout()
 
 

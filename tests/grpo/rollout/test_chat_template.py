@@ -134,8 +134,8 @@ def test_other_variables_reach_training_environments_and_evaluations(identifying
         ("model_identity=x", "model_identity"),
         ("[1]", "JSON"),
         ('{"messages": []}', "messages"),
-        ('{"reasoning_effort": "low"}', "REASONING_EFFORT"),
-        ('{"strftime_now": "2030-01-02"}', "TEMPLATE_DATE"),
+        ('{"reasoning_effort": "low"}', "--reasoning_effort"),
+        ('{"strftime_now": "2030-01-02"}', "--template_date"),
     ],
 )
 def test_invalid_variables_are_refused(others, message):
@@ -144,5 +144,5 @@ def test_invalid_variables_are_refused(others, message):
 
 
 def test_what_is_no_date_is_refused():
-    with pytest.raises(UserError, match="TEMPLATE_DATE"):
+    with pytest.raises(UserError, match="--template_date"):
         chat_template.variables(None, None, "tomorrow")

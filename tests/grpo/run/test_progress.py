@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import pytest
@@ -176,32 +175,12 @@ def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_pat
     assert "not saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
 
 
-def test_a_run_goes_on_with_the_options_and_settings_that_it_had(tmp_path: Path) -> None:
-    config = {"options": ["--tiny", "--steps", "4"], "changes": {"NAME": ["a b", "tiny"], "--eps_clip": ["0.1", ""]}}
-    command = f"NAME='a b' ./train_grpo.sh --tiny --steps 4 --resume {tmp_path} -- --eps_clip 0.1"
-    assert (
-        describe_continuation(tmp_path, tmp_path / "none", config)
-        == f"{command} starts at step 0: the run saved no checkpoint"
-    )
-    (tmp_path / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
-    hostile = {
-        "changes": {
-            "X=1;touch FILE;Y": ["1", ""], "LORA_RANK": ["4; touch FILE", ""], "--seed; touch FILE": ["1", ""],
-            "--seed": ["$(touch FILE) 'a b'", ""], "--top_p": ["'", ""], "SEED": 3, "STEPS": [],
-            "--gamma": ["1 --remote_rm_url http://evil", ""], "--bogus": ["1", ""], "NAME": ["\x1b[2J", ""],
-        },
-        "options": ["--tiny", "$(touch FILE)", "--gpus", "8", 5, ["--tiny"]],
-    }  # fmt: skip
-    words = shlex.split(describe_continuation(tmp_path, tmp_path / "none", hostile).partition(" starts at")[0])
-    assert words == [
-        "LORA_RANK=4; touch FILE", "./train_grpo.sh", "--tiny", "--gpus", "8", "5", "--resume", str(tmp_path),
-        "--", "--seed", "$(touch", "FILE)", "a b",
-    ]  # fmt: skip
-    for other in ({"changes": "none", "options": "--tiny"}, {"changes": None, "options": 7}):
-        assert "./train_grpo.sh --resume" in describe_continuation(tmp_path, tmp_path / "none", other)
-    assert describe_continuation(tmp_path, tmp_path / "checkpoints", {}).endswith(
-        f"--resume {tmp_path} continues after step 10"
-    )
+def test_the_command_that_continues_a_run_needs_no_flags(tmp_path: Path) -> None:
+    (run := tmp_path / "a b").mkdir()
+    command = f"./train_grpo.sh --resume '{run}'"
+    assert describe_continuation(run, run / "none") == f"{command} starts at step 0: the run saved no checkpoint"
+    (run / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
+    assert describe_continuation(run, run / "checkpoints") == f"{command} continues after step 10"
 
 
 def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:

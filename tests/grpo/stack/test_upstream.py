@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from grpo.launch.config import trainer_parser
+from grpo.flags.upstream import trainer_parser
 from grpo.stack.upstream import engine, tokenizer, trainer
 
 LAUNCHER = "openrlhf/trainer/ray/launcher.py"

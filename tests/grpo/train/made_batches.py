@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from grpo.launch.config import trainer_parser
+from grpo.flags.upstream import trainer_parser
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from grpo.train import micro_batches, passes, rollouts

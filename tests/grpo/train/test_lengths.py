@@ -90,7 +90,7 @@ def test_cut_thoughts_let_the_limit_grow():
 
 
 def test_samples_drawn_before_the_limit_grew_do_not_count_for_the_new_one():
-    """PIPELINE=1: each batch is drawn before the one before it is counted."""
+    """--pipeline: each batch is drawn before the one before it is counted."""
     one, limits = make_schedule("1024,2048@50%,3072@50%"), [1024]
     for step in range(1, 2 * WINDOW + 3):
         limits.append(one.limit(step + 1))

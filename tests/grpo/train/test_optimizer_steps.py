@@ -8,8 +8,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import get_scheduler
 
-from grpo.settings.recipe import default
-from grpo.settings.table import SETTINGS
+from grpo.flags.ours import CHOICES
+from grpo.flags.parser import get_default
 from grpo.train import optimizer_steps
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
@@ -41,7 +41,7 @@ def compute_reference_rates(name: str, ratio: float) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("name", SETTINGS["LR_SCHEDULER"].choices)
+@pytest.mark.parametrize("name", CHOICES["lr_scheduler"])
 @pytest.mark.parametrize(("per_step", "ratio"), [(8, 0.1), (1, 0.03), (2, 0.0), (4, 0.2)])
 def test_every_schedule_is_that_of_transformers_one_step_ahead(name, per_step, ratio) -> None:
     rate = LearningRate.of_run(make_args(per_step, lr_scheduler=name, lr_warmup_ratio=ratio), LENGTH)
@@ -89,5 +89,5 @@ def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None
 
 def test_a_rate_of_full_fine_tuning_is_called_low_for_lora_and_the_recipes_is_not() -> None:
     low = optimizer_steps.warnings(Namespace(actor_learning_rate=1e-6))
-    assert ["LEARNING_RATE=1e-06 is low" in line for line in low] == [True]
-    assert optimizer_steps.warnings(Namespace(actor_learning_rate=float(default("LEARNING_RATE")))) == []
+    assert ["--actor_learning_rate 1e-06 is low" in line for line in low] == [True]
+    assert optimizer_steps.warnings(Namespace(actor_learning_rate=get_default("actor_learning_rate"))) == []

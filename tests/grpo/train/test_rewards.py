@@ -86,7 +86,7 @@ def test_run_stops_if_all_rewards_are_missing():
 def test_a_run_whose_engines_have_no_log_probs_does_not_blame_the_reward():
     with pytest.raises(UserError, match="not finite or belong to other tokens") as error:
         rewards.complete([make_sample(math.nan, token_mismatch=1.0) for _ in range(4)], 2)
-    assert "lower LEARNING_RATE" in error.value.problem.remedy
+    assert "lower --actor_learning_rate" in error.value.problem.remedy
 
 
 def test_an_environment_that_fails_for_every_rollout_stops_the_run():
@@ -106,7 +106,7 @@ def test_missing_rewards_without_an_error_do_not_report_one():
     said = str(raised.value)
     assert "none of 3 rollouts has a reward" in said and "error of its own" not in said
     assert "1 ran out of tokens, 1 out of time, and 1 had other tokens than the engine" in said
-    assert "PROMPT_MAX_LEN" in said and "ROLLOUT_SECONDS" in said
+    assert "--prompt_max_len" in said and "--rollout_seconds" in said
 
 
 def test_all_samples_get_the_same_logs_and_means_stay():

@@ -12,8 +12,8 @@ import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from ray.exceptions import ActorDiedError
 
+from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import in_sections
-from grpo.launch.config import trainer_parser
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError
 from grpo.train import rollouts, sampler

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.checkpoint import saving
-from grpo.launch.config import trainer_parser
+from grpo.flags.upstream import trainer_parser
 from grpo.lora import adapter
 from grpo.model import loading
 from grpo.model.shared_base import BaseError

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
+from grpo.flags.parser import Asked
 from grpo.launch import preflight, resume, run_dir
 from grpo.launch.checks import adapter as checks
 from grpo.launch.plan import describe, make_plan
@@ -52,8 +53,8 @@ def test_an_adapter_that_fits_passes(setting, adapter: Path) -> None:
 
 def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> None:
     [problem] = setting.find_problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
-    assert "LORA_RANK 4 and not 8, LORA_ALPHA 8 and not 32" in problem
-    assert "set LORA_RANK=4 LORA_ALPHA=8 TARGET_MODULES='q_proj k_proj v_proj o_proj'" in problem
+    assert "--lora_rank 4 and not 8, --lora_alpha 8 and not 32" in problem
+    assert "set --lora_rank 4 --lora_alpha 8 --target_modules q_proj k_proj v_proj o_proj" in problem
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> No
 def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, damage, names: str) -> None:
     damage(adapter)
     problems = setting.find_problems()
-    assert problems and all(problem.startswith("ADAPTER") for problem in problems)
+    assert problems and all(problem.startswith("--adapter") for problem in problems)
     assert any(names in problem for problem in problems), problems
 
 
@@ -82,8 +83,8 @@ def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, dam
     ("changes", "damage", "what"),
     [
         ({}, shutil.rmtree, "does not exist"),
-        ({"lora_rank": 8}, None, "has LORA_RANK 4 and not 8"),
-        ({"target_modules": ["q_proj"]}, None, "set TARGET_MODULES='q_proj k_proj v_proj o_proj'"),
+        ({"lora_rank": 8}, None, "has --lora_rank 4 and not 8"),
+        ({"target_modules": ["q_proj"]}, None, "set --target_modules q_proj k_proj v_proj o_proj"),
         ({"pretrain": "openai/gpt-oss-20b"}, None, "tensors whose shapes differ from the base's projections"),
         ({}, None, None),
     ],
@@ -94,7 +95,7 @@ def test_a_plan_without_the_models_files_looks_at_the_adapter(setting, adapter: 
         damage(adapter)
     model = changes.get("pretrain", setting.folder / "elsewhere")
     found = preflight.problems_anywhere(setting.make_config(**changes | {"pretrain": model, "engine_model": model}))
-    said = [str(problem) for problem in found if problem.what.startswith("ADAPTER")]
+    said = [str(problem) for problem in found if problem.what.startswith("--adapter")]
     assert any(what in problem for problem in said) if what else not said
 
 
@@ -102,17 +103,17 @@ def test_the_plan_counts_the_copy_on_disk(setting, adapter: Path) -> None:
     config = setting.make_config()
     alone = make_plan(setting.make_config(adapter=None))
     assert make_plan(config).disk_bytes - alone.disk_bytes == (adapter / WEIGHTS).stat().st_size > 0
-    assert "copy of ADAPTER" in "\n".join(describe(make_plan(config), config))
+    assert "copy of --adapter" in "\n".join(describe(make_plan(config), config))
 
 
 def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setting, adapter: Path) -> None:
     [problem] = setting.find_problems(pretrain=adapter, adapter=None)
-    assert problem.startswith(f"MODEL {adapter}") and f"ADAPTER={adapter}" in problem
+    assert problem.startswith(f"MODEL {adapter}") and f"--adapter {adapter}" in problem
 
 
 def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path, save) -> None:
     config, folder = setting.make_config(), setting.run_dir
-    run_dir.write(folder, "run", config, make_plan(config), {})
+    run_dir.write(folder, Asked({}), config, make_plan(config), {})
     recorded = json.loads((folder / "config.json").read_text())
     assert recorded["flags"]["adapter"] == str(adapter)
     assert recorded["adapter_sha256"] == run_dir.data_digest(adapter / WEIGHTS)
@@ -128,14 +129,14 @@ def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path,
         resumed = resume.resolve_resumed(words, folder)
         assert (resumed.args.adapter, resume.resumed_step(resumed)) == (str(adapter), step)
         assert list(checks.check_adapter(resumed, model_files.read(Path(resumed.args.pretrain)))) == []
-        run_dir.write(folder, "run", resumed, make_plan(resumed), {})
-    with pytest.raises(UserError, match="ADAPTER was"):
+        run_dir.write(folder, Asked({}), resumed, make_plan(resumed), {})
+    with pytest.raises(UserError, match="--adapter was"):
         resume.resolve_resumed(setting.make_words(adapter="/another"), folder)
 
 
 def test_a_run_without_an_adapter_cannot_continue_with_one(setting, adapter: Path) -> None:
     config = setting.make_config(adapter=None)
-    run_dir.write(setting.run_dir, "run", config, make_plan(config), {})
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {})
     assert not (setting.run_dir / "start").exists()
-    with pytest.raises(UserError, match="ADAPTER was empty"):
+    with pytest.raises(UserError, match="--adapter was empty"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)

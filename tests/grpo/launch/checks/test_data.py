@@ -136,7 +136,7 @@ def test_prompts_that_would_be_cut_are_refused(setting, monkeypatch: pytest.Monk
     rendered = [Rendered(length, f"{number}?") for number, length in enumerate([*[64] * 20, 64, 65, 10, 90, 64])]
     monkeypatch.setattr(rendering, "render", lambda *_: rendered)
     [problem] = setting.find_problems()
-    assert problem.startswith("EVAL_DATA: 2 of 5") and "line 2" in problem and "PROMPT_MAX_LEN to 90" in problem
+    assert problem.startswith("EVAL_DATA: 2 of 5") and "line 2" in problem and "--prompt_max_len to 90" in problem
 
 
 def test_prompts_are_rendered_as_in_training(tmp_path: Path) -> None:
@@ -197,15 +197,13 @@ def test_batch_sizes_pass_if_every_rank_gets_as_much_in_whole_batches(setting) -
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE"),
-        ({"train_batch_size": 24}, "TRAIN_BATCH_SIZE"),
-        ({"micro_rollout_batch_size": 24}, "MICRO_ROLLOUT_BATCH_SIZE"),
-        ({"n_samples_per_prompt": 1}, "N_SAMPLES_PER_PROMPT"),
-        ({"rollout_batch_size": 24}, "ROLLOUT_BATCH_SIZE"),
-        ({"remote_rm_url": "/none.py"}, "REWARD=/none.py"),
-        ({"lr_warmup_ratio": 1.0}, "LR_WARMUP_RATIO"),
-        ({"lr_warmup_ratio": 0.95, "max_steps": 2}, "LR_WARMUP_RATIO"),
-        ({"eval_steps": 0}, "EVAL_STEPS"),
+        ({"train_batch_size": 6}, "--train_batch_size"),
+        ({"train_batch_size": 24}, "--train_batch_size"),
+        ({"micro_rollout_batch_size": 24}, "--micro_rollout_batch_size"),
+        ({"n_samples_per_prompt": 1}, "--n_samples_per_prompt"),
+        ({"rollout_batch_size": 24}, "--rollout_batch_size"),
+        ({"lr_warmup_ratio": 1.0}, "--lr_warmup_ratio"),
+        ({"lr_warmup_ratio": 0.95, "max_steps": 2}, "--lr_warmup_ratio"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_name(setting, changes: dict[str, object], names: str) -> None:

@@ -11,7 +11,6 @@ from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
 from grpo.launch.lengths import describe_lengths
-from grpo.launch.run_dir import command_script
 from grpo.run.measure import OUR_REWARD, USER_REWARD
 
 
@@ -40,9 +39,9 @@ def test_a_sound_environment_passes_without_a_judge(environment_setting, monkeyp
     ("variables", "changes", "names"),
     [
         ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve"),
-        ({"LIBRARY": "/none"}, {}, "LIBRARY /none"),
-        ({"LIBRARY": ""}, {}, "set LIBRARY"),
-        ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT"),
+        ({"LIBRARY": "/none"}, {}, "--library /none"),
+        ({"LIBRARY": ""}, {}, "set --library"),
+        ({"TURN_LIMIT": "0"}, {}, "--turn_limit"),
         ({}, {"remote_rm_url": USER_REWARD}, "unset REWARD"),
     ],
 )
@@ -51,11 +50,6 @@ def test_what_cannot_be_is_refused(environment_setting, monkeypatch, variables, 
         monkeypatch.setenv(f"GRPO_{name}", value)
     [problem] = environment_setting.find_problems(**changes)
     assert names in problem and "->" in problem
-
-
-def test_the_environment_is_in_the_command_that_starts_the_run_again(environment_setting, tmp_path: Path) -> None:
-    script = command_script(tmp_path / "run", "name", environment_setting.make_config())
-    assert "export GRPO_ENVIRONMENT=retrieval" in script and f"export GRPO_LIBRARY={tmp_path / 'library'}" in script
 
 
 GUESS = """

@@ -22,7 +22,7 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 @pytest.mark.parametrize(
     ("gpus", "changes", "names"),
     [
-        ([H100] * 7, {}, "NUM_ENGINES, ENGINE_TP or ACTOR_GPUS"),
+        ([H100] * 7, {}, "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0", index=7)], {}, "GPU 7"),
         ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
         ([H100] * 8, {}, None),
@@ -41,7 +41,7 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     [
         ("memory_available", 2 * GB, "engines or ranks"),
         ("shared_memory_free", 64 * 2**20, "--shm-size"),
-        ("disk_free", 10, "CKPT_DIR"),
+        ("disk_free", 10, "--ckpt_path"),
     ],
 )
 def test_too_little_memory_or_disk_is_refused(setting, monkeypatch, what: str, free: int, names: str) -> None:
@@ -58,13 +58,13 @@ def test_folders_with_results_of_another_run_are_refused(setting, tmp_path: Path
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "metrics.jsonl").touch()
     found = setting.find_problems(ckpt_path=tmp_path / "c", metrics_dir=tmp_path / "m")
-    assert [problem.split()[0] for problem in found] == ["--run-dir", "CKPT_DIR", "METRICS_DIR"]
+    assert [problem.split()[0] for problem in found] == ["--run-dir", "--ckpt_path", "--metrics_dir"]
 
 
 def test_a_place_that_cannot_be_written_is_named(setting, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = setting.find_problems(ckpt_path=tmp_path / "file" / "x", metrics_dir="/proc/metrics")  # not even by root
-    assert [problem.split(":")[0] for problem in found] == ["CKPT_DIR", "METRICS_DIR"]
+    assert [problem.split(":")[0] for problem in found] == ["--ckpt_path", "--metrics_dir"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
     )
     for first in (7, 14):
         (problem,) = setting.find_problems(**BUDGETS, generate_max_len=30, length_schedule=f"{first},30@20%")
-        assert f"LENGTH_SCHEDULE begins with {first} tokens" in problem and "more than 14" in problem
+        assert f"--length_schedule begins with {first} tokens" in problem and "more than 14" in problem
     (problem,) = setting.find_problems(**BUDGETS, length_schedule="15,14")
     assert "nothing says when" in problem
 
@@ -38,7 +38,7 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
-        ({"generate_max_len": 29}, "GENERATE_MAX_LEN is 29", "GENERATE_MAX_LEN to at least 30"),
+        ({"generate_max_len": 29}, "--generate_max_len is 29", "--generate_max_len to at least 30"),
         ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "use harmony"),
         ({"thinking_delimiter": "that is enough"}, "would not answer in its final message", "use harmony, or a text"),
     ],

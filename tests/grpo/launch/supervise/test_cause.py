@@ -55,9 +55,9 @@ def test_only_the_log_knows_of_a_driver_without_last_words(tmp_path: Path) -> No
     ("error", "remedy"),
     [
         (exceptions.OutOfMemoryError(LOW_MEMORY), "host memory"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "MICRO_TRAIN_BATCH_SIZE"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "--micro_train_batch_size"),
         (OSError(24, "Too many open files"), "ulimit -Hn"),
-        (OSError(28, "No space left on device"), "CKPT_DIR"),
+        (OSError(28, "No space left on device"), "--ckpt_path"),
         (ValueError("a shape"), ""),
     ],
 )
@@ -119,16 +119,16 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full_disk: Path) -> None:
     words = LastWords("ActorDiedError", "an engine died")
     found = find(tmp_path, words, folders={"the logs": tmp_path, "checkpoints": full_disk})
-    assert found and found.what == f"the disk of checkpoints is full: {full_disk}" and "CKPT_DIR" in found.remedy
+    assert found and found.what == f"the disk of checkpoints is full: {full_disk}" and "--ckpt_path" in found.remedy
     assert "disk of checkpoints is full" in str(found)
 
 
 def test_the_driver_keeps_the_exception_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_API_KEY", "a-secret-value")
-    first = UserError("the adapter a-secret-value is not finite", "lower LEARNING_RATE")
+    first = UserError("the adapter a-secret-value is not finite", "lower --actor_learning_rate")
     outer = exceptions.RayTaskError("fit", "Traceback ...", exceptions.RayTaskError("save", "Traceback ...", first))
     kept = last_words.explain(outer, Path())
-    assert kept == LastWords("UserError", "the adapter <THE_API_KEY> is not finite", "lower LEARNING_RATE")
+    assert kept == LastWords("UserError", "the adapter <THE_API_KEY> is not finite", "lower --actor_learning_rate")
 
 
 def test_an_exception_at_the_start_of_an_actor_is_found_in_the_message_of_its_death() -> None:

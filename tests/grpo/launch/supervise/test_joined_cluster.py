@@ -69,12 +69,12 @@ def test_an_open_cluster_is_joined_with_a_warning_and_only_if_it_is_this_machine
 @pytest.mark.parametrize(
     ("members", "flags", "what", "remedy"),
     [
-        (make_members(7), {}, "8 GPUs", "NUM_ENGINES"),
+        (make_members(7), {}, "8 GPUs", "--vllm_num_engines"),
         (make_members(3, 3, gpus=3), {}, "8 GPUs", "add a node"),
         (make_members(8, 7), {}, "10.0.0.2 has 7 of 8", "--num-gpus"),
         (make_members(8, 4, gpus=8) + make_members(8, 4, gpus=4)[1:], {}, "equally many", "--num-gpus"),
-        (make_members(5, 5, gpus=5), {}, "ENGINE_TP 2", "divisor of 5"),
-        (make_members(8, 8), {"colocate_all_models": True}, "COLOCATE=1", "COLOCATE=0"),
+        (make_members(5, 5, gpus=5), {}, "--vllm_tensor_parallel_size 2", "divisor of 5"),
+        (make_members(8, 8), {"colocate_all_models": True}, "--colocate_all_models", "--no-colocate_all_models"),
         (make_members(8, 8, facts=None, error="no module grpo"), {}, "node 10.0.0.2", "setup.sh"),
         (make_members(8, 8, facts={**FACTS, "ray": "2.48.0"}), {}, "ray is 2.48.0 on node 10.0.0.2", "setup.sh"),
         (make_members(8, 8, facts={**FACTS, "/models/m": None}), {}, "/models/m is missing", "copy it there"),
@@ -82,7 +82,7 @@ def test_an_open_cluster_is_joined_with_a_warning_and_only_if_it_is_this_machine
             make_members(2, 8, gpus=2, facts={**FACTS, "blind": ""}) + make_members(2, 2, 2, gpus=2)[2:],
             {"vllm_num_engines": 1},
             "node 10.0.0.2 may have actor ranks, and does not see",
-            "CKPT_DIR",
+            "--ckpt_path",
         ),
     ],
 )

@@ -1,0 +1,156 @@
+"""Names that are no flags of ours, answered with ours: of other trainers, of former settings, and misspelt ones."""
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from grpo.flags.ours import CHANGED, EXPORTED, GONE, OURS
+from grpo.stack.problem import Problem, UserError
+
+TRL = {
+    "beta": "--init_kl_coef",
+    "dataset_name": "--prompt_data",
+    "epsilon": "--eps_clip",
+    "epsilon_high": "--eps_clip_low_high LOW HIGH",
+    "gradient_accumulation_steps": "--train_batch_size, the rollouts of an optimizer step",
+    "importance_sampling_level": "--policy_loss_type gspo for sequences",
+    "learning_rate": "--actor_learning_rate",
+    "lora_r": "--lora_rank",
+    "lora_target_modules": "--target_modules",
+    "loss_type": "--loss_aggregation, or --policy_loss_type for cispo and sapo",
+    "lr_scheduler_type": "--lr_scheduler",
+    "mask_truncated_completions": "--mask_truncated",
+    "max_completion_length": "--generate_max_len",
+    "max_grad_norm": "--max_norm",
+    "max_prompt_length": "--prompt_max_len",
+    "max_steps": "--steps",
+    "model_name_or_path": "--pretrain",
+    "num_generations": "--n_samples_per_prompt",
+    "num_iterations": "--max_epochs",
+    "num_train_epochs": "--num_episodes",
+    "output_dir": "--run-dir",
+    "per_device_train_batch_size": "--micro_train_batch_size",
+    "report_to": "--use_wandb, --use_trackio or --use_tensorboard",
+    "resume_from_checkpoint": "--resume RUN_DIR",
+    "reward_func": "--remote_rm_url FILE",
+    "reward_funcs": "--remote_rm_url FILE",
+    "scale_rewards": "--advantage_estimator group_norm, or dr_grpo for none",
+    "vllm_importance_sampling_correction": "--enable_vllm_is_correction",
+    "warmup_ratio": "--lr_warmup_ratio",
+}
+UNSLOTH = {
+    "gpu_memory_utilization": "--vllm_gpu_memory_utilization",
+    "max_lora_rank": "--lora_rank",
+    "max_seq_length": "--prompt_max_len and --generate_max_len",
+    "use_gradient_checkpointing": "--gradient_checkpointing",
+}
+# By the end of its dotted names
+VERL = {
+    "adv_estimator": "--advantage_estimator",
+    "clip_ratio": "--eps_clip",
+    "clip_ratio_high": "--eps_clip_low_high LOW HIGH",
+    "custom_reward_function.path": "--remote_rm_url FILE",
+    "data.max_prompt_length": "--prompt_max_len",
+    "data.max_response_length": "--generate_max_len",
+    "data.train_batch_size": "--rollout_batch_size",
+    "data.train_files": "--prompt_data",
+    "data.val_files": "--eval_dataset",
+    "kl_ctrl.kl_coef": "--init_kl_coef",
+    "kl_loss_coef": "--init_kl_coef with --use_kl_loss",
+    "loss_agg_mode": "--loss_aggregation",
+    "model.path": "--pretrain",
+    "optim.lr": "--actor_learning_rate",
+    "ppo_epochs": "--max_epochs",
+    "ppo_micro_batch_size_per_gpu": "--micro_train_batch_size",
+    "ppo_mini_batch_size": "--train_batch_size, in rollouts instead of prompts",
+    "rollout.n": "--n_samples_per_prompt",
+    "rollout.gpu_memory_utilization": "--vllm_gpu_memory_utilization",
+    "rollout.tensor_model_parallel_size": "--vllm_tensor_parallel_size",
+    "trainer.n_gpus_per_node": "--actor_num_gpus_per_node",
+    "trainer.save_freq": "--save_steps",
+    "trainer.test_freq": "--eval_steps",
+    "trainer.total_epochs": "--num_episodes",
+    "trainer.total_training_steps": "--steps",
+}
+# Former settings whose flag has another name
+SETTINGS = {
+    "ACTOR_GPUS": "actor_num_gpus_per_node",
+    "CKPT_DIR": "ckpt_path",
+    "COLOCATE": "colocate_all_models",
+    "DYNAMIC_FILTERING_RANGE": "dynamic_filtering_reward_range",
+    "ENGINE_TP": "vllm_tensor_parallel_size",
+    "GPU_MEMORY_UTILIZATION": "vllm_gpu_memory_utilization",
+    "KL_COEF": "init_kl_coef",
+    "LEARNING_RATE": "actor_learning_rate",
+    "MAX_CHECKPOINTS": "max_ckpt_num",
+    "MAX_GRAD_NORM": "max_norm",
+    "NUM_ENGINES": "vllm_num_engines",
+    "OVERLONG_BUFFER": "overlong_buffer_len",
+    "OVERLONG_PENALTY": "overlong_penalty_factor",
+    "PERSISTENCE_THRESHOLD": "stage3_param_persistence_threshold",
+    "POLICY_LOSS": "policy_loss_type",
+    "STEPS": "steps",
+}
+_UNCHANGED = {"dynamic_filtering", "enforce_eager", "lora_rank", "target_modules", "use_wandb"}  # flags of OpenRLHF
+# What train_grpo.sh reads from the environment
+VARIABLES = {
+    "MODEL": "pretrain",
+    "TRAIN_DATA": "prompt_data",
+    "EVAL_DATA": "eval_dataset",
+    "REWARD": "remote_rm_url",
+    "ENVIRONMENT": "environment",
+}
+_OWNED = {
+    "run_dir": "--run-dir DIR",
+    "save_path": "--run-dir DIR",
+    "resume_from": "--resume DIR",
+    "max_steps": "--steps N",
+}
+_CLOSE = 0.8  # of difflib's ratio: below it, a suggestion is another word
+
+
+def explain(unknown: Sequence[str], known: Collection[str]) -> UserError:
+    """Return what is wrong with words that the parser does not take.
+
+    Args:
+        known: the flags.
+    """
+    word = next((word for word in unknown if word.startswith("--") or "=" in word), unknown[0])
+    name = word.lstrip("+-").partition("=")[0]
+    flag = f"--{name}"
+    if name in GONE:
+        return UserError(f"{flag} has no effect here", f"remove it: {GONE[name]}")
+    if answer := find_flag(name):
+        return UserError(f"{word.partition('=')[0]} is not a flag of this project", f"use {answer}")
+    if not word.startswith("--"):
+        return UserError(
+            f"{word!r} does not belong to a flag", "remove it, or quote the value; --no-NAME turns a switch off"
+        )
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=_CLOSE)
+    remedy = f"did you mean {close[0]}?" if close else "./train_grpo.sh --help lists the flags"
+    return UserError(f"a run has no flag {flag}", remedy)
+
+
+def find_flag(name: str) -> str | None:
+    """Return our flag for a name of another trainer, or of a former setting."""
+    by_end = next((flag for end, flag in VERL.items() if f".{name}".endswith(f".{end}")), None) if "." in name else None
+    if name.isupper():
+        former = SETTINGS.get(name) or VARIABLES.get(name) or name.lower()
+        return f"--{former}" if former in _list_former() else None
+    return _OWNED.get(name) or TRL.get(name) or UNSLOTH.get(name) or VERL.get(name) or by_end
+
+
+def refuse_former(environ: Iterable[str]) -> Iterator[Problem]:
+    """Yield a problem for each variable that was a setting of train_grpo.sh and is none any more."""
+    for name in sorted(set(environ) - VARIABLES.keys()):
+        if name.isupper() and (flag := find_flag(name)):
+            yield Problem(f"{name} is no longer read from the environment", f"unset {name}, and give {flag}")
+
+
+def warn(environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable that another trainer reads, perhaps for another program."""
+    names = [name for name in sorted(environ) if name.isupper() and name.lower() in TRL]
+    return [f"WARNING: {name} has no effect: use {TRL[name.lower()]}" for name in names]
+
+
+def _list_former() -> set[str]:
+    return {*SETTINGS.values(), *VARIABLES.values(), *_UNCHANGED, *CHANGED, *EXPORTED, *OURS}

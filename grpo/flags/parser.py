@@ -1,0 +1,242 @@
+"""The launcher's parser, and what a command line asks for: each flag's value and the source that set it.
+
+The words are `SCRIPT_FLAGS -- USER_WORDS`: train_grpo.sh's arrays, then the command line. From weak to strong: the
+script's lines as shipped (or the flags that a resumed run has recorded), what --tiny and --gpus set, lines that were
+edited in the script, the command line.
+"""
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from grpo.flags import boxes, other_names, ours
+from grpo.flags.ranges import text
+from grpo.flags.upstream import make_strict, parse_given, trainer_parser
+from grpo.stack.problem import UserError
+from grpo.stack.secrets import secrets
+
+Values = dict[str, Any]
+OPTIONS = ("mode", "tiny", "gpus", "run_dir", "resume", "held")  # of this start, not of the run
+SCRIPT, COMMAND_LINE, KEPT = "script", "command line", "kept: "
+_INTERNAL = ("run_dir", "resume_from", "save_path")  # follow from --run-dir and --resume
+_TRACKERS = ("use_tensorboard", "use_wandb")  # OpenRLHF wants a folder and a key, which the launcher gives
+# Files and folders: absolute, since a run may be resumed from another folder
+_PATHS = (
+    *("pretrain", "engine_model", "adapter", "prompt_data", "eval_dataset", "remote_rm_url", "environment", "library"),
+    *("agent_func_path", "ckpt_path", "metrics_dir"),
+)
+
+
+@dataclass
+class Asked:
+    """What a command line asks for.
+
+    Attributes:
+        values: the flags that were given, without those of OPTIONS.
+        sources: what set each of them.
+        script: the script's words; a resumed run finds by them which lines have changed.
+        mode: run, check, plan, or dry-run.
+        held: the file descriptor of the run's lock, from the launcher before a restart.
+    """
+
+    values: Values
+    sources: dict[str, str] = field(default_factory=dict)
+    script: list[str] = field(default_factory=list)
+    mode: str = "run"
+    tiny: bool = False
+    gpus: int | None = None
+    run_dir: str | None = None
+    resume: str | None = None
+    held: int | None = None
+
+    def list_differences(self) -> dict[str, tuple[str, str, str]]:
+        """Return what differs from the shipped recipe: flag -> (value, shipped value or default, source)."""
+        parser, shipped = make_parser(), shipped_values()
+        found = {}
+        for action in parser._actions:
+            name = action.dest
+            before = shipped.get(name, action.default)
+            if name not in OPTIONS and (name in self.values or name in shipped) and self.values.get(name) != before:
+                value = self.values.get(name, action.default)
+                source = self.sources.get(name, SCRIPT)  # from which the line was removed
+                found[action.option_strings[0]] = (_show(value), _show(before), source)
+        return found
+
+    def describe(self) -> list[str]:
+        """Return the differences in lines for people."""
+        lines = [
+            f"{flag} {value or '(unset)'} (shipped: {before or 'unset'}; {source})"
+            for flag, (value, before, source) in self.list_differences().items()
+        ]
+        return [f"{'differs' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
+
+
+def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Asked]) -> None:
+    """Fill in what a command line asks for, its options first, and the flags that a resumed run has recorded.
+
+    Args:
+        read_recorded: returns what the run of `--resume` was asked for so far.
+
+    Raises:
+        UserError: for wrong words.
+    """
+    _refuse_secrets(words)
+    parser, (script_words, user_words) = make_parser(), split(words)
+    script, user = _parse_given(parser, script_words), _parse_given(parser, user_words)
+    options = {name: value for name, value in (script | user).items() if name in OPTIONS}
+    vars(asked).update(options, script=script_words)
+    if asked.resume:
+        if asked.run_dir:
+            raise UserError("--resume continues in its own folder", "remove --run-dir")
+        before = read_recorded(asked.resume)
+        base, reference = before.values, _parse_given(parser, before.script)
+        base_sources = {name: f"{KEPT}{source.removeprefix(KEPT)}" for name, source in before.sources.items()}
+        asked.tiny, asked.gpus = asked.tiny or before.tiny, asked.gpus or before.gpus
+        asked.resume, asked.script = before.resume, script_words or before.script
+        is_other_box = (asked.tiny, asked.gpus) != (before.tiny, before.gpus)
+    else:
+        base, base_sources, reference = script, dict.fromkeys(script, SCRIPT), shipped_values()
+        is_other_box = True
+    # A line that reads a variable is as shipped without it: a resume needs no variable again.
+    unset = {name for name in other_names.VARIABLES.values() if script.get(name) == shipped_values().get(name)}
+    edits = {name: value for name, value in script.items() if name not in unset and reference.get(name) != value}
+    mine = (base if asked.resume else {}) | edits | user
+    box = boxes.list_values(asked.gpus, asked.tiny, mine) if is_other_box else {}
+    by = " ".join(["--tiny"] * asked.tiny + [f"--gpus {asked.gpus}"] * bool(asked.gpus)) or "shared GPUs"
+    sources = base_sources | dict.fromkeys(box, by) | {name: _find_source(name, edits) for name in edits}
+    sources |= dict.fromkeys(user, COMMAND_LINE)
+    values = base | box | edits | user
+    asked.values = {name: values[name] for name in values if name not in OPTIONS and values[name] is not None}
+    asked.sources = {name: sources[name] for name in values if name not in OPTIONS}
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the script's words and the user's, who may separate some by another `--`."""
+    if "--" not in words:
+        return [], list(words)
+    at = list(words).index("--")
+    return list(words[:at]), [word for word in words[at:] if word != "--"]
+
+
+@cache
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags of a run: OpenRLHF's and ours, and the launcher's options.
+
+    Raises:
+        UserError: if OpenRLHF is missing or not patched.
+    """
+    parser = trainer_parser()
+    parser.prog, parser.usage = "./train_grpo.sh", "%(prog)s [FLAG ...]"
+    parser._optionals.title = "OpenRLHF's flags"
+    for name in (*_INTERNAL, *_TRACKERS):
+        ours.remove(parser, name)
+    _make_switches_undoable(parser)
+    trackers = parser.add_argument_group("Trackers")
+    trackers.add_argument("--use_tensorboard", action=ours.SWITCH, help="write TensorBoard files, into the run folder")
+    trackers.add_argument("--use_wandb", action=ours.SWITCH, help="log to W&B, with the key in WANDB_API_KEY")
+    add_exported(parser)
+    add_options(parser)
+    groups = parser._action_groups
+    parser._action_groups = [groups[-1], *groups[2:-1], *groups[:2]]  # help shows OpenRLHF's last
+    for action in parser._actions:
+        if type(action) is argparse._StoreAction and action.type in (None, str) and action.nargs is None:
+            action.type = text
+        action.required = False
+        action.default = ours.DEFAULTS.get(action.dest, action.default)
+    return make_strict(parser)
+
+
+def add_exported(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that reach every worker as variables, and not the trainer's command line."""
+    ours.add_reward(parser.add_argument_group("Reward and judge"))
+    ours.add_environment(parser.add_argument_group("Environments"))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the launcher's options."""
+    add = parser.add_argument_group("Starting a run").add_argument
+    modes = {
+        "check": "check machine, patches, model, data, and flags, then exit; makes .venv and the tiny model first if "
+        "they are missing",
+        "plan": "print what the flags mean (batches, lengths, steps, memory, disk, hours), then exit; needs neither "
+        "GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if flags, data, reward, or environment are "
+        "wrong",
+        "dry-run": "print the trainer's command, then exit",
+    }
+    add(
+        "--tiny",
+        action="store_true",
+        help="a tiny gpt-oss and synthetic problems: 2 minutes on 2 cores. On GPUs if .venv has the GPU stack: on 3, "
+        "or on 2 or 1 if this machine has fewer. Without a key for the judge, a local server answers",
+    )
+    add("--gpus", type=int, choices=sorted(boxes.BOXES, reverse=True), help="the GPUs of this box (default: 8)")
+    for mode, about in modes.items():
+        add(f"--{mode}", dest="mode", action="store_const", const=mode, help=about)
+    add("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME in the checkout)")
+    about = "continue the run in DIR from its newest whole checkpoint, with its flags and those given now; latest is "
+    add("--resume", metavar="DIR", help=f"{about}the newest run in runs/ that has not finished")
+    add("--held", type=int, help=argparse.SUPPRESS)
+
+
+@cache
+def shipped_values() -> Values:
+    """Return the flags of train_grpo.sh as shipped, by which edits of it are found."""
+    words = shlex.split(Path(__file__).with_name("shipped.args").read_text(encoding="utf-8"), comments=True)
+    return parse_given(make_parser(), words)
+
+
+def get_default(name: str) -> Any:
+    """Return what a flag has in a run of train_grpo.sh without options."""
+    return shipped_values().get(name, make_parser().get_default(name))
+
+
+def _refuse_secrets(words: Sequence[str]) -> None:
+    for word, after in pairwise([*words, "--"]):
+        if word.startswith("--use_wandb=") or (word == "--use_wandb" and not after.startswith("--")):
+            what = "every user of this machine can read a key on a command line"
+            raise UserError(what, "export WANDB_API_KEY, and give --use_wandb without a value")
+        for name, value in secrets().items():
+            if value in word:
+                raise UserError(f"a flag contains the value of {name}", "remove it; it is read from the environment")
+
+
+def _make_switches_undoable(parser: argparse.ArgumentParser) -> None:
+    """Let `--no-NAME` undo each switch, so that the command line can undo what the script sets."""
+    for group in parser._action_groups:
+        for place, action in enumerate(group._group_actions):
+            if isinstance(action, argparse._StoreTrueAction):
+                about = {"dest": action.dest, "default": action.default}
+                switch = ours.SWITCH(action.option_strings, **about)
+                switch.help, switch.container = action.help, group  # type: ignore[attr-defined]
+                group._group_actions[place] = parser._actions[parser._actions.index(action)] = switch
+                parser._option_string_actions.update(dict.fromkeys(switch.option_strings, switch))
+
+
+def _parse_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> Values:
+    values = parse_given(parser, words)
+    return values | {name: _make_absolute(name, values[name]) for name in _PATHS if values.get(name)}
+
+
+def _make_absolute(name: str, value: str) -> str:
+    """Return a path, or several files between blanks, absolute where they exist."""
+    if os.path.isfile(value) or (name != "environment" and os.path.isdir(value)):  # "python" is no folder
+        return os.path.abspath(value)
+    return " ".join(os.path.abspath(file) if os.path.isfile(file) else file for file in value.split())
+
+
+def _find_source(name: str, edits: Mapping[str, Any]) -> str:
+    """Return what set an edited line: one of the variables that it reads, or the edit."""
+    variable = next((one for one, flag in other_names.VARIABLES.items() if flag == name and os.environ.get(one)), None)
+    return variable or "edited script"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)

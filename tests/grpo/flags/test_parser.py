@@ -1,0 +1,148 @@
+"""Which source sets a flag, and what is said of it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from grpo.flags import boxes, ours, parser
+from grpo.flags.parser import Asked, fill, make_parser, shipped_values
+from grpo.flags.upstream import make_words, parse_given
+from grpo.launch import recorded
+from grpo.stack.problem import UserError
+from tests.grpo.launch.recipe import ROOT, read_script
+
+
+def ask(*words: str, script: list[str] | None = None) -> Asked:
+    asked = Asked({})
+    script = read_script() if script is None else script
+    fill(asked, [*script, "--", *words], lambda folder: recorded.read(Path(folder)))
+    return asked
+
+
+def edit(**changes: str) -> list[str]:
+    """The script's words with another value of some lines."""
+    words = read_script().copy()
+    for name, value in changes.items():
+        words[words.index(f"--{name}") + 1] = value
+    return words
+
+
+def keep(folder: Path, asked: Asked) -> Path:
+    """Leave what a run leaves of its flags."""
+    folder.mkdir(exist_ok=True)
+    (folder / "command.sh").write_text(recorded.make_script(asked, folder))
+    (folder / "config.json").write_text(json.dumps({"script": asked.script, "sources": asked.sources, "flags": {}}))
+    return folder
+
+
+def test_the_script_is_the_shipped_one() -> None:
+    assert parse_given(make_parser(), read_script()) == shipped_values()
+    lines = [line.split("#")[0].strip() for line in (ROOT / "train_grpo.sh").read_text().splitlines()]
+    flags = [line for line in lines if line.startswith("--")]
+    assert len(flags) == len(shipped_values()), "one flag a line"
+
+
+def test_a_whole_shipped_recipe_differs_in_nothing() -> None:
+    assert ask().list_differences() == {}
+
+
+def test_the_command_line_wins_over_the_script_and_undoes_its_switches(monkeypatch) -> None:
+    asked = ask("--tiny", "--lora_rank", "5", "--no-judge", "--target_modules", "q_proj", "--no-enforce_eager")
+    assert (asked.values["lora_rank"], asked.values["judge"], asked.values["target_modules"]) == (5, False, ["q_proj"])
+    assert asked.values["enforce_eager"] is False
+    assert ask("--lora_rank", "5", "--", "--lora_rank", "6").values["lora_rank"] == 6, "also with a `--` of the user's"
+    assert ask("--environment", "", script=edit(environment="python")).values.get("environment") is None
+
+
+def test_every_switch_can_be_undone() -> None:
+    switches = [action for action in make_parser()._actions if isinstance(action, ours.SWITCH)]
+    assert len(switches) > 40
+    for action in switches:
+        on, off = action.option_strings
+        assert parse_given(make_parser(), [on, off]) == {action.dest: False}
+
+
+def test_an_edit_wins_over_a_box_and_both_are_named() -> None:
+    """An edited line was silently ignored with --tiny, and edited engines with --gpus 4."""
+    script = edit(actor_learning_rate="3e-5", vllm_num_engines="4")
+    for options in (["--tiny"], ["--gpus", "4"]):
+        asked = ask(*options, script=script)
+        differs = asked.list_differences()
+        assert differs["--actor_learning_rate"] == ("3e-05", "1e-05", "edited script")
+        assert differs["--vllm_num_engines"] == ("4", "2", "edited script")
+        assert differs["--actor_num_gpus_per_node"][::2] == ("2", " ".join(options))
+    said = "\n".join(ask("--tiny").describe())
+    for name, value in boxes._TINY.items():  # each line in whose place --tiny sets another
+        flag = "--steps" if name == "max_steps" else f"--{name}"
+        assert value == shipped_values().get(name) or f"{flag} " in said
+
+
+def test_a_line_that_was_removed_is_named() -> None:
+    words = [word for word in read_script() if word != "--judge"]
+    assert ask(script=words).list_differences()["--judge"] == ("False", "True", "script")
+
+
+@pytest.mark.parametrize("variable", ["MODEL", "TRAIN_DATA", "EVAL_DATA", "REWARD", "ENVIRONMENT"])
+def test_a_variable_of_the_script_is_named_and_wins_over_tiny(variable: str, monkeypatch) -> None:
+    monkeypatch.setenv(variable, "/a")
+    asked = ask("--tiny", script=read_script(variables=((variable, "/a"),)))
+    assert ("/a", variable) in {(value, source) for value, _, source in asked.list_differences().values()}
+
+
+def test_a_resume_needs_no_repetition_and_newer_sources_win(tmp_path: Path) -> None:
+    script = edit(lora_alpha="7")
+    run = keep(tmp_path / "run", ask("--tiny", "--steps", "3", "--seed", "5", "--lora_rank", "64", script=script))
+    first = ask("--resume", str(run), script=script)
+    assert first.tiny and first.values["max_steps"] == 3 and first.values["seed"] == 5
+    assert first.values["lora_rank"] == 64, "also where the shipped value was given"
+    assert first.values["lora_alpha"] == 7 and first.values["generate_max_len"] == 48
+    newer = edit(lora_alpha="7", max_ckpt_num="9", save_steps="2")
+    second = ask("--resume", str(run), "--save_steps", "1", script=newer)
+    assert (second.values["max_ckpt_num"], second.values["save_steps"]) == (9, 1)
+    assert second.sources["seed"] == f"{parser.KEPT}{parser.COMMAND_LINE}"
+    keep(run, second)
+    alone = Asked({})
+    fill(alone, ["--resume", str(run)], lambda folder: recorded.read(Path(folder)))  # a restart after a crash
+    assert alone.values == second.values and alone.script == newer
+    assert ask("--resume", str(run), script=newer).sources["seed"].count(parser.KEPT) == 1
+
+
+def test_a_resume_needs_no_variable_again(tmp_path: Path, monkeypatch) -> None:
+    given = {"TRAIN_DATA": "/train.jsonl", "REWARD": "/a.py"}
+    with monkeypatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
+        run = keep(tmp_path / "run", ask(script=read_script(variables=tuple(given.items()))))
+    resumed = ask("--resume", str(run))
+    assert (resumed.values["prompt_data"], resumed.values["remote_rm_url"]) == ("/train.jsonl", "/a.py")
+    edited = ask("--resume", str(run), script=edit(remote_rm_url="/b.py"))
+    assert edited.values["remote_rm_url"] == "/b.py"
+
+
+def test_a_box_that_is_repeated_at_a_resume_undoes_nothing(tmp_path: Path) -> None:
+    run = keep(tmp_path / "run", ask("--tiny", "--gpus", "2", "--save_steps", "1"))
+    for words in ([], ["--tiny"], ["--tiny", "--gpus", "2"]):
+        assert ask("--resume", str(run), *words).values["save_steps"] == 1
+    other = ask("--resume", str(run), "--gpus", "4").values
+    assert other["vllm_tensor_parallel_size"] == 2 and other["actor_num_gpus_per_node"] == 2
+
+
+def test_the_command_of_a_run_is_whole_and_starts_it_again(tmp_path: Path) -> None:
+    asked = ask("--tiny", "--no-judge", "--template_variables", '{"a": "it\'s # not $HOME"}', "--offload")
+    text = recorded.make_script(asked, tmp_path)
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    again = ask(*words[words.index("--") + 1 : -1], script=[])
+    assert words[-1] == "$@" and again.values == asked.values and again.tiny
+
+
+def test_a_run_from_before_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"options": ["--tiny"], "changes": {}, "flags": {}}))
+    with pytest.raises(UserError, match=f"{tmp_path}.*git checkout"):
+        ask("--resume", str(tmp_path))
+
+
+def test_words_survive_the_way_to_the_trainer_and_back() -> None:
+    values = {"lora_rank": 3, "judge": False, "eval_at_start": False, "sapo_temperatures": [1.0, 2.0], "save_steps": -1}
+    assert parse_given(make_parser(), make_words(make_parser(), values)) == values
