@@ -73,12 +73,14 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
         what = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
         yield Problem(what, "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of the ranks")
         return
+    if rollouts % args.train_batch_size or args.train_batch_size % ranks:
+        what = f"TRAIN_BATCH_SIZE {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
+        what += f" into batches for {ranks} ranks" if ranks > 1 else ""
+        yield Problem(what, f"set TRAIN_BATCH_SIZE={rollouts}, which is one optimizer step on all of them")
+        return  # micro-batches that no setting gives follow from it
     if args.train_batch_size % least:
         what = f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = {least}"
-        yield Problem(what, f"set MICRO_TRAIN_BATCH_SIZE to a divisor of {share}, and TRAIN_BATCH_SIZE={rollouts}")
-    elif rollouts % args.train_batch_size:
-        what = f"TRAIN_BATCH_SIZE {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
-        yield Problem(what, f"set TRAIN_BATCH_SIZE to a divisor of {rollouts} that is a multiple of {least}")
+        yield Problem(what, f"set MICRO_TRAIN_BATCH_SIZE to a divisor of {args.train_batch_size // ranks}")
     if share % args.micro_rollout_batch_size:
         what = (
             f"MICRO_ROLLOUT_BATCH_SIZE {args.micro_rollout_batch_size} does not divide the {share} rollouts of a rank"
