@@ -248,8 +248,8 @@ def choose_math(problems: Sequence[Problem], count: int, levels: Sequence[int]) 
     hard = [problem for problem in problems if problem.level in levels]
     chosen = choose_balanced(hard, count)
     left_out = {
-        f"another level than {' and '.join(map(str, levels))}": len(problems) - len(without_level) - len(hard),
-        f"beyond the {count} of MATH": len(hard) - len(chosen),
+        f"another level than --levels {' '.join(map(str, levels))}": len(problems) - len(without_level) - len(hard),
+        f"beyond --math-count {count}": len(hard) - len(chosen),
     }
     return without_level + chosen, left_out
 

@@ -89,7 +89,7 @@ class Monitor:
     def new_onsets(self, rows: Sequence[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
         """Return the alarms since the last call, given all lines; again what is back after more than 10 steps."""
         found, now = alarms(diagnose(rows, evals, self._config)), len(rows)
-        last = {one: max(self._seen.get((one.name, key), -now) for key in (one.severity, CRITICAL)) for one in found}
+        last = {one: max(self._seen.get((one.name, key), -RECENT) for key in (one.severity, CRITICAL)) for one in found}
         self._seen |= {(one.name, one.severity): now for one in found}
         return [one for one in found if now - last[one] > RECENT]
 

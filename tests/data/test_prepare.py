@@ -76,7 +76,7 @@ def test_aime_and_math_to_train_on_and_aime_to_evaluate_on(tmp_path: Path, aime:
     card = json.loads((tmp_path / "mixed" / "card.json").read_text())
     assert [one["used_for"] for one in card["sources"]] == ["both", "train"]
     assert card["files"]["train.jsonl"]["datasource"] == counts
-    assert card["left_out"] == {"beyond the 45 of MATH": 15}
+    assert card["left_out"] == {"beyond --math-count 45": 15}
 
 
 @pytest.mark.parametrize(

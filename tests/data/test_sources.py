@@ -60,7 +60,7 @@ def test_math_of_the_hub(tmp_path: Path) -> None:
     done = run(tmp_path / "out", offline, "--source", "math")
     assert done.returncode == 0, done.stderr
     records = read_split(tmp_path / "out", "train") + read_split(tmp_path / "out", "eval")
-    assert len(records) == 45 and "(another level than 4 and 5): 4500" in done.stdout
+    assert len(records) == 45 and "(another level than --levels 4 5): 4500" in done.stdout
     golds = {row["problem"]: row["answer"] for row in make_math_rows(7500)}
     for record in records:
         assert json.loads(record["label"])["answer"] == golds[record["prompt"].split("\n\n")[0]]

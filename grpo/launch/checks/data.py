@@ -73,13 +73,15 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
         what = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
         yield Problem(what, "make --rollout_batch_size x --n_samples_per_prompt a multiple of the ranks")
         return
+    if rollouts % args.train_batch_size or args.train_batch_size % ranks:
+        what = f"--train_batch_size {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
+        what += f" into batches for {ranks} ranks" if ranks > 1 else ""
+        yield Problem(what, f"set --train_batch_size {rollouts}, which is one optimizer step on all of them")
+        return  # micro-batches that no setting gives follow from it
     if args.train_batch_size % least:
         what = f"--train_batch_size {args.train_batch_size} is not a multiple of --micro_train_batch_size x ranks"
         what += f" = {least}"
-        yield Problem(what, f"set --micro_train_batch_size to a divisor of {share}, and --train_batch_size {rollouts}")
-    elif rollouts % args.train_batch_size:
-        what = f"--train_batch_size {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
-        yield Problem(what, f"set --train_batch_size to a divisor of {rollouts} that is a multiple of {least}")
+        yield Problem(what, f"set --micro_train_batch_size to a divisor of {args.train_batch_size // ranks}")
     if share % args.micro_rollout_batch_size:
         what = (
             f"--micro_rollout_batch_size {args.micro_rollout_batch_size} does not divide the {share} rollouts of a rank"

@@ -70,7 +70,8 @@ def _wait(child: int, foreign: set[Path]) -> int:
         return code
     base_dir.delete_dead()
     if -code not in signals.ENDING:  # which end it silently while it starts
-        print(f"the launcher was killed by {signal.Signals(-code).name}: its run has ended", file=sys.stderr)
+        how = "./train_grpo.sh --resume latest continues it"
+        print(f"the launcher was killed by {signal.Signals(-code).name}: its run has ended; {how}", file=sys.stderr)
     if left:
         print(processes.describe_left(left), file=sys.stderr)
     return 128 - code

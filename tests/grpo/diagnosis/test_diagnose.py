@@ -67,6 +67,15 @@ def test_an_onset_is_told_once_and_again_when_it_is_critical() -> None:
     assert "instability" in dict(names) and len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("begin", range(1, 9))
+def test_an_alarm_is_told_when_it_begins_also_in_the_first_steps(begin: int) -> None:
+    rows = [{"step": step, "judge_failed": 0.9 * (step >= begin)} for step in range(1, 31)]
+    monitor, told = Monitor(), dict[str, int]()
+    for end in range(1, len(rows) + 1):
+        told |= {one.name: end for one in monitor.new_onsets(rows[:end]) if one.name not in told}
+    assert begin <= told["judge_outage"] <= begin + 2
+
+
 def list_advice(finding: str, **flags: object) -> str:
     return " ".join(advise(Record([], [], {"flags": flags, "judge_off": "off"}), finding, 9))
 
