@@ -12,7 +12,7 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
-_LAST_WITH_SETTINGS = "32aedcaf"  # the last commit whose train_grpo.sh had settings
+_LAST_WITH_SETTINGS = "e6f83218"  # the last commit whose train_grpo.sh had settings
 _HEAD = """#!/usr/bin/env bash
 # The flags of this run. This starts another run with them; more flags win: ./command.sh --steps 5
 exec {launcher} -- \\
