@@ -6,15 +6,20 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
 main() {
-    local word is_run=1 shows_help=0 python
+    local word is_run=1 shows_help=0
     for word; do
         case "$word" in
             -h | --help) shows_help=1 ;;
             --check | --plan | --dry-run) is_run=0 ;;
         esac
     done
-    # Setup can take minutes: wrong words are refused before it, if there is a Python already.
-    if python="$(find_python)"; then PYTHONPATH="$here" "$python" -P -m grpo.flags "$@" || exit; fi
+    # Setup can take minutes: wrong words are refused before it, once there are the packages that know the flags.
+    if [[ -n $(compgen -G "$here/.venv/lib/python3.*/site-packages/psutil") ]]; then
+        PYTHONPATH="$here" "$here/.venv/bin/python" -P -m grpo.flags "$@" || exit
+    elif ((shows_help)); then
+        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$here/train_grpo.sh"
+        printf '\nThis lists all flags after ./scripts/setup.sh; so does docs/flags.md.\n'
+    fi
     if ((shows_help)); then exit; fi
     refuse_another_openrlhf
     if ((is_run)) || [[ ! -d $here/.venv ]]; then "$here/scripts/setup.sh" --quiet; fi
@@ -27,18 +32,6 @@ main() {
     fi
     # -P: do not import a folder named grpo from the current directory
     exec python -P -m grpo.launch "$@"
-}
-
-find_python() {
-    local python
-    for python in "$here/.venv/bin/python" python3.12 python3.11; do
-        # pyenv has commands for versions that are not in use; they fail.
-        if "$python" -c '' 2>/dev/null; then
-            command -v "$python"
-            return
-        fi
-    done
-    return 1
 }
 
 # Setup would exchange the packages of this checkout, perhaps under a run that uses them

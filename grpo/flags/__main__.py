@@ -48,7 +48,7 @@ def _make_row(action: argparse.Action) -> str:
 
 def _make_own_parser() -> argparse.ArgumentParser:
     """Return a parser of our flags alone, for a Python without OpenRLHF."""
-    own = argparse.ArgumentParser(prog="./train_grpo.sh", usage="%(prog)s [FLAG ...]")
+    own = argparse.ArgumentParser(prog="./train_grpo.sh", usage="%(prog)s [FLAG ...]", allow_abbrev=False)
     ours.add_flags(own)
     parser.add_exported(own)
     parser.add_options(own)

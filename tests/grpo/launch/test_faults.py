@@ -34,7 +34,6 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
         command = [
             sys.executable,
             str(LAUNCHER),
-            "run",
             option,
             str(run.folder),
             "--",

@@ -148,7 +148,7 @@ def test_no_package_changes_under_a_run(checkout: Path) -> None:
     assert run_setup(checkout, "--cpu").returncode == 0
     shutil.copy(ROOT / "train_grpo.sh", checkout)
     # The launcher's process is this instead: it says that it runs, until its input ends.
-    (checkout / "grpo" / "launch" / "recipe.py").write_text("import sys; print('runs', flush=True); sys.stdin.read()")
+    (checkout / "grpo" / "launch" / "__main__.py").write_text("import sys; print('runs', flush=True); sys.stdin.read()")
     with subprocess.Popen(
         [checkout / "train_grpo.sh", "--tiny"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
