@@ -86,7 +86,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
     thresholds = ("--vllm_is_truncated_threshold", 1 - DIFFERENCE, 1 + DIFFERENCE)
     shared |= {"experts": "bf16", "old_log_probs": "trainer"}
-    output = train("--resume", run_dir, "--steps", 8, *correction, *thresholds, **shared)
+    unclipped = ("--advantage_clip", 9)  # a resumed run keeps the flags that it was given
+    output = train("--resume", run_dir, "--steps", 8, *unclipped, *correction, *thresholds, **shared)
     assert "continuing after step 3" in output
     return run_dir, [first, log.read_text()[len(first) :]]
 
