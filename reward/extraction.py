@@ -82,7 +82,7 @@ def extract_boxed(text: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def _find_hedges(text: str, end: int) -> tuple[str, ...]:
-    """The number that takes back the answer before `end`, or is named beside it; () if there is none."""
+    """The number that replaces the answer before `end`, or stands beside it as an alternative; otherwise ()."""
     match = _HEDGE.match(text, end)
     return (match["first"] or match["second"],) if match else ()
 

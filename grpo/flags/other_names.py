@@ -140,7 +140,7 @@ def find_flag(name: str) -> str | None:
 
 
 def refuse_former(environ: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each variable that was a setting of train_grpo.sh and is none any more."""
+    """Yield a problem for each variable that used to be a setting of train_grpo.sh."""
     for name in sorted(set(environ) - VARIABLES.keys()):
         if name.isupper() and (flag := find_flag(name)):
             yield Problem(f"{name} is no longer read from the environment", f"unset {name}, and give {flag}")

@@ -208,8 +208,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "same step")
     add("--hang_minutes", type=at_least(0, float, "minutes, or 0 for no check"), default=30.0, metavar="MINUTES",
         help="a run counts as hung if a phase (generate, train, sync, ...) takes longer than this, and longer than 5 "
-        "times its usual time. A phase that the run has not completed before may take 4 times this. A hung run writes "
-        "the stacks of all processes to logs/, and ends or restarts. 0: no check")
+        "times its usual time. A phase that the run has not completed before may take 4 times this. A hung run ends or "
+        "restarts. 0: no check")
     add("--sigterm_seconds", type=at_least(0, float, "seconds, or 0 to end at once"), default=90.0, metavar="SECONDS",
         help="on SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this long to save its last "
         "completed step, then ends within 10 s. A second signal ends it at once. 0: the first does")

@@ -1,4 +1,4 @@
-"""Names: every flag of ours is read and documented, and names that are none are answered with ours."""
+"""Names: every flag of ours is read and documented, and unknown names are answered with the flag they mean."""
 
 import re
 
