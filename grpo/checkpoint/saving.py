@@ -1,7 +1,6 @@
 """Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
 import copy
-import functools
 import logging
 import os
 import shutil
@@ -16,12 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
-from grpo.diagnosis.diagnose import read_onsets
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import held_out, last_before, saved_steps, step_name
+from grpo.run.saved_steps import held_out, saved_steps, step_name
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
@@ -88,35 +86,17 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
     checkpoints = Path(args.ckpt_path)
     replace(checkpoints / step_name(client_states["global_step"]), write)
     if dist.get_rank() == 0:
-        rotate(checkpoints, args, client_states)
+        rotate(checkpoints, args)
 
 
-def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) -> None:
+def rotate(checkpoints: Path, args: Arguments) -> None:
     """Remove the checkpoints that are not kept. The new one is complete, so no failure here is worth ending a run."""
-    files = RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir))
-    now = {**client_states.get("status", {}), "step": client_states["global_step"]}
     try:
-        falls = read_onsets(files, now)
-        steps, scores = saved_steps(checkpoints), held_out(files.evals)
-    except Exception:  # if any rule fails, keep what may be the last good checkpoint
-        logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
-        return
-    kept = set(choose_kept_steps(steps, scores, args.max_ckpt_num))
-    good = find_steps_before_falls(steps, falls) - kept
-    for step in sorted(good):
-        _warn_once(
-            f"{checkpoints / step_name(step)} is kept in addition, because correctness has fallen since "
-            f"(--adapter {checkpoints / step_name(step) / 'adapter'} starts a new run from it)"
-        )
-    try:
-        remove(checkpoints, set(steps) - kept - good)
+        steps = saved_steps(checkpoints)
+        scores = held_out(RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir)).evals)
+        remove(checkpoints, set(steps) - set(choose_kept_steps(steps, scores, args.max_ckpt_num)))
     except OSError as error:
         logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
 
 
 def load_step(engine: TrainerEngine, args: Arguments) -> dict[str, Any]:
@@ -231,12 +211,3 @@ def choose_kept_steps(steps: Sequence[int], scores: dict[int, float], count: int
     if best is None or best in newest:
         return newest
     return [best, *(newest[1:] if count > 1 else newest)]
-
-
-def find_steps_before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
-    """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
-
-    Args:
-        falls: the first steps whose rollouts show a lower correctness.
-    """
-    return {step for fall in falls if (step := last_before(steps, fall)) is not None}

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.diagnosis.record import RECENT, Record
-from grpo.diagnosis.rules import RULES, SURE, find_falls
+from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.thresholds import CRITICAL, OUT_OF_RANGE, WARNING, WATCH, advise
 from grpo.metrics.metric_schema import BY_NAME
-from grpo.run.run_files import RunFiles, read_steps
 
 SEVERITIES = (CRITICAL, WARNING, WATCH)
 
@@ -92,18 +91,3 @@ class Monitor:
         last = {one: max(self._seen.get((one.name, key), -RECENT) for key in (one.severity, CRITICAL)) for one in found}
         self._seen |= {(one.name, one.severity): now for one in found}
         return [one for one in found if now - last[one] > RECENT]
-
-
-def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
-    """Return since which step correctness has fallen; rotation keeps the checkpoint before it.
-
-    A fall that a deeper one follows is found among the steps before that. Errors of files and rules pass through.
-
-    Args:
-        now: the line of the step being saved: metrics.jsonl gets it after the checkpoint.
-    """
-    run, found = Record([*read_steps(files.metrics), now], read_steps(files.evals), files.read_config()), list[int]()
-    while steps := [fall.step for fall in find_falls(run) if fall.z <= -SURE]:
-        found += steps
-        run = run.until(min(steps) - 1)
-    return found

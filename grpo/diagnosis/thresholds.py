@@ -164,7 +164,7 @@ def _resolve(run: Record, name: str, how: str, step: int) -> str:
     if _is_useless(run, name, step):
         return ""
     if name == "--adapter":
-        return f"--adapter RUN_DIR/checkpoints/step_N/adapter: the last checkpoint before step {step}, for a new run"
+        return f"--adapter RUN_DIR/checkpoints/step_N/adapter: a checkpoint from before step {step}, for a new run"
     if not how:  # a switch
         is_off = not run.setting(name.replace("--no-", "--"))
         return name if is_off != name.startswith("--no-") else ""

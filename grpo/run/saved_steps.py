@@ -1,7 +1,6 @@
 """Which checkpoints a run has, and how each scored. Imports nothing heavy, because the launcher uses it too."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.run.measure import get_value, keep_last_measure
@@ -34,18 +33,6 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
         return []
     entries = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
     return sorted(int(match[1]) for match, path in entries if match and (path / "adapter").is_dir())
-
-
-def last_before(steps: Sequence[int], fall: int) -> int | None:
-    """Return the newest of these checkpoints from before a fall, or None.
-
-    Args:
-        steps: ascending.
-        fall: the first step whose rollouts show it. The checkpoint of the step before drew those rollouts and may hold
-            the damage. It is returned only if there is no older one.
-    """
-    before = [step for step in steps if step < fall]
-    return next((step for step in reversed(before) if step < fall - 1), before[-1] if before else None)
 
 
 def held_out(eval_file: Path) -> dict[int, float]:
