@@ -78,7 +78,7 @@ def _find_remedy(config: Config, need: Needs) -> str:
     if need.shared:
         of_engine = ({"actor_shard": OF_ENGINE, "experts": PACKED}, "set --actor_shard engine")
         changes += [of_engine] if can_share else []
-        changes.append(({"vllm_enable_sleep": True}, "add -- --vllm_enable_sleep"))
+        changes.append(({"vllm_enable_sleep": True}, "set --vllm_enable_sleep"))
         more = "give engine and actor GPUs of their own (--gpus 2)"
     elif config.args.actor_shard == NO_SHARD:
         more += " with --actor_shard zero3"

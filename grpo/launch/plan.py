@@ -98,9 +98,9 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     if args.pipeline:  # the batch of the next step
         routing = shape.layers * shape.experts_per_token if args.routing_replay else 0
         plan.checkpoint_bytes += plan.max_tokens_per_step * (_TOKEN + routing)
-    # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
-    # the final adapter; and the copy of the one that the run starts from.
-    kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
+    # At least the newest and the best; one more until the oldest is deleted; the final adapter; and the copy of the
+    # one that the run starts from.
+    kept = max(args.max_ckpt_num, 2) + 1 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + _WEIGHT * lora
     if args.adapter:
         weights = Path(args.adapter) / adapter_files.WEIGHTS
