@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-
 from grpo.checkpoint import saving
 from grpo.run.saved_steps import saved_steps
 
