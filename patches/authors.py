@@ -6,6 +6,7 @@ without `.patch`, its body is the patch's header.
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 from patches import tree
@@ -21,7 +22,10 @@ def make(to: Path, original: Path, series: Series) -> None:
     tree.git(to, "init", "--quiet", "--template=", "--initial-branch=patches")
     tree.git(to, "add", "--all", "--force")
     tree.git(to, "commit", "--quiet", "--message", f"openrlhf {series.version}")
-    tree.git(to, "am", "--quiet", "--whitespace=nowarn", "--", *series.patches)
+    for patch in series.patches:
+        header = patch.read_text().partition("\n--- ")[0]
+        tree.git(to, "apply", "--index", "--whitespace=nowarn", patch)
+        tree.git(to, "commit", "--quiet", "--message", f"{patch.stem}\n\n{header}")
 
 
 def export(repository: Path, version: str) -> list[str]:
@@ -30,45 +34,40 @@ def export(repository: Path, version: str) -> list[str]:
     Raises:
         PatchError: USAGE if that commit is missing, a commit is no patch, or changes are uncommitted.
     """
-    if tree.git(repository, "status", "--porcelain").strip():
+    if tree.git(repository, "status", "--porcelain"):
         raise PatchError(Exit.USAGE, f"{repository} has uncommitted changes", "commit them: one patch is one commit")
-    found = tree.git(repository, "log", "-1", "--format=%H", f"--grep=^openrlhf {re.escape(version)}$").decode().strip()
-    if not found:
-        raise PatchError(Exit.USAGE, f"{repository} has no commit `openrlhf {version}`", "give --version")
-    commits = tree.git(repository, "rev-list", "--reverse", f"{found}..HEAD").decode().split()
-    contents = dict(_make_patch(repository, commit) for commit in commits)
-    digests = {}
-    for name, commit in (("pristine", found), ("patched", "HEAD")):
-        tree.git(repository, "checkout", "--quiet", "--detach", commit)
-        digests[name] = tree.digest(repository / "openrlhf")
-        tree.git(repository, "checkout", "--quiet", "-")
-    for file in (repository / "openrlhf").rglob("*.py"):
-        compile(file.read_text(encoding="utf-8"), str(file), "exec", dont_inherit=True)
-    contents["series"] = "".join(f"{name}\n" for name in contents).encode()
-    contents["digests.json"] = (json.dumps(digests, indent=2) + "\n").encode()
-    return _write(folder(version), contents)
-
-
-def _write(out: Path, contents: dict[str, bytes]) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="openrlhf-export-") as scratch:
+        clone = Path(scratch)
+        tree.git(clone, "clone", "--quiet", repository.resolve(), ".")
+        start = tree.git(clone, "log", "-1", "--format=%H", f"--grep=^openrlhf {re.escape(version)}$").strip()
+        if not start:
+            raise PatchError(Exit.USAGE, f"{repository} has no commit `openrlhf {version}`", "give --version")
+        commits = tree.git(clone, "rev-list", "--reverse", f"{start}..HEAD").split()
+        contents = dict(_make_patch(clone, commit) for commit in commits)
+        patched = tree.digest(clone / "openrlhf")
+        tree.git(clone, "checkout", "--quiet", start)
+        digests = {"pristine": tree.digest(clone / "openrlhf"), "patched": patched}
+    contents |= {"series": "\n".join(contents) + "\n", "digests.json": json.dumps(digests, indent=2) + "\n"}
+    out = folder(version)
     out.mkdir(exist_ok=True)
-    for file in set(out.iterdir()) - {out / name for name in contents}:
-        file.unlink()
-    old = {name: (out / name).read_bytes() if (out / name).is_file() else b"" for name in contents}
+    for file in out.iterdir():
+        if file.name not in contents:
+            file.unlink()
+        elif file.read_text() == contents[file.name]:
+            del contents[file.name]
     for name, text in contents.items():
-        (out / name).write_bytes(text)
-    return [name for name, text in contents.items() if old[name] != text]
+        (out / name).write_text(text)
+    return list(contents)
 
 
-def _make_patch(repository: Path, commit: str) -> tuple[str, bytes]:
+def _make_patch(repository: Path, commit: str) -> tuple[str, str]:
     """Return the name and the text of the patch of a commit, without what changes from one export to the next."""
-    message = tree.git(repository, "log", "-1", "--format=%B", commit).decode()
-    subject, _, header = message.strip().partition("\n")
-    if not re.fullmatch(r"[a-z0-9_]+", subject) or "Description: " not in header:
+    name, _, header = tree.git(repository, "log", "-1", "--format=%B", commit).strip().partition("\n")
+    if not re.fullmatch(r"[a-z0-9_]+", name) or not header:
         remedy = "its subject must be a name such as `ppo_actor`, its body a header as CONTRIBUTING.md describes it"
-        raise PatchError(Exit.USAGE, f"commit {commit[:12]} ({subject}) is no patch", remedy)
+        raise PatchError(Exit.USAGE, f"commit {commit[:12]} ({name}) is no patch", remedy)
     # One line of context: the least of upstream's text that still shows where a hunk belongs.
     diff = tree.git(repository, "diff-tree", "-p", "-U1", "--no-commit-id", "--no-renames", commit)
-    diff = re.sub(rb"^(@@ [^@]* @@).*", rb"\1", diff, flags=re.M)
-    files = [part.partition(b"\n--- ")[2] for part in re.split(rb"^(?=diff --git )", diff, flags=re.M) if part]
-    mail = f"From: {tree.AUTHOR} <{tree.EMAIL}>\nDate: {tree.DATE}\nSubject: {subject}\n\n{header.strip()}\n\n"
-    return f"{subject}.patch", mail.encode() + b"".join(b"--- " + part for part in files)
+    diff = re.sub(r"^(@@ [^@]* @@).*", r"\1", diff, flags=re.M)
+    diff = re.sub(r"^diff --git .*\n(?:.*\n)*?(?=--- )", "", diff, flags=re.M)
+    return f"{name}.patch", f"{header.strip()}\n\n{diff}"

@@ -16,7 +16,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     PRISTINE = 10
-    DRIFTED = 12  # as another release of the patches left it
+    DRIFTED = 12  # as another release of the patches left it, or a call that was killed
     EDITED = 13  # neither OpenRLHF nor this tool wrote it so
     UNKNOWN_VERSION = 14  # there are no patches for it
     MISSING = 15  # no OpenRLHF, or not its original files
@@ -29,18 +29,12 @@ class PatchError(Exception):
 
     def __init__(self, code: Exit, message: str, next_command: str = "") -> None:
         super().__init__(message)
-        self.code = code
-        self.next_command = next_command
+        self.code, self.next_command = code, next_command
 
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of a version in their order, and the digests of OpenRLHF's package (see :mod:`patches.tree`).
-
-    Attributes:
-        pristine: the digest of the package in the wheel.
-        patched: that of the package with all patches.
-    """
+    """The patches of a version in their order, and the digests of the package without and with them."""
 
     version: str
     patches: list[Path]
@@ -57,22 +51,15 @@ def known_versions() -> list[str]:
 
 
 def load(version: str) -> Series:
-    """Return the series of a version.
-
-    Raises:
-        PatchError: UNKNOWN_VERSION for a version without patches; BAD_SERIES for missing or unreadable files.
-    """
-    here = folder(version)
-    if version not in known_versions():
-        known = ", ".join(known_versions())
+    """Return the series of a version. Raises UNKNOWN_VERSION, or BAD_SERIES for an unreadable file."""
+    here, known = folder(version), known_versions()
+    if version not in known:
         remedy = "./scripts/setup.sh installs the pinned one; CONTRIBUTING.md says how to move the patches"
-        raise PatchError(Exit.UNKNOWN_VERSION, f"there are no patches for OpenRLHF {version} (only {known})", remedy)
+        what = f"there are no patches for OpenRLHF {version}, only for {', '.join(known)}"
+        raise PatchError(Exit.UNKNOWN_VERSION, what, remedy)
     try:
         digests = json.loads((here / "digests.json").read_bytes())
-        lines = (line.partition("#")[0].strip() for line in (here / "series").read_text().splitlines())
-        series = Series(version, [here / name for name in lines if name], digests["pristine"], digests["patched"])
+        names = (here / "series").read_text().split()
+        return Series(version, [here / name for name in names], digests["pristine"], digests["patched"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PatchError(Exit.BAD_SERIES, f"{here} is incomplete: {error!r}", RESTORE) from error
-    if missing := [file.name for file in series.patches if not file.is_file()]:
-        raise PatchError(Exit.BAD_SERIES, f"{here} lacks {', '.join(missing)}", RESTORE)
-    return series

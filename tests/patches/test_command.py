@@ -12,7 +12,7 @@ from patches.series import Exit
 from .conftest import PATCHED, commit, look
 
 
-@pytest.mark.parametrize("words", [("nonsense",), ("status", "--dry-run"), ("export",), ("apply", "--to", "1")])
+@pytest.mark.parametrize("words", [("nonsense",), ("export",), ("apply", "--to", "1")])
 def test_wrong_usage(world, words):
     with pytest.raises(SystemExit) as ended:
         world.call(*words)
@@ -42,7 +42,7 @@ def test_an_openrlhf_without_patches_is_refused(world, capsys, metadata, names):
         assert all(name in error for name in names)
 
 
-def test_another_package_is_refused(world, capsys):
+def test_another_package_is_refused(world):
     (world.site / "link").symlink_to(world.package)
     for name in ("vllm", "link"):
         world.site.joinpath(name).mkdir(exist_ok=True)
@@ -59,13 +59,11 @@ def test_a_damaged_series_changes_nothing(world, name, damage):
     changed = {"cut": text[:-20], "CRLF": text.replace(b"\n", b"\r\n"), "a word": text.replace(b"patched", b"patcher")}
     if damage == "missing":
         file.unlink()
-    elif changed[damage] == text:
-        pytest.skip("it has no such word")
     else:
         file.write_bytes(changed[damage])
     code = world.call("apply")
     if code:
-        assert code in (Exit.FAILED, Exit.BAD_SERIES, Exit.UNKNOWN_VERSION) and look(world.package) == before
+        assert code in (Exit.BAD_SERIES, Exit.UNKNOWN_VERSION) and look(world.package) == before
     else:  # what was damaged means the same
         assert look(world.package) == PATCHED
 
@@ -105,7 +103,7 @@ def test_a_commit_that_is_no_patch_is_not_exported(world, tmp_path):
 def test_an_upgrade_is_a_rebase(world, tmp_path):
     work = tmp_path / "work"
     world.call("import", "--to", work)
-    [root] = tree.git(work, "rev-list", "--max-parents=0", "HEAD").decode().split()
+    [root] = tree.git(work, "rev-list", "--max-parents=0", "HEAD").split()
     tree.git(work, "checkout", "--quiet", "-b", "upstream", root)
     (work / "openrlhf" / "kept.py").write_text("KEPT = 'of 1.1'\n")
     tree.git(work, "commit", "--quiet", "--all", "--message", "openrlhf 1.1")
