@@ -1,10 +1,8 @@
-"""The files of a tiny model. It is built with a few training steps: how well it answers is not tested here."""
+"""The files of a tiny model. How well it answers is not tested here."""
 
-import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -17,59 +15,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 
 from scripts import make_tiny_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model import checkpoint, tokenizer, weights
-from scripts.tiny_model import warm_start as warm_start_module
-from scripts.tiny_model.warm_start import warm_start
+from scripts.tiny_model import checkpoint, weights
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 2
-
-
-def make_command(out, *arguments, steps=STEPS):
-    return [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(out), "--steps", str(steps), *arguments]
 
 
 @pytest.fixture(scope="module")
 def built_models(tmp_path_factory):
     """The two directories, made by the command line in a separate process."""
     folder = tmp_path_factory.mktemp("tiny")
-    arguments = ("--dequantized-out", str(folder / "bf16"))
-    result = subprocess.run(
-        make_command(folder / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    words = ["--out", str(folder / "mxfp4"), "--dequantized-out", str(folder / "bf16")]
+    command = [sys.executable, "-m", "scripts.make_tiny_model", *words]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "not on your data" in result.stdout
-    phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model: ")]
-    assert len(phases) == 4 and all("second" in line for line in phases), "each says how long it takes"
-    steps = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("warm start ")]
-    assert steps == ["warm start 1/2", "warm start 2/2"] and "\r" not in result.stdout + result.stderr
     return folder / "mxfp4", folder / "bf16"
-
-
-@pytest.fixture(scope="module")
-def tiny_tokenizer(built_models):
-    return AutoTokenizer.from_pretrained(built_models[0])
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_shows_one_line_of_progress(tmp_path, monkeypatch):
-    tokenizer.write_tokenizer(tmp_path)
-    words = AutoTokenizer.from_pretrained(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(make_tiny_model.THREADS)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", terminal := Terminal())
-            warm_start(words, vocab_size=len(words), steps=STEPS, seed=0)
-    finally:
-        torch.set_num_threads(threads)
-    shown = terminal.getvalue()
-    assert "\rwarm start: " in shown and f"0/{STEPS}" in shown
-    assert "\n" not in shown and shown.endswith("\r"), "the line is erased at the end"
 
 
 def read_json(path):
@@ -110,14 +70,9 @@ def test_files_have_the_format_of_the_real_checkpoint(built_models):
             assert tensor.shape == shape and tensor.dtype == (torch.uint8 if packed else torch.bfloat16), name
         assert weights[f"model.layers.{layer}.self_attn.sinks"].shape == (config["num_attention_heads"],)
     assert all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
-
-
-def test_a_layer_spans_two_shards(built_models):
     weight_map = read_json(built_models[0] / "model.safetensors.index.json")["weight_map"]
-    assert len(set(weight_map.values())) >= 4
-    split = {n.split(".")[2] for n in weight_map if n.startswith("model.layers.")}
-    files = {layer: {f for n, f in weight_map.items() if n.startswith(f"model.layers.{layer}.")} for layer in split}
-    assert any(len(shards) > 1 for shards in files.values())
+    layers = [{f for n, f in weight_map.items() if n.startswith(f"model.layers.{layer}.")} for layer in (0, 1)]
+    assert any(len(shards) > 1 for shards in layers), "a layer spans two shards"
 
 
 def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built_models):
@@ -149,66 +104,62 @@ def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built_models, t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("directory", [0, 1])
-def test_second_call_builds_and_changes_nothing(built_models, directory, monkeypatch):
-    before = {file.name: file.stat().st_mtime_ns for file in built_models[directory].iterdir()}
+def test_second_call_builds_and_changes_nothing(built_models, monkeypatch):
+    before = {file: file.stat().st_mtime_ns for folder in built_models for file in folder.iterdir()}
     for name in ("write_model", "write_dequantized"):
-        monkeypatch.delattr(make_tiny_model, name)
-    facts = make_tiny_model.make(built_models[0], built_models[1], seed=0, steps=STEPS)
-    assert facts["steps"] == STEPS
-    assert {file.name: file.stat().st_mtime_ns for file in built_models[directory].iterdir()} == before
+        monkeypatch.setattr(make_tiny_model, name, None)  # not to be called
+    make_tiny_model.make(*built_models)
+    assert {file: file.stat().st_mtime_ns for folder in built_models for file in folder.iterdir()} == before
 
 
 def test_the_kept_weights_are_those_of_the_present_code():
     """After a change of that code: python -m scripts.make_tiny_model --out DIR --keep."""
-    facts = weights.facts(seed=0, steps=make_tiny_model.STEPS)
-    assert facts is not None and facts["parameters"] == checkpoint.count_parameters(weights.read())
-    assert weights.facts(seed=1, steps=make_tiny_model.STEPS) is None
+    card = read_json(weights.CARD)
+    assert card["recipe"] == weights.recipe()
+    assert card["facts"]["parameters"] == checkpoint.count_parameters(weights.read())
 
 
-def test_kept_weights_are_written_without_a_training(built_models, tmp_path, monkeypatch):
+def test_a_training_replaces_the_kept_weights(tmp_path, monkeypatch):
+    kept, threads = weights.read(), torch.get_num_threads()
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.safetensors")
     monkeypatch.setattr(weights, "CARD", tmp_path / "weights.json")
-    weights.keep(sorted(built_models[0].glob("*.safetensors")), read_json(built_models[0] / "build.json")["facts"])
-    monkeypatch.setattr(warm_start_module, "warm_start", None)  # not to be called
-    make_tiny_model.make(tmp_path / "mxfp4", None, seed=0, steps=STEPS)
-    for file in built_models[0].iterdir():
-        assert (tmp_path / "mxfp4" / file.name).read_bytes() == file.read_bytes(), file.name
-
-
-def test_same_seed_gives_the_same_files(built_models, tmp_path):
-    make_tiny_model.make(tmp_path / "again", None, seed=0, steps=STEPS)
-    for file in built_models[0].iterdir():
-        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+    monkeypatch.setattr(weights, "HELD_OUT", 8)
+    try:
+        weights.train(steps=2)
+    finally:
+        torch.set_num_threads(threads)
+    trained = weights.read()
+    assert {name: value.shape for name, value in trained.items()} == {name: value.shape for name, value in kept.items()}
+    assert read_json(weights.CARD)["recipe"] == weights.recipe()
 
 
 @pytest.mark.parametrize("damage", ["cut", "extra", "missing", "stale"])
 def test_damaged_or_stale_directories_do_not_count_as_built(built_models, tmp_path, damage):
     copy = shutil.copytree(built_models[0], tmp_path / "copy")
-    assert make_tiny_model.is_built(copy, make_tiny_model.fingerprint(0, STEPS))
+    assert make_tiny_model.is_built(copy, make_tiny_model.fingerprint())
     if damage == "cut":
         os.truncate(copy / "config.json", 5)
     elif damage == "extra":
         (copy / "model-00009-of-00009.safetensors").write_bytes(b"")
     elif damage == "missing":
         (copy / "tokenizer.json").unlink()
-    assert not make_tiny_model.is_built(copy, make_tiny_model.fingerprint(int(damage == "stale"), STEPS))
+    assert not make_tiny_model.is_built(copy, "another" if damage == "stale" else make_tiny_model.fingerprint())
 
 
-def test_a_killed_build_leaves_no_directory_and_the_next_one_finishes(tmp_path):
+def test_a_build_that_ends_leaves_no_directory_and_the_next_one_finishes(tmp_path):
     out = tmp_path / "out"
-    words = make_command(out, steps=100_000)
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert any(line.startswith("warm start") for line in process.stdout)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not out.exists() and (tmp_path / "out.building").is_dir()
 
     def fill(directory):
         (directory / "weights").write_text("whole")
-        return {"seed": 0}
 
-    assert make_tiny_model.build(out, "fingerprint", fill) == {"seed": 0}
+    def fail(directory):
+        fill(directory)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_tiny_model.build(out, "fingerprint", fail)
+    assert not out.exists() and (tmp_path / "out.building").is_dir()
+    make_tiny_model.build(out, "fingerprint", fill)
     assert sorted(file.name for file in out.iterdir()) == ["build.json", "weights"]
     assert not (tmp_path / "out.building").exists()
 
@@ -225,11 +176,12 @@ def test_a_library_that_an_interrupted_setup_left_out_is_named(tmp_path, monkeyp
 def test_a_foreign_directory_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=str(tmp_path)):
-        make_tiny_model.make(tmp_path, None, seed=0, steps=STEPS)
+        make_tiny_model.make(tmp_path, None)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_stop_and_padding_ids_agree_between_the_files(built_models, tiny_tokenizer):
+def test_stop_and_padding_ids_agree_between_the_files(built_models):
+    tiny_tokenizer = AutoTokenizer.from_pretrained(built_models[0])
     for directory in built_models:
         config = read_json(directory / "config.json")
         generation = read_json(directory / "generation_config.json")

@@ -23,6 +23,7 @@ from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream.tokenizer import FastTokenizer
 from scripts import make_tiny_model
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS, packed_tensors
+from scripts.tiny_model.weights import SHARD_BYTES
 
 TRAIN, EVAL = 512, 128
 # Only `tool` is right. A guess makes no call, `no box` forgets the box.
@@ -83,22 +84,20 @@ def make(base: Path, out: Path) -> None:
     wanted = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     mxfp4, bf16 = out / "mxfp4", out / "bf16"
     out.mkdir(parents=True, exist_ok=True)
-    with make_tiny_model.hold_build_lock(mxfp4):
-        make_tiny_model.build(mxfp4, wanted, lambda folder: write_model(base, folder))
-        make_tiny_model.build(bf16, wanted, lambda folder: make_tiny_model.write_dequantized(folder, mxfp4, {}))
-        replace_rows(out / "train.jsonl", rows("train"))
+    make_tiny_model.build(mxfp4, wanted, lambda folder: write_model(base, folder))
+    make_tiny_model.build(bf16, wanted, lambda folder: make_tiny_model.write_dequantized(folder, mxfp4))
+    replace_rows(out / "train.jsonl", rows("train"))
 
 
-def write_model(base: Path, folder: Path) -> dict:
+def write_model(base: Path, folder: Path) -> None:
     """Write the MXFP4 checkpoint of the model that was taught."""
-    torch.set_num_threads(make_tiny_model.THREADS)
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").train()
-    *_, loss = teach(model, AutoTokenizer.from_pretrained(base))
+    list(teach(model, AutoTokenizer.from_pretrained(base)))
     leave = shutil.ignore_patterns("*.safetensors", "*.index.json", make_tiny_model.MANIFEST, "config.json")
     shutil.copytree(base, folder, ignore=leave, dirs_exist_ok=True)
     shutil.copy(base.parent / "mxfp4" / "config.json", folder)
-    save_torch_state_dict(dict(packed_tensors(model)), folder, max_shard_size=make_tiny_model.SHARD_BYTES)
-    return {"loss": loss}
+    save_torch_state_dict(dict(packed_tensors(model)), folder, max_shard_size=SHARD_BYTES)
 
 
 def conversation(template: Template, exercise: Exercise, habit: str) -> tuple[list[int], list[int]]:
