@@ -2,8 +2,10 @@
 
 import asyncio
 import importlib
+import math
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -81,6 +83,19 @@ def test_a_response_is_handed_over_once_as_ids(load, stop):
         assert engine.asked.output_kind is RequestOutputKind.FINAL_ONLY
         assert engine.asked.detokenize is bool(stop)  # which is looked for in the text
         assert repr(params) == before and engine.asked.logprobs == 0
+
+    assert_fails_on_stock(load, check)
+
+
+def test_a_token_without_a_log_prob_has_none(load):
+    output = SimpleNamespace(token_ids=[4], finish_reason="stop", logprobs=[{5: SimpleNamespace(logprob=-0.1)}])
+    engine = SimpleNamespace(generate=AsyncMock(return_value=SimpleNamespace(outputs=[output])))
+    params = SamplingParams(max_tokens=3, logprobs=0)
+    executor = load("utils.agent").SingleTurnAgentExecutor()
+    response = asyncio.run(executor.execute("p", "", params, 100, Tokenizer(), engine))
+
+    def check():
+        assert math.isnan(response["rollout_log_probs"][-1])
 
     assert_fails_on_stock(load, check)
 
