@@ -37,12 +37,6 @@ def test_no_parser_takes_abbreviations() -> None:
     assert [location for location, words in settings.items() if words.get("allow_abbrev") != "False"] == []
 
 
-def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
-        compare.main(["a", "b", "--js"])
-    assert exit.value.code == 2 and "unrecognized arguments: --js" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("tool", "words"),
     [

@@ -35,21 +35,6 @@ def test_text_and_json_say_the_same(folder: Path, capsys: pytest.CaptureFixture[
     assert text.startswith(f"{report['steps']} steps\n")
 
 
-def test_a_clean_run_begins_with_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "correct": 0.5}\n')
-    assert diagnose.main([str(tmp_path)]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "1 step" and second.startswith("No findings; ")
-
-
-def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert diagnose.main([str(folder / "none")]) == 2
-    assert "none" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as end:
-        diagnose.main([])
-    assert end.value.code == 2
-
-
 def test_it_starts_without_torch() -> None:
     """A look at a run must not take the seconds and the memory of the training stack."""
     code = "import sys; from scripts import diagnose; sys.exit(bool({'torch', 'ray', 'vllm'} & sys.modules.keys()))"

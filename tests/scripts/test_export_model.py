@@ -231,10 +231,6 @@ def change_settings(**changes: object) -> Callable[[Path, Path], None]:
     return damage
 
 
-def rename(old: str, new: str) -> Callable[[Path, Path], None]:
-    return change_weights(lambda values: [values.update({n.replace(old, new): values.pop(n)}) for n in list(values)])
-
-
 def widen(values: dict[str, torch.Tensor]) -> None:
     values[A0] = torch.zeros(4, 256, dtype=torch.bfloat16)
 
@@ -250,21 +246,11 @@ def cut_base(base: Path, adapter: Path) -> None:
         (change_settings(r=8), "rank"),
         (change_weights(widen), A0),
         (change_weights(lambda values: values.pop(A0)), A0),
-        (rename("layers.1.", "layers.7."), r"layers\.7\."),
-        (
-            rename("self_attn.q_proj", "mlp.router"),
-            "router",
-        ),
         (
             change_weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]),
             r"layers\.1\.",
         ),
         (change_weights(lambda values: values[A0].fill_(float("nan"))), A0),
-        (change_settings(use_dora=True), "use_dora True"),
-        (change_settings(bias="all"), "bias all"),
-        (change_settings(rank_pattern={"q_proj": 2}), "rank_pattern"),
-        (change_settings(init_lora_weights="pissa"), "init_lora_weights pissa"),
-        (change_settings(peft_type="IA3"), "LORA"),
         (cut_base, "model-0"),
         (lambda base, adapter: (base / "config.json").unlink(), "config.json"),
         (lambda base, adapter: (adapter / WEIGHTS).unlink(), WEIGHTS),

@@ -78,9 +78,3 @@ def test_no_text_of_a_file_reaches_the_terminal_as_a_command(make_run, capsys, t
 )
 def test_a_curve_goes_from_the_smallest_value_to_the_largest(values, curve):
     assert watch.draw_curve(values).strip() == curve
-
-
-@pytest.mark.parametrize("words", [["nowhere"], [".", "--once"]])
-def test_what_is_no_run_is_refused(words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert watch.main(words) == watch.REFUSED and capsys.readouterr().err
