@@ -1,7 +1,7 @@
 """The installed package: its state, and the change of its files.
 
-`.openrlhf-original/`, beside the package, keeps OpenRLHF's own package. `written` there has the digests of the files
-that this tool left last, and during a change also of those before it. Other files are hand edits.
+`.openrlhf-original/`, beside the package, keeps OpenRLHF's own package. `left` there has the digests of the files that
+this tool left last, and during a change also of those before it. Other files are hand edits.
 """
 
 import contextlib
@@ -66,14 +66,18 @@ class Installed:
         elif self._is_written():
             state, message, command = "drifted", "as other patches, or a call that was killed, left it", APPLY
         else:
-            state, message, command = "edited", "edited by hand", f"{APPLY} --edits-to my-edits.patch"
+            state, message = "edited", "edited by hand (the command `diff` shows the edits)"
+            command = f"{APPLY} --edits-to my-edits.patch"
         facts = {"target": str(self.package), "version": series.version, "digest": now}
         return {"state": state, "message": message, "next": command, **facts, "expected_digest": series.patched}
 
     def _is_written(self) -> bool:
         """Return whether this tool wrote all files of the package, and none is missing."""
-        note, files = self._kept / "written", tree.read(self.package)
-        written = json.loads(note.read_text()) if note.is_file() else []
+        note, files = self._kept / "left", tree.read(self.package)
+        text = note.read_text() if note.is_file() else "[]"
+        if text == tree.digest(self.package):  # an earlier release noted the package's digest
+            return True
+        written = json.loads(text) if text.startswith("[") else []
         return all(files.get(name) in [one.get(name) for one in written] for name in set(files).union(*written))
 
     def find_original(self) -> Path:
@@ -92,7 +96,7 @@ class Installed:
             try:
                 tree.git(built.parent, "apply", "--whitespace=nowarn", *self.series.patches)
             except PatchError as error:
-                raise PatchError(Exit.BAD_SERIES, str(error), RESTORE) from error
+                raise PatchError(Exit.BAD_SERIES, str(error), error.next_command or RESTORE) from error
             if tree.digest(built) != self.series.patched:
                 what = "the patches do not lead to the digest in digests.json"
                 raise PatchError(Exit.BAD_SERIES, what, f"{RESTORE}, or export your commits again")
@@ -139,7 +143,7 @@ class Installed:
 
     def _note(self, *written: dict[str, str]) -> None:
         (self._kept / "note").write_text(json.dumps(written))
-        os.replace(self._kept / "note", self._kept / "written")
+        os.replace(self._kept / "note", self._kept / "left")
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -78,8 +78,11 @@ def test_hand_edits_are_saved_as_a_patch_that_brings_them_back(world, tmp_path, 
     assert look(world.package) == mine
 
 
-def test_a_new_release_of_the_patches_replaces_the_earlier_one(world, tmp_path):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_new_release_of_the_patches_replaces_the_earlier_one(world, tmp_path, earlier):
     world.call("apply")
+    if earlier:  # it noted one digest
+        (world.site / ".openrlhf-original" / "left").write_text(digest(world.package))
     assert world.call("import", "--to", tmp_path / "work") == 0
     commit(tmp_path / "work", "third", {"kept.py": "KEPT = 3\n"})
     assert world.call("export", "--from", tmp_path / "work") == 0
