@@ -2,16 +2,14 @@
 
 A small run without a key uses it. Every number in its replies counts the "=" of the response under judgement, up to the
 schema's maximum. So it rewards shown working and nothing else.
-
-    python -m reward.stand_in --address-file FILE --models ID ...
 """
 
-import argparse
 import json
 import re
+import signal
+import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 _PATH = re.compile(r"/v1beta/models/([\w.-]+)(?::generateContent)?(?:\?.*)?")
@@ -63,21 +61,12 @@ def reply(body: dict[str, Any]) -> dict[str, Any]:
     return {"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": tokens}
 
 
-def main() -> None:
-    """Serve until the process is ended; write the address to a file once the port is open."""
-    parser = argparse.ArgumentParser(prog="python -m reward.stand_in", description=__doc__)
-    parser.add_argument("--address-file", type=Path, required=True, help="is written with http://HOST:PORT")
-    parser.add_argument("--models", nargs="+", required=True, help="the ids that exist")
-    options = parser.parse_args()
-    Handler.models = options.models
+def serve(models: Sequence[str]) -> str:
+    """Serve these ids in a thread, for as long as this process lives; return the address."""
+    Handler.models = models
     server = _Server(("127.0.0.1", 0), Handler)
-    url = f"http://127.0.0.1:{server.server_port}"
-    aside = options.address_file.with_suffix(".new")
-    aside.write_text(url, encoding="utf-8")
-    aside.replace(options.address_file)
-    print(f"local stand-in for Gemini at {url}; its scores count the '=' of a response", flush=True)
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+    # The thread takes no signal: one that a process holds back stays pending.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return f"http://127.0.0.1:{server.server_port}"

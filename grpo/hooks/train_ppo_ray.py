@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo.hooks import flag_aliases
 from grpo.launch import flags
-from grpo.launch.supervise import last_words
+from grpo.launch.supervise import driver_error
 from grpo.model import model_files
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.rollout import chat_template, thinking
@@ -33,7 +33,7 @@ _judge: list[Any] = []  # it lives as long as this handle
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
-    last_words.install()
+    driver_error.install()
 
 
 def settle_nodes() -> None:

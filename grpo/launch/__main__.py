@@ -10,18 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from grpo.flags import other_names, parser
 from grpo.flags.parser import Asked
 from grpo.launch import (
-    cost,
+    about,
+    attempt,
     evaluate_command,
     gpu_memory,
     judge,
-    part,
-    placement,
     preflight,
     recorded,
     restarts,
@@ -29,11 +29,11 @@ from grpo.launch import (
     run_dir,
     signals,
 )
-from grpo.launch.checks import environment, packages, reward
+from grpo.launch.checks import environment, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
-from grpo.launch.plan import Plan, describe, make_plan, shortfall
-from grpo.launch.refusals import end_restarts, refuse, refuse_all
+from grpo.launch.plan import Plan, make_plan, shortfall
+from grpo.launch.restarts import REFUSED, end_restarts
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import guard, joined_cluster
 from grpo.launch.trainer_flags import make_trainer_words, make_variables
@@ -41,7 +41,8 @@ from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine
 from grpo.stack.checkout import TINY_MODEL
-from grpo.stack.problem import UserError
+from grpo.stack.counted import format_count
+from grpo.stack.problem import Problem, UserError
 from grpo.train import optimizer_steps
 
 _REMEDIES = {errno.ENAMETOOLONG: "give a shorter name", errno.EACCES: "make it readable and writable"}
@@ -55,11 +56,11 @@ def main(words: list[str] | None = None) -> int:
     try:
         signals.raise_them()
         if former := [*other_names.refuse_former(os.environ)]:
-            return refuse_all(asked, former)
+            return _refuse_all(asked, former)
         parser.fill(asked, words, lambda run: recorded.read(run_dir.find_run(run)))
         return _main(asked)
     except UserError as error:
-        return refuse(asked, error)
+        return _refuse(asked, error)
     except BrokenPipeError:
         if not _is_unread(sys.stdout):
             raise
@@ -70,12 +71,32 @@ def main(words: list[str] | None = None) -> int:
         if error.filename is None or error.errno not in _REMEDIES:
             raise
         what = f"{error.filename} cannot be used ({error.strerror})"
-        return refuse(asked, UserError(what, _REMEDIES[error.errno]))
+        return _refuse(asked, UserError(what, _REMEDIES[error.errno]))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if asked.held is not None and asked.resume:
             return end_restarts(Path(asked.resume), came.code, cause=came.name)
         return came.code
+
+
+def _refuse(asked: Asked, error: UserError) -> int:
+    """Print why nothing is started; return the exit code."""
+    print(f"refused: {error}", file=sys.stderr)
+    return _end_refused(asked, error.problem)
+
+
+def _refuse_all(asked: Asked, problems: Sequence[Problem]) -> int:
+    """Print all problems; return the exit code."""
+    print(f"refused, {format_count(len(problems), 'problem')}:", file=sys.stderr)
+    print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
+    return _end_refused(asked, problems[0])
+
+
+def _end_refused(asked: Asked, first: Problem) -> int:
+    """Return the exit code; a restart also leaves a record, and says how the run continues."""
+    if asked.held is None or asked.resume is None:
+        return REFUSED
+    return end_restarts(Path(asked.resume), REFUSED, cause=first.what, remedy=first.remedy)
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -106,23 +127,23 @@ def _main(asked: Asked) -> int:
         config = gpu_memory.choose(config)
         run_judge = judge.choose_judge(config, asked.tiny)
     except UserError as error:
-        return refuse(asked, error)
+        return _refuse(asked, error)
     plan = make_plan(config)
     if asked.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    about = [*asked.describe(), *_about(plan, config, run_judge)]
+    described = [*asked.describe(), *about.describe(plan, config, run_judge)]
     if asked.mode == "plan":
-        print("\n".join(about), flush=True)
+        print("\n".join(described), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
-        return refuse_all(asked, wrong) if wrong else 0
+        return _refuse_all(asked, wrong) if wrong else 0
     if asked.mode == "run" and asked.resume and (finished := resume.describe_finished(config, plan)):
         print("\n".join(finished))
         return 0
     cluster = _check_admission(asked, config, plan, folder, run_judge)
     if cluster.problems:
-        return refuse_all(asked, cluster.problems)
-    warnings = [*cluster.warnings, *placement.warnings()]
+        return _refuse_all(asked, cluster.problems)
+    warnings = [*cluster.warnings, *about.warn_of_gpus()]
     warnings += [*other_names.warn(os.environ), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if asked.resume else []
@@ -141,13 +162,13 @@ def _main(asked: Asked) -> int:
         try:
             held = RunFiles(folder).hold()
         except UserError as error:
-            return refuse(asked, error)
+            return _refuse(asked, error)
     places = {name: getattr(config.args, name) for name in own_runs.PLACES}
     own_runs.record(folder, asked.values | places)
     news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
     watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
-    print("\n".join([f"run directory {folder}", *news, *about, *cluster.places, watch]), flush=True)
-    return part.run(asked, folder, config, plan, run_judge, held)
+    print("\n".join([f"run directory {folder}", *news, *described, *cluster.places, watch]), flush=True)
+    return attempt.run(asked, folder, config, plan, run_judge, held)
 
 
 def _check_admission(
@@ -182,19 +203,6 @@ def _make_tiny() -> int:
         if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
             return code
     return 0
-
-
-def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
-    """Return what the plan says of a run."""
-    return [
-        packages.describe(),
-        *describe(plan, config),
-        *placement.describe(config),
-        *gpu_memory.describe(config),
-        *reward.describe(config),
-        *judge.describe(run_judge, config),
-        *cost.describe(plan, config, run_judge),
-    ]
 
 
 def _describe_resumption(config: Config, folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ class HangWatch:
 
     def __init__(self, files: RunFiles, progress: Progress, minutes: float) -> None:
         self._files, self._progress, self._floor = files, progress, minutes * 60
-        self._files.phase.unlink(missing_ok=True)  # of an earlier part
+        self._files.phase.unlink(missing_ok=True)  # of an earlier attempt
         self._seen: Any = None
         self._phase, self._step = START, 0
         self._since = time.monotonic()
@@ -56,11 +56,6 @@ class HangWatch:
         usual = self._usual()
         return FIRST_TIMES * self._floor if usual is None else max(self._floor, TIMES_USUAL * usual)
 
-    def describe_wait(self) -> str:
-        """Return what the run is doing, and how long that usually takes."""
-        self.look()
-        return f"waiting for {self._phase_of_step()} ({self._describe_usual()})"
-
     def _phase_of_step(self) -> str:
         return "the start of engines and actor" if self._phase == START else f"step {self._step}: {self._phase}"
 
@@ -71,8 +66,8 @@ class HangWatch:
         return "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
 
     def has_new_steps(self) -> bool:
-        """Return whether a step was completed in this part of the run, or may have been and its line is lost."""
-        return bool(self._progress.metrics.read_this_part() or self._progress.lost.count)
+        """Return whether a step was completed in this attempt, or may have been and its line is lost."""
+        return bool(self._progress.metrics.read_this_attempt() or self._progress.lost.count)
 
     def _usual(self) -> float | None:
         if self._phase == EVALUATE:

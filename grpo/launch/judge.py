@@ -28,11 +28,6 @@ class RunJudge:
     why_off: str = ""
     base_url: str = ""
 
-    @property
-    def stand_in_models(self) -> list[str]:
-        """Return the model ids for the stand-in; [] to start none."""
-        return list(self.settings.chain.models) if self.settings and self.is_stand_in else []
-
 
 def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
     """Return the judge that a configuration asks for, from this process's GRPO_* variables.

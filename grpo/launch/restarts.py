@@ -1,6 +1,6 @@
 """Continues a run after a crash, as `--resume` by hand does: a new launcher takes this one's place.
 
-The history is in ends.jsonl: a line with ``restart`` is of a part that was continued by itself.
+The history is in ends.jsonl: a line with ``restart`` is of an attempt that another one followed by itself.
 """
 
 import os
@@ -13,16 +13,20 @@ from typing import Any
 
 from grpo.flags.parser import Asked
 from grpo.launch import signals
+from grpo.run.progress import describe_continuation
+from grpo.run.run_files import RunFiles
+from grpo.stack.problem import UserError
 
 FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
 # What a second start cures: a name or port that another program or group of ranks took at the same moment.
 _BY_CHANCE = re.compile(r"start again|[Aa]ddress already in use")
 LAUNCHER = ("-P", "-m", "grpo.launch")
+REFUSED = 2  # exit code
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a part of a run is continued: after how many seconds (None: not), and what to tell the user."""
+    """Whether another attempt follows: after how many seconds (None: not), and what to tell the user."""
 
     wait: float | None
     lines: list[str]
@@ -35,7 +39,7 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
         ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)
             and ``saved`` (the step of the newest checkpoint, or 0).
         limit: restarts without a new checkpoint.
-        has_progressed: whether this part has logged a step or an evaluation.
+        has_progressed: whether this attempt has logged a step or an evaluation.
     """
     if limit == 0:
         return Verdict(None, [])
@@ -82,3 +86,25 @@ def exec_launcher(folder: Path, held: int) -> None:
     signals.hold_back()  # an interpreter that starts would die of one without a word
     os.set_inheritable(held, True)
     os.execv(sys.executable, [sys.executable, *LAUNCHER, "--resume", str(folder), "--held", str(held)])
+
+
+def end_restarts(folder: Path, code: int, **more: str) -> int:
+    """Record that a restart was not made, and say how the run continues; return the exit code."""
+    files = RunFiles(folder)
+    note_end(files, code, **more)
+    try:
+        config = files.read_config()
+    except UserError:  # the refusal has named it
+        config = {}
+    print(f"not finished {describe_continuation(folder, files.find_folder('ckpt_path', config))}", flush=True)
+    return code
+
+
+def note_end(files: RunFiles, code: int, **more: Any) -> bool:
+    """Record how an attempt ended; return whether the disk had room for it."""
+    try:
+        files.note_end(code, **more)
+    except OSError as error:  # it does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return False
+    return True

@@ -14,7 +14,7 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
-from grpo.run.run_files import RunFiles, read_parts, read_steps
+from grpo.run.run_files import RunFiles, read_attempts, read_steps
 from grpo.run.run_state import has_finished
 from grpo.run.saved_steps import parse_step, saved_steps, step_name
 from grpo.stack.counted import format_count
@@ -22,7 +22,7 @@ from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
-# The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
+# The saved optimizer state and data position depend on these. Anything else may change between attempts.
 FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "expert_rank", "prompt_data")
 # These depend on the machine or on resuming.
 FOLDERS = ("ckpt_path", "metrics_dir")
@@ -40,7 +40,7 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
             data file, no checkpoint is whole, or its batch or ranks do not fit this run.
     """
     for file in (RunFiles(folder).ends, RunFiles(folder).resumes):
-        read_parts(file)  # OSError for what a run could not append to
+        read_attempts(file)  # OSError for what a run could not append to
     flags = [*flags, *_keep_flags(flags, folder)]
     config = resolve(flags, folder)
     wrong = {name: values for name, values in find_flag_changes(config, folder).items() if name in FIXED}
@@ -239,7 +239,7 @@ def complete(config: Config, plan: Plan, step: int) -> list[str]:
 def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
     files = RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir))
-    ends, rows = read_parts(files.ends), read_steps(files.metrics)
+    ends, rows = read_attempts(files.ends), read_steps(files.metrics)
     made = max((row["step"] for row in rows), default=0)  # --save_steps -1: no checkpoint tells
     done = complete(config, plan, resumed_step(config) or made)
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()

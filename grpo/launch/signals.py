@@ -1,4 +1,4 @@
-"""Signals to the launcher while no trainer runs: during the checks, and between two parts of a run.
+"""Signals to the launcher while no trainer runs: during the checks, and between two attempts.
 
 While a trainer runs, :mod:`grpo.launch.supervise.supervisor` notes signals instead, since the run may save first.
 """

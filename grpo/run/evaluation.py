@@ -56,7 +56,7 @@ class Evaluation:
     def run_first(self, step: int) -> None:
         """Evaluate before the first step if ``--eval_at_start`` asks for it.
 
-        After a resume, also run the evaluation that the previous part was killed before.
+        After a resume, also run the evaluation that the previous attempt was killed before.
         """
         if self._args.eval_at_start if step == 0 else step % self._args.eval_steps == 0:
             self.run(step)

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
-from grpo.run.run_files import RunFiles, has_step, read_parts
+from grpo.run.run_files import RunFiles, has_step, read_attempts
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
@@ -42,7 +42,7 @@ class JsonLines:
     Attributes:
         rows: the lines so far, all with a `step`. Once the run replaces the file, only the new file's lines.
         broken: the number of lines left out.
-        before: step and time of the lines of earlier parts of the run.
+        before: step and time of the lines of earlier attempts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,11 +54,11 @@ class JsonLines:
         self._inode: int | None = None
 
     def skip(self) -> None:
-        """Read the lines of earlier parts of the run."""
+        """Read the lines of earlier attempts."""
         self.new_rows()
         self.before = frozenset(map(_key, self.rows))
 
-    def read_this_part(self) -> list[dict[str, Any]]:
+    def read_this_attempt(self) -> list[dict[str, Any]]:
         """Return the lines since :meth:`skip`."""
         return [row for row in self.rows if _key(row) not in self.before]
 
@@ -108,7 +108,7 @@ class Progress:
         self.files = (self.metrics, self.evals)
         self._run = files
         self._before, self._resumes = 0, 0
-        self._earlier: list[float] = []  # the seconds of earlier parts, as far as they were recorded
+        self._earlier: list[float] = []  # the seconds of earlier attempts, as far as they were recorded
         self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
 
@@ -116,12 +116,12 @@ class Progress:
         """Mark what a resumed run has already written as shown."""
         for file in (self.metrics, self.evals, self.parity):
             file.skip()
-        self._before, self._resumes = self.step, len(read_parts(self._run.resumes))
-        self._earlier = [row["seconds"] for row in read_parts(self._run.ends) if is_number(row.get("seconds"))]
+        self._before, self._resumes = self.step, len(read_attempts(self._run.resumes))
+        self._earlier = [row["seconds"] for row in read_attempts(self._run.ends) if is_number(row.get("seconds"))]
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
-        return bool(self.metrics.read_this_part() or self.evals.read_this_part())
+        return bool(self.metrics.read_this_attempt() or self.evals.read_this_attempt())
 
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, and a table for every comparison, in order.
@@ -152,11 +152,11 @@ class Progress:
         if self._resumes:
             least = "at least " if len(self._earlier) < self._resumes else ""  # a killed launcher records nothing
             whole = f"{format_count(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
-            line = f"{whole} over {format_count(self._resumes + 1, 'part')}; this part: {line}"
+            line = f"{whole} over {format_count(self._resumes + 1, 'attempt')}; this attempt: {line}"
         return [line, *self.results(run_dir, save_path, ckpt_path)]
 
     def seconds(self) -> float:
-        """Return the seconds of this part of the run so far."""
+        """Return the seconds of this attempt so far."""
         return time.monotonic() - self.started
 
     @property

@@ -19,7 +19,7 @@ from grpo.stack.problem import UserError
 LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
 _PARTS = ("flags", "judge", "plan", "reward", "data_sha256")  # of config.json
-_PART: Types = {"time": (int, float), "code": int}  # of a run: a line of ends.jsonl or resumes.jsonl
+_ATTEMPT: Types = {"time": (int, float), "code": int}  # a line of ends.jsonl or resumes.jsonl
 
 
 class RunFiles:
@@ -157,7 +157,7 @@ class RunFiles:
         return False
 
     def note_end(self, code: int, **more: Any) -> None:
-        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
+        """Append the exit code of this attempt to ends.jsonl. A killed launcher leaves no line.
 
         Args:
             more: ``lost``, the writes that the run lost; ``cause``, also the signal that stopped it; of a failure:
@@ -196,9 +196,9 @@ def read_steps(file: Path) -> list[dict[str, Any]]:
     return list(filter(has_step, read_rows(file)))
 
 
-def read_parts(file: Path) -> list[dict[str, Any]]:
+def read_attempts(file: Path) -> list[dict[str, Any]]:
     """Return the lines of ends.jsonl or resumes.jsonl."""
-    return read_rows(file, _PART)
+    return read_rows(file, _ATTEMPT)
 
 
 def read_samples(file: Path) -> list[dict[str, Any]]:

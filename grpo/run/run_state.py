@@ -13,7 +13,7 @@ from typing import Any
 from grpo.run.lost_writes import LOSSY
 from grpo.run.measure import get_value
 from grpo.run.progress import Progress, is_number, sort_by_step
-from grpo.run.run_files import RunFiles, read_parts
+from grpo.run.run_files import RunFiles, read_attempts
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
@@ -43,8 +43,8 @@ class Run:
         metrics, evals: the lines in step order, one per step.
         resumes: the lines of resumes.jsonl.
         progress: all lines of metrics.jsonl and eval.jsonl.
-        code: the exit code of its last part; None if it is running or its end was not recorded.
-        cause: why that part failed or was stopped; "" if it was not, or if that is unknown.
+        code: the exit code of its last attempt; None if it is running or its end was not recorded.
+        cause: why that attempt failed or was stopped; "" if it was not, or if that is unknown.
         state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
             version that does not record its end is STOPPED.
 
@@ -73,7 +73,7 @@ class Run:
             self.config, self.config_fault = self.files.read_config(), ""
         except UserError as error:
             self.config, self.config_fault = {}, error.problem.what
-        self.resumes = read_parts(self.files.resumes)
+        self.resumes = read_attempts(self.files.resumes)
         if not any(lines.rows for lines in self.progress.files):  # --metrics_dir appears with the first line
             self.files = RunFiles(self.folder)
             self.progress = Progress(self.files, None)
@@ -86,11 +86,11 @@ class Run:
         return lines
 
     def _last_end(self) -> dict[str, Any]:
-        ends = read_parts(self.files.ends)
-        is_of_last_part = ends and (
+        ends = read_attempts(self.files.ends)
+        is_of_last_attempt = ends and (
             not self.resumes or (ends[-1].get("time") or 0) >= (self.resumes[-1].get("time") or 0)
         )
-        return ends[-1] if is_of_last_part else {}
+        return ends[-1] if is_of_last_attempt else {}
 
     def _end(self) -> str:
         if self.code is not None:

@@ -38,9 +38,9 @@ import json, os, subprocess, sys, time
 from multiprocessing import shared_memory
 from pathlib import Path
 import ray
-from grpo.launch.supervise import last_words
+from grpo.launch.supervise import driver_error
 from grpo.stack.cluster import runtime_env
-last_words.install()
+driver_error.install()
 folder, how = sys.argv[1:]
 ray.init(runtime_env=runtime_env())
 

@@ -1,6 +1,7 @@
 """The machine's resources: GPUs, memory, disk, writable places, a cluster to join."""
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ from grpo.launch import gpu_limits
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
-from grpo.launch.supervise import ray_head
 from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
@@ -92,7 +92,11 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
 
 def check_ray() -> Iterator[Problem]:
     """Check that a cluster to join listens: Ray would wait for it for minutes."""
-    address = os.environ.get("RAY_ADDRESS")
-    if address and (why := ray_head.explain_silence(address)):
-        what = f"no Ray cluster answers at RAY_ADDRESS {address} ({why})"
+    if not (address := os.environ.get("RAY_ADDRESS")):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:
+        what = f"no Ray cluster answers at RAY_ADDRESS {address} ({error})"
         yield Problem(what, "start it, name it as HOST:PORT, or unset RAY_ADDRESS")

@@ -23,34 +23,24 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def guard(main: Callable[[], int]) -> int:
-    """Run `main` under a parent that guards it; return its exit code, or 128 + n if signal n ended it.
-
-    In a launcher that replaces a guarded one (a restart), this only calls `main`.
-    """
-    if os.environ.get(_GUARD_VARIABLE) == str(os.getppid()):
+    """Run `main` under a parent that guards it; return its exit code, or 128 + n if signal n ended it."""
+    if not is_lost():  # a launcher that replaces a guarded one (a restart)
         return main()
-    own = os.getpid()
-    os.environ |= {_GUARD_VARIABLE: str(own), processes.RUN_ID_VARIABLE: uuid.uuid4().hex}
+    os.environ |= {_GUARD_VARIABLE: str(os.getpid()), processes.RUN_ID_VARIABLE: uuid.uuid4().hex}
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     foreign = set(SHM.glob("*"))
     signals.hold_back()
-    child = os.fork()
-    if child:
+    if child := os.fork():
         return _wait(child, foreign)
     os.setsid()  # a Ctrl-C reaches the parent alone, which hands it on
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    die_with_parent()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signals.let_through()
     return 128 + signal.SIGKILL if is_lost() else main()
 
 
-def die_with_parent() -> None:
-    """Send this process a SIGTERM when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def is_lost() -> bool:
-    """Tell whether the parent of this launcher was killed."""
+    """Tell whether this process has no guard, or its guard was killed."""
     return os.environ.get(_GUARD_VARIABLE) != str(os.getppid())
 
 
@@ -58,26 +48,21 @@ def _wait(child: int, foreign: set[Path]) -> int:
     def hand_on(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
-            os.kill(child, signal.SIGCONT)  # somebody may have suspended it
 
     signals.handle(hand_on)
     signals.let_through()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signals.handle(signal.SIG_IGN)
-    left, memory = processes.end_all(os.environ[processes.RUN_ID_VARIABLE], grace=0.0)  # mostly nothing is left
-    processes.remove_shared_memory(memory - foreign)
+    left = processes.end_all(os.environ[processes.RUN_ID_VARIABLE], 0.0, foreign)  # mostly nothing is left
     if code >= 0:
         return code
     base_dir.delete_dead()
     if -code not in signals.ENDING:  # which end it silently while it starts
-        how = "./train_grpo.sh --resume latest continues it"
-        print(f"the launcher was killed by {signal.Signals(-code).name}: its run has ended; {how}", file=sys.stderr)
-    if left:
-        print(processes.describe_left(left), file=sys.stderr)
+        what = f"the launcher was killed by {signal.Signals(-code).name}: its run has ended"
+        print(f"{what}; ./train_grpo.sh --resume latest continues it", *filter(None, [left]), sep="\n", file=sys.stderr)
     return 128 - code
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+    if ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(f"prctl({option}) failed")

@@ -1,284 +1,210 @@
-"""Starts Ray, the judge's stand-in, and the driver; follows the driver to its end; ends everything that it started."""
+"""Starts Ray and the driver; follows the driver to its end; ends everything that it started."""
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 from grpo.launch import signals
 from grpo.launch.hang import HangWatch
-from grpo.launch.supervise import cause, guard, last_words, processes, ray_head
-from grpo.launch.supervise.owned import Owned
+from grpo.launch.supervise import base_dir, driver_error, guard, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.run.save_request import SaveRequest
 from grpo.stack import machine, rendezvous
-from grpo.stack.checkout import is_cpu_stack
+from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
-from reward.settings import STAND_IN_VARIABLE
 
-QUIET_SECONDS = 60.0
-SERVICE_SECONDS = 180.0  # that a service may take to start
-TAIL_LINES = 30
-FAILED = 1
-STOPPED = 3  # by the parity gate
-_TICK = 0.2
-
-
-@dataclass(frozen=True)
-class Saving:
-    """How to ask the trainer for a checkpoint before the run ends, and how many seconds it gets; 0 asks for none."""
-
-    request: SaveRequest
-    seconds: float
+RAY_LOG, RAY_SECONDS = "ray-start.log", 180.0  # that Ray may take to start
+FAILED, STOPPED = 1, 3  # exit codes: the run failed; the parity gate stopped it
+_TICK, _TAIL_LINES = 0.2, 30
 
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        code: the driver's exit code; 128 + n if signal n ended the driver or the launcher; 1 if a service failed.
-        cause: why it failed; None if it did not, or if a signal to the launcher ended it.
-    """
-
-    code: int
-    cause: Problem | None = None
+    code: int  # the driver's exit code; 128 + n if signal n ended the driver or the launcher; 1 if Ray failed
+    cause: Problem | None = None  # why it failed; None if it did not, or if a signal to the launcher ended it
 
 
 @dataclass(frozen=True)
 class Job:
-    """A driver and what it needs.
+    """A driver and what it needs."""
 
-    Attributes:
-        driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set if `ray` is given.
-        log_dir: an existing folder for the output of the driver and of Ray.
-        ray: the resources of the run's own cluster; None starts none.
-        environment: variables on top of this process's own.
-        progress: returns the lines to show since its last call.
-        grace: seconds between SIGTERM and SIGKILL.
-        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
-        folders: more folders that the run writes to, by what the user calls them.
-        watch: tells what the run is doing, and whether it hangs; None: nobody looks.
-        saving: a Ctrl-C or SIGTERM to this process lets the run save first; None ends it at once.
-    """
-
-    driver: Sequence[str]
-    log_dir: Path
-    ray: RayHead | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    progress: Callable[[], list[str]] = list
-    grace: float = 10.0
-    stand_in_models: Sequence[str] = ()
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    watch: HangWatch | None = None
-    saving: Saving | None = None
+    driver: Sequence[str]  # the command; it runs in the checkout
+    log_dir: Path  # an existing folder for the output of the driver and of Ray
+    ray: RayHead | None = None  # the resources of the run's own cluster; None starts none
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables on top of this process's own
+    progress: Callable[[], list[str]] = list  # returns the lines to show since its last call
+    grace: float = 10.0  # seconds between SIGTERM and SIGKILL
+    folders: Mapping[str, Path] = field(default_factory=dict)  # that the run writes to, by what the user calls them
+    watch: HangWatch | None = None  # tells what the run is doing, and whether it hangs
+    saving: SaveRequest | None = None  # asks for a checkpoint before a Ctrl-C or SIGTERM ends the run
+    saving_seconds: float = 0.0  # that this may take; 0 asks for none
 
 
 def supervise(job: Job) -> End:
     """Run a driver to its end, and leave no process of it behind. Needs a guard."""
-    supervisor = _Supervisor(job)
-    before = signals.handle(supervisor.note_signal)
-    try:
-        return supervisor.run()
-    finally:
-        signals.restore(before)
+    return _Supervisor(job).run()
 
 
-class _Stop(Exception):
-    """A signal ends the run."""
-
-
-class _Failed(Exception):
-    """The run cannot go on; `log` has the details."""
-
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what)
-        self.what, self.log = what, log
+class _Over(Exception):
+    """A signal ends the run; or what is wrong and the log with the details, if the run cannot go on."""
 
 
 class _Supervisor:
     def __init__(self, job: Job) -> None:
-        self.job, self.owned = job, Owned()
-        words = last_words.locate_file(job.log_dir)
-        words.unlink(missing_ok=True)  # of an earlier part of the run
-        self.environment = {**job.environment, last_words.FILE_VARIABLE: str(words.absolute())}
-        self.folders = {"the logs": job.log_dir, "temporary files": self.owned.folder, "shared memory": machine.SHM}
+        self.job, self.run_id = job, os.environ[processes.RUN_ID_VARIABLE]
+        self.folder, self.held = base_dir.make()
+        self.foreign = self.seen = set(machine.SHM.glob("*"))  # files from before the run are never deleted
+        kept = job.log_dir / driver_error.KEPT
+        kept.unlink(missing_ok=True)  # of an earlier attempt
+        (self.folder / "tmp").mkdir()
+        self.environment = {**job.environment, "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
+        self.environment[driver_error.FILE_VARIABLE] = str(kept.absolute())
+        self.folders = {"the logs": job.log_dir, "temporary files": self.folder, "shared memory": machine.SHM}
         self.folders |= job.folders
-        self.services: dict[int, tuple[str, str]] = {}  # name and log by pid; they must live as long as the driver
-        self.saving = job.saving if job.saving and job.saving.seconds else None
-        self.told: int | None = None  # a signal that lets the run save first
+        self.ray: subprocess.Popen[bytes] | None = None  # which must live as long as the driver
+        self.told: int | None = None  # a signal that lets the run save first, until then
         self.save_until: float | None = None
         self.signalled: int | None = None  # one that ends it at once
-        self.started = self.last_shown = time.monotonic()
-        self.last_waited_for = ""
 
-    def note_signal(self, number: int, frame: FrameType | None) -> None:
+    def note_signal(self, number: int, _: object) -> None:
         """Take a signal: the first may let the run save."""
-        if number in (signal.SIGINT, signal.SIGTERM) and self.saving and not self.told and not guard.is_lost():
+        may_save = self.job.saving_seconds and not self.told and not guard.is_lost()
+        if number in (signal.SIGINT, signal.SIGTERM) and may_save:
             self.told = number
         else:
             self.signalled = self.signalled or number
 
     def run(self) -> End:
         """Start everything, follow it until the end, clean up, and return how the run ended."""
-        killed = cause.count_out_of_memory_kills()
-        code, problem, log = FAILED, None, last_words.LOG
+        code, problem, log = FAILED, None, driver_error.LOG
+        before = signals.handle(self.note_signal)
         try:
-            if self.job.stand_in_models:
-                self._start_stand_in(self.job.stand_in_models)
             if self.job.ray:
                 self._start_ray(self.job.ray)
             code = self._follow_driver()
-            problem = self._explain(code, killed) if code and not self.signalled else None
-        except _Failed as failed:
-            problem, log = cause.find_full_disk(self.folders) or Problem(failed.what, ""), failed.log
-        except _Stop:
-            pass
+            problem = driver_error.find(self.job.log_dir, self.folders, code) if code and not self.signalled else None
+        except _Over as over:
+            if over.args:
+                what, log = over.args
+                problem = driver_error.find_full_disk(self.folders) or Problem(what, "")
         finally:
             self._clean_up()
+            signals.restore(before)
         return self._end(code, problem, log)
 
-    def _start_stand_in(self, models: Sequence[str]) -> None:
-        """Start the local server that stands in for Gemini; every later process gets its address."""
-        file = self.owned.folder / "stand-in-address"
-        command = [sys.executable, "-m", "reward.stand_in", "--address-file", str(file), "--models", *models]
-        self.environment[STAND_IN_VARIABLE] = address = self._start(
-            "the judge's stand-in", command, "stand-in.log", file
-        )
-        self._show(f"the judge's stand-in answers at {address}")
-
     def _start_ray(self, head: RayHead) -> None:
-        devices = f"{format_count(head.num_gpus, 'GPU')}, {format_count(head.num_cpus, 'CPU')}"
-        self._show(f"starting Ray ({machine.stand_ins(head.num_gpus) if is_cpu_stack() else devices})")
-        started, folder = time.monotonic(), self.owned.folder
-        self.environment |= ray_head.variables() | rendezvous.variables(folder / "rendezvous")
-        command, file = ray_head.start_command(head, folder), ray_head.address_file(folder)
-        ray_head.link_logs(folder, self.job.log_dir / "ray")
-        self.environment["RAY_ADDRESS"] = address = self._start("Ray", command, "ray-start.log", file)
+        """Start Ray; the driver gets its address."""
+        gpus = machine.stand_ins(head.num_gpus) if is_cpu_stack() else format_count(head.num_gpus, "GPU")
+        self._show(f"starting Ray ({gpus})")
+        started, file, address = time.monotonic(), self.folder / ray_head.ADDRESS, ""
+        self.environment |= ray_head.variables() | rendezvous.variables(self.folder / "rendezvous")
+        self.ray = self._spawn(ray_head.start_command(head, self.folder), RAY_LOG)
+        while not address:
+            self._tick()
+            address = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+            if time.monotonic() - started > RAY_SECONDS:
+                raise _Over(f"Ray did not start within {RAY_SECONDS:.0f} s", RAY_LOG)
+        self.environment["RAY_ADDRESS"] = address
         self._show(f"Ray is up at {address} after {time.monotonic() - started:.0f} s")
 
-    def _start(self, name: str, command: Sequence[str], log: str, file: Path) -> str:
-        """Start a service, and return the address that it writes into a file."""
-        self.services[self.owned.spawn(command, self.job.log_dir / log, self.environment)] = (name, log)
-        started = time.monotonic()
-        while not (file.is_file() and (address := file.read_text(encoding="utf-8").strip())):
-            self._tick()
-            if time.monotonic() - started > SERVICE_SECONDS:
-                raise _Failed(f"{name} did not start within {SERVICE_SECONDS:.0f} s", log)
-        return address
+    def _spawn(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
+        """Start a command in a session of its own. Its output goes to a log."""
+        variables = {**os.environ, **self.environment}
+        with (self.job.log_dir / log).open("ab") as output:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            return subprocess.Popen(command, cwd=CHECKOUT, env=variables, start_new_session=True, **streams)
 
     def _follow_driver(self) -> int:
         """Run the driver; return its exit code."""
-        driver = self.owned.spawn(self.job.driver, self.job.log_dir / last_words.LOG, self.environment)
-        self._show(f"starting engines and actor; log: {self.job.log_dir / last_words.LOG}")
-        while driver not in self.owned.exits:
+        driver = self._spawn(self.job.driver, driver_error.LOG)
+        self._show(f"starting engines and actor; log: {self.job.log_dir / driver_error.LOG}")
+        while (code := driver.poll()) is None:
             self._tick()
-            self._show_sign_of_life()
             if self.job.watch and (hang := self.job.watch.hang()):
-                raise _Failed(hang, last_words.LOG)
-        return self.owned.exits[driver]
+                raise _Over(hang, driver_error.LOG)
+        until = time.monotonic() + ray_head.NOTICE_SECONDS
+        is_silent = code in (FAILED, -signal.SIGABRT) and driver_error.read(self.job.log_dir) is None
+        while self.ray and is_silent and time.monotonic() < until:  # Ray ends soon, if it is the cause
+            self._tick()
+        return code
 
     def _tick(self) -> None:
-        """Wait a moment, collect ended processes, and show progress.
-
-        Raises:
-            _Stop: after a signal that ends the run at once.
-            _Failed: if a service has ended.
-        """
-        if self.signalled or (self.told and self._has_saved()):
-            raise _Stop
+        """Wait a moment, and show progress. Raises what ends the run."""
+        if self.signalled or (self.told and self._has_saved(self.told)):
+            raise _Over
         time.sleep(_TICK)
-        self.owned.look()
+        self._note_shared_memory()
         self._show(*self.job.progress())
-        self._look_at_services()
+        if self.ray and (code := self.ray.poll()) is not None:
+            raise _Over(f"Ray {driver_error.describe_end(code)} (pid {self.ray.pid})", RAY_LOG)
 
-    def _look_at_services(self) -> None:
-        for pid, (name, log) in self.services.items():
-            if pid in self.owned.exits:
-                raise _Failed(f"{name} {cause.describe_end(self.owned.exits[pid])} (pid {pid})", log)
+    def _note_shared_memory(self) -> None:
+        """Note whose new files under /dev/shm are while their owners live: nothing tells after a SIGKILL."""
+        before, self.seen = self.seen, set(machine.SHM.glob("*"))
+        if self.seen - before:
+            pids = [process.pid for process in processes.find_run_processes(self.run_id)]
+            names = "".join(f"{file.name}\n" for file in processes.find_shared_memory(pids) - self.foreign)
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self.held, names.encode())
 
-    def _has_saved(self) -> bool:
+    def _has_saved(self, number: int) -> bool:
         """Ask for a checkpoint, once; return whether it was saved, or timed out."""
-        if not self.saving or not self.job.watch or not self.job.watch.has_new_steps():
+        request, seconds = self.job.saving, self.job.saving_seconds
+        if not request or not self.job.watch or not self.job.watch.has_new_steps():
             return True
-        request, seconds = self.saving.request, self.saving.seconds
         if self.save_until is None:
-            try:
-                request.ask()
-            except OSError as error:
-                self._show(f"not saved: {error}")
-                return True
+            request.ask()
             self.save_until = time.monotonic() + seconds
-            at_once = "; press Ctrl-C again to stop immediately" if self.told == signal.SIGINT else ""
-            name = signals.get_name(self.told or 0)
-            self._show(f"{name}: saving the last completed step, for at most {seconds:.0f} s{at_once}")
-        if request.is_open() and time.monotonic() < self.save_until:
+            what = f"{signals.get_name(number)}: saving the last completed step, for at most {seconds:.0f} s"
+            self._show(what + "; press Ctrl-C again to stop immediately" * (number == signal.SIGINT))
+        if (is_open := request.is_open()) and time.monotonic() < self.save_until:
             return False
-        why = "timed out" if request.is_open() else request.failure()
+        why = "timed out" if is_open else request.failure()
         self._show(f"not saved: {why}" if why else "saved")
         return True
-
-    def _explain(self, code: int, killed_before: int) -> Problem | None:
-        """Return why the driver failed, before the clean-up frees disks; None if only its log can tell."""
-        is_silent = last_words.read(self.job.log_dir) is None and code in (FAILED, -signal.SIGABRT)
-        until = time.monotonic() + ray_head.NOTICE_SECONDS
-        while self.services and is_silent and time.monotonic() < until:  # Ray ends soon, if it is the cause
-            self.owned.look()
-            self._look_at_services()
-            time.sleep(_TICK)
-        killed = cause.count_out_of_memory_kills() - killed_before
-        joined = "" if self.services else os.environ.get("RAY_ADDRESS", "")
-        silent = joined if joined and ray_head.explain_silence(joined) else ""
-        return cause.find(self.job.log_dir, self.folders, code, killed, silent)
 
     def _clean_up(self) -> None:
         if number := self.signalled or self.told:
             self._show(f"{signals.get_name(number)}: ending the run (at most {self.job.grace:.0f} s)")
-        left = self.owned.end(self.job.grace)
-        if self.job.ray:
-            ray_head.keep_logs(self.owned.folder, self.job.log_dir / "ray")
-        self.owned.delete()
-        if left:
-            self._show(processes.describe_left(left))
-        self._show(*self.job.progress())
+        left = processes.end_all(self.run_id, self.job.grace, self.foreign)
+        with contextlib.suppress(OSError):  # a full disk, or no Ray
+            shutil.copytree(self.folder / ray_head.LOGS, self.job.log_dir / time.strftime("ray-%Y%m%d-%H%M%S"))
+        base_dir.delete(self.folder)
+        os.close(self.held)
+        self._show(*filter(None, [left]), *self.job.progress())
 
     def _end(self, code: int, problem: Problem | None, log: str) -> End:
         number = self.signalled or self.told  # a signal may have come during the clean-up
-        if code == 0:
-            return End(0)
-        if number:
+        if number and code:
             if problem and code != -signal.SIGTERM:  # a SIGTERM to all processes at once is no failure
                 self._show(f"{'failed':<12} {problem.what}")
             return End(128 + number)
-        if log != last_words.LOG or code < 0 or not problem:
-            last = (f"  {redact(line)}" for line in last_words.tail(self.job.log_dir / log, TAIL_LINES))
-            self._show(f"last lines of {self.job.log_dir / log}:", *last)
-        unknown = Problem(f"the driver ended with exit code {code}", f"see {self.job.log_dir / log}")
-        return End(128 - code if code < 0 else code, problem or unknown)
+        file = self.job.log_dir / log
+        if code and (log != driver_error.LOG or code < 0 or not problem):
+            lines = (f"  {redact(line)}" for line in driver_error.tail(file, _TAIL_LINES))
+            self._show(f"last lines of {file}:", *lines)
+        unknown = Problem(f"the driver ended with exit code {code}", f"see {file}")
+        return End(128 - code if code < 0 else code, (problem or unknown) if code else None)
 
     def _show(self, *lines: str) -> None:
         """Print lines. If nobody reads them any more (`| head`), end the run as a shell would."""
         if not lines:
             return
-        self.last_shown = time.monotonic()
         try:
             print(*lines, sep="\n", flush=True)
         except OSError as error:  # a terminal that is gone ends the run only by SIGHUP, which may be ignored
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
                 self.signalled = self.signalled or signal.SIGPIPE
-
-    def _show_sign_of_life(self) -> None:
-        """After a quiet minute, say what the run waits for, once for each such thing."""
-        if not self.job.watch or time.monotonic() - self.last_shown < QUIET_SECONDS:
-            return
-        waits_for = self.job.watch.describe_wait()
-        if waits_for != self.last_waited_for:
-            self.last_waited_for = waits_for
-            self._show(f"  {(time.monotonic() - self.started) / 60:.0f} min: {waits_for}")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
-from grpo.launch import part, preflight, rendering, restarts
+from grpo.launch import attempt, preflight, rendering, restarts
 from grpo.launch.supervise import guard, joined_cluster
 from grpo.launch.supervise.supervisor import supervise
 from grpo.stack import machine
@@ -22,8 +22,8 @@ preflight.patch_status = lambda: CLEAN
 rendering.render = lambda model, prompts, variables: [rendering.Rendered(8, str(prompt)) for prompt in prompts]
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-part.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
-part.DRIVER = (sys.executable, str(TRAINER))
+attempt.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
+attempt.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5
 joined_cluster.LOOK_AGAIN_SECONDS = 0.2

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from grpo.launch.supervise import last_words
+from grpo.launch.supervise import driver_error
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
@@ -55,7 +55,7 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
 
 
 def main() -> None:
-    last_words.install()
+    driver_error.install()
     clock.follow()
     folder, run_dir = Path(os.environ["FAULTY_FOLDER"]), Path(os.environ["GRPO_RUN_DIR"])
     fault = take_fault(folder)

@@ -106,12 +106,12 @@ def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None
     assert "no key" in problem and "GEMINI_API_KEY" in problem and "--no-judge" in problem
     assert find_problems(config, may_stand_in=True) == []
     chosen = judge.choose_judge(config, True)
-    assert chosen.stand_in_models == ["first", "second"]
+    assert chosen.settings.chain.models == ("first", "second")
     assert chosen.settings and chosen.settings.chain.requests_per_window == settings.STAND_IN_RPM, "it has no quota"
     assert any("NO KEY" in line for line in judge.describe(chosen, config))
     config = configure()
     chosen = judge.choose_judge(config, True)
-    assert not chosen.is_stand_in and chosen.stand_in_models == [], "there is a key"
+    assert not chosen.is_stand_in, "there is a key"
     assert not any("NO KEY" in line for line in judge.describe(chosen, config))
 
 
@@ -122,7 +122,7 @@ def test_a_judge_that_is_off_needs_nothing(setting, configure) -> None:
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "--quality_weight is 0"),
     ):
         config = configure("AIza\x07-not-a-key", **(VARIABLES | changes))
-        assert find_problems(config) == [] and judge.choose_judge(config, True).stand_in_models == []
+        assert find_problems(config) == [] and not judge.choose_judge(config, True).is_stand_in
         assert f"correctness alone, because {why}" in judge.describe(judge.choose_judge(config, True), config)[0]
     configure(None)
     own = judge.choose_judge(setting.make_config(), True)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import onsets
-from grpo.launch.onsets import Onsets
+from grpo.diagnosis import diagnose
+from grpo.launch import attempt
+from grpo.launch.attempt import Onsets
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 
@@ -49,10 +50,10 @@ def test_failing_rule_does_not_end_the_run(
     def fail(*_: object) -> list:
         raise ZeroDivisionError("a rule")
 
-    monkeypatch.setattr(onsets.Monitor, "new_onsets", fail)
+    monkeypatch.setattr(diagnose.Monitor, "new_onsets", fail)
     write(tmp_path, 1, 3)
     progress = Progress(RunFiles(tmp_path, tmp_path), 80)
     progress.poll()
-    with caplog.at_level(logging.WARNING, logger=onsets.__name__):
+    with caplog.at_level(logging.WARNING, logger=attempt.__name__):
         assert Onsets(progress, {}).new_lines() == []
     assert "the diagnosis failed after step 3: a rule" in caplog.text

@@ -13,8 +13,8 @@ import pytest
 
 from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
-from grpo.launch import part
-from grpo.launch.refusals import REFUSED
+from grpo.launch import attempt
+from grpo.launch.restarts import REFUSED
 from grpo.launch.supervise.supervisor import End, Job
 from grpo.run import own_runs, run_state
 from grpo.run.lost_writes import LOSSY
@@ -33,7 +33,7 @@ def run_launcher(setting, monkeypatch) -> Callable[..., int]:
         words = [*(options or ("--run-dir", str(setting.run_dir))), *setting.make_launch_words(**flags)]
         monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
         monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
-        monkeypatch.setattr(part, "supervise", supervise)
+        monkeypatch.setattr(attempt, "supervise", supervise)
         held = []
         with monkeypatch.context() as patch:
             patch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from grpo.run.run_files import RunFiles, read_parts
+from grpo.run.run_files import RunFiles, read_attempts
 from grpo.stack.problem import UserError
 
 
@@ -32,7 +32,7 @@ def test_an_invalid_configuration_names_its_file(tmp_path, text):
 
 def test_an_end_whose_cause_names_a_file_in_another_encoding_is_read_back(tmp_path):
     RunFiles(tmp_path).note_end(1, cause="cannot read a\udce9.json")
-    assert [end["cause"] for end in read_parts(RunFiles(tmp_path).ends)] == ["cannot read a?.json"]
+    assert [end["cause"] for end in read_attempts(RunFiles(tmp_path).ends)] == ["cannot read a?.json"]
 
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path):

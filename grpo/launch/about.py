@@ -1,6 +1,11 @@
-"""Which GPUs serve whom, and which run the actor's experts without their fast kernel."""
+"""What a run is, in lines for people: its plan, its GPUs, its reward, its cost."""
 
+from grpo.launch import cost, gpu_memory, judge
+from grpo.launch.checks import packages, reward
 from grpo.launch.config import Config
+from grpo.launch.judge import RunJudge
+from grpo.launch.plan import Plan
+from grpo.launch.plan import describe as describe_plan
 from grpo.stack import machine, numa
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import Gpu
@@ -9,7 +14,20 @@ from grpo.stack.machine import Gpu
 FUSED = ("9.0", "10.0")
 
 
-def describe(config: Config) -> list[str]:
+def describe(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
+    """Return what the plan says of a run."""
+    return [
+        packages.describe(),
+        *describe_plan(plan, config),
+        *describe_placement(config),
+        *gpu_memory.describe(config),
+        *reward.describe(config),
+        *judge.describe(run_judge, config),
+        *cost.describe(plan, config, run_judge),
+    ]
+
+
+def describe_placement(config: Config) -> list[str]:
     """Name the GPUs of each engine and of the actor, in lines for people; [] without enough GPUs here.
 
     Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With
@@ -32,7 +50,7 @@ def _names(gpus: list[Gpu]) -> str:
     return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"
 
 
-def warnings() -> list[str]:
+def warn_of_gpus() -> list[str]:
     """Return a line for each kind of GPU of this machine that has no fused grouped product."""
     gpus = [] if is_cpu_stack() else machine.gpus()
     kinds = sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})

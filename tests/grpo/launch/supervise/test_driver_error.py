@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from ray import exceptions
 
-from grpo.launch.supervise import cause, last_words
-from grpo.launch.supervise.last_words import LastWords
+from grpo.launch.supervise import driver_error
+from grpo.launch.supervise.driver_error import KEPT, DriverError
+from grpo.stack import cluster
 from grpo.stack.problem import Problem, UserError
 
 # Ray 2.55.1 writes it like this; the text goes on beyond what is kept of it.
@@ -23,31 +25,29 @@ LOW_MEMORY = (
 ) + "- bytes spillable: 0; " * 30
 
 
-def find(tmp_path: Path, words: LastWords | None = None, **known: Any) -> Problem | None:
-    if words:
-        last_words.locate_file(tmp_path).write_text(json.dumps(asdict(words)))
-    return cause.find(tmp_path, **{"folders": {}, "code": 1} | known)
+def find(tmp_path: Path, error: DriverError | None = None, **known: Any) -> Problem | None:
+    if error:
+        (tmp_path / KEPT).write_text(json.dumps(asdict(error)))
+    return driver_error.find(tmp_path, **{"folders": {}, "code": 1} | known)
 
 
 @pytest.mark.parametrize(
-    ("words", "known", "what", "remedy"),
+    ("error", "code", "what", "remedy"),
     [
-        (LastWords("ValueError", "wrong", "mend"), {}, "wrong", "mend"),
-        (LastWords("ValueError", "wrong"), {"out_of_memory": 1}, "wrong", "lack of memory"),
+        (DriverError("ValueError", "wrong", "mend"), 1, "wrong", "mend"),
         # a driver that crashes, and one that Ray aborts because something has died
-        (None, {"code": -9, "out_of_memory": 2}, "the driver was killed by SIGKILL", "lack of memory"),
-        (LastWords("ValueError", "old"), {"code": -11}, "the driver was killed by SIGSEGV", ""),
-        (None, {"code": -6}, "the driver was killed by SIGABRT", ""),
-        (LastWords("ActorDiedError", "an engine died"), {"code": -6}, "an engine died", ""),
-        (None, {"code": -6, "silent_head": "h:6379"}, "the head of the Ray cluster at h:6379 was lost", "start Ray"),
+        (None, -9, "the driver was killed by SIGKILL", "memory"),
+        (DriverError("ValueError", "old"), -11, "the driver was killed by SIGSEGV", ""),
+        (None, -6, "the driver was killed by SIGABRT", ""),
+        (DriverError("ActorDiedError", "an engine died"), -6, "an engine died", ""),
     ],
 )
-def test_the_first_cause_is_found(tmp_path: Path, words: LastWords, known: dict, what: str, remedy: str) -> None:
-    found = find(tmp_path, words, **known)
+def test_the_first_cause_is_found(tmp_path: Path, error: DriverError, code: int, what: str, remedy: str) -> None:
+    found = find(tmp_path, error, code=code)
     assert found and found.what == what and remedy in found.remedy and bool(remedy) == bool(found.remedy)
 
 
-def test_only_the_log_knows_of_a_driver_without_last_words(tmp_path: Path) -> None:
+def test_only_the_log_knows_of_a_driver_that_kept_no_error(tmp_path: Path) -> None:
     assert find(tmp_path, code=3) is None
 
 
@@ -62,20 +62,22 @@ def test_only_the_log_knows_of_a_driver_without_last_words(tmp_path: Path) -> No
     ],
 )
 def test_frequent_exceptions_have_a_remedy(tmp_path: Path, error: Exception, remedy: str) -> None:
-    words = last_words.explain(error, tmp_path / "absent")
-    assert words.what.startswith(type(error).__name__) and remedy in words.remedy and bool(remedy) == bool(words.remedy)
+    found = driver_error.explain(error, tmp_path / "absent")
+    assert found.what.startswith(type(error).__name__) and remedy in found.remedy and bool(remedy) == bool(found.remedy)
 
 
-def test_what_died_is_the_cause_of_what_others_say_and_its_log_may_have_the_remedy(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(last_words, "find_dead_actor", lambda: ("an actor rank", 77))
-    log, closed = tmp_path / "driver.log", RuntimeError("Connection closed by peer")
-    log.write_text("(Judge pid=777) OSError: [Errno 24] Too many open files\n(Actor pid=77) terminate called\n")
-    assert last_words.explain(closed, log) == LastWords("RuntimeError", "an actor rank died (pid 77)")
-    with log.open("a") as file:
-        file.write("(Actor pid=77, ip=127.0.0.1)   what():  [gloo/tcp/pair.cc:80] accept: Too many open files\n")
-    assert "ulimit -Hn" in last_words.explain(closed, log).remedy
-    monkeypatch.setattr(last_words, "find_lost_nodes", lambda: ["10.0.0.2"])
-    assert last_words.explain(closed, log).what == "node 10.0.0.2 was lost"
+@pytest.fixture
+def ray_with_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Namespace(is_initialized=lambda: True))
+    monkeypatch.setattr(driver_error, "find_dead_actor", lambda: "an actor rank died (pid 77)")
+
+
+def test_what_died_is_the_cause_of_what_others_say(tmp_path: Path, ray_with_a_death, monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "wait_for_lost_nodes", list)
+    closed = RuntimeError("Connection closed by peer")
+    assert driver_error.explain(closed, tmp_path) == DriverError("RuntimeError", "an actor rank died (pid 77)")
+    monkeypatch.setattr(cluster, "wait_for_lost_nodes", lambda: ["10.0.0.2"])
+    assert driver_error.explain(closed, tmp_path).what == "node 10.0.0.2 was lost"
 
 
 # As vLLM 0.15 and Ray 2.48 write them, with their colors.
@@ -97,10 +99,10 @@ def test_an_engine_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyt
         "Engine core initialization failed. See root cause above. Failed core proc(s): {}",
     )
     for is_cpu in (False, True):  # without a log; a CPU has no graphs
-        monkeypatch.setattr(last_words, "is_cpu_stack", lambda is_cpu=is_cpu: is_cpu)
-        assert ("--no-graphs" in last_words.explain(RuntimeError(told), log).remedy) != is_cpu
+        monkeypatch.setattr(driver_error, "is_cpu_stack", lambda is_cpu=is_cpu: is_cpu)
+        assert ("--enforce_eager" in driver_error.explain(RuntimeError(told), log).remedy) != is_cpu
     log.write_text(NO_ENGINE)
-    found = last_words.explain(RuntimeError(told), log)
+    found = driver_error.explain(RuntimeError(told), log)
     assert found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
 
 
@@ -117,8 +119,8 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full_disk: Path) -> None:
-    words = LastWords("ActorDiedError", "an engine died")
-    found = find(tmp_path, words, folders={"the logs": tmp_path, "checkpoints": full_disk})
+    error = DriverError("ActorDiedError", "an engine died")
+    found = find(tmp_path, error, folders={"the logs": tmp_path, "checkpoints": full_disk})
     assert found and found.what == f"the disk of checkpoints is full: {full_disk}" and "--ckpt_path" in found.remedy
     assert "disk of checkpoints is full" in str(found)
 
@@ -127,23 +129,23 @@ def test_the_driver_keeps_the_exception_of_another_process(monkeypatch: pytest.M
     monkeypatch.setenv("THE_API_KEY", "a-secret-value")
     first = UserError("the adapter a-secret-value is not finite", "lower --actor_learning_rate")
     outer = exceptions.RayTaskError("fit", "Traceback ...", exceptions.RayTaskError("save", "Traceback ...", first))
-    kept = last_words.explain(outer, Path())
-    assert kept == LastWords("UserError", "the adapter <THE_API_KEY> is not finite", "lower --actor_learning_rate")
+    kept = driver_error.explain(outer, Path())
+    assert kept == DriverError("UserError", "the adapter <THE_API_KEY> is not finite", "lower --actor_learning_rate")
 
 
 def test_an_exception_at_the_start_of_an_actor_is_found_in_the_message_of_its_death() -> None:
     trace = 'Traceback (most recent call last):\n  File "x"\nKeyError: 1\n\nTraceback (most recent call last):\n'
     failed = exceptions.RayTaskError("__init__", trace + "ValueError: no such model", ValueError("no such model"))
-    kept = last_words.explain(exceptions.ActorDiedError(failed), Path())
+    kept = driver_error.explain(exceptions.ActorDiedError(failed), Path())
     assert kept.what == "ValueError: no such model"
 
 
 def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
-    program = "from grpo.launch.supervise import last_words; last_words.install(); raise ValueError('the reason')"
-    environment = {**os.environ, last_words.FILE_VARIABLE: str(last_words.locate_file(tmp_path))}
+    program = "from grpo.launch.supervise import driver_error; driver_error.install(); raise ValueError('the reason')"
+    environment = {**os.environ, driver_error.FILE_VARIABLE: str(tmp_path / KEPT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
     assert "ValueError: the reason" in done.stderr
-    assert last_words.read(tmp_path) == LastWords("ValueError", "ValueError: the reason")
+    assert driver_error.read(tmp_path) == DriverError("ValueError", "ValueError: the reason")
 
 
 def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
@@ -151,5 +153,5 @@ def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
     log.write_text(
         "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
     )
-    assert last_words.tail(log, 2) == ["(actor) loading", "ValueError: reason"]
-    assert last_words.tail(tmp_path / "absent.log", 2) == []
+    assert driver_error.tail(log, 2) == ["(actor) loading", "ValueError: reason"]
+    assert driver_error.tail(tmp_path / "absent.log", 2) == []

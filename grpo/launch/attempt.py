@@ -1,8 +1,10 @@
-"""One part of a run, from a start or a resume to its end: the trainer under supervision, and what is said of it."""
+"""An attempt of a run, from a start or a resume to its end: the trainer under supervision, and what is said of it."""
 
+import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +14,27 @@ from grpo.launch.config import Config
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
-from grpo.launch.refusals import REFUSED, note
 from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import last_words
+from grpo.launch.supervise import driver_error
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.supervisor import STOPPED, End, Job, Saving, supervise
+from grpo.launch.supervise.supervisor import STOPPED, End, Job, supervise
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
-from grpo.run.run_files import RunFiles, read_parts
+from grpo.run.run_files import RunFiles, read_attempts
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
-from reward import judge_actor
+from reward import judge_actor, stand_in
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
+logger = logging.getLogger(__name__)
 
 
-def run(
-    asked: Asked,
-    folder: Path,
-    config: Config,
-    plan: Plan,
-    run_judge: RunJudge,
-    held: int,
-) -> int:
+def run(asked: Asked, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
     for left in (STAND_IN_VARIABLE, judge_actor.VARIABLE):  # by another run
         os.environ.pop(left, None)
@@ -49,12 +44,10 @@ def run(
     progress = Progress(files, plan.steps)
     progress.lost.begin(resume.resumed_step(config))
     progress.skip()
-    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
-    if run_judge.settings:
-        environment[judge_actor.VARIABLE] = judge_actor.NAME
+    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder), **_start_judge(run_judge)}
     is_finished = False
     try:
-        end = _train(files, config, plan, progress, environment, run_judge)
+        end = _train(files, config, plan, progress, environment)
         code, is_finished = end.code, end.code == 0
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
@@ -66,28 +59,27 @@ def run(
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
             code = came.code
-            note(files, code, cause=came.name)
+            restarts.note_end(files, code, cause=came.name)
     if not is_finished:
         print(f"not finished {describe_continuation(folder, Path(config.args.ckpt_path))}", flush=True)
     return code
 
 
-def _train(
-    files: RunFiles,
-    config: Config,
-    plan: Plan,
-    progress: Progress,
-    environment: dict[str, str],
-    run_judge: RunJudge,
-) -> End:
-    """Run the trainer under supervision; return how it ended."""
-    from grpo.launch.onsets import Onsets  # here, since only a run needs numpy
+def _start_judge(judge: RunJudge) -> dict[str, str]:
+    """Return the variables of a run with a judge. A stand-in for Gemini lives as long as this process."""
+    if not judge.settings:
+        return {}
+    variables = {judge_actor.VARIABLE: judge_actor.NAME}
+    if judge.is_stand_in:
+        variables[STAND_IN_VARIABLE] = address = stand_in.serve(judge.settings.chain.models)
+        print(f"the judge's stand-in answers at {address}", flush=True)
+    return variables
 
-    args, onsets = config.args, Onsets(progress, files.read_config())
-    folders = {"checkpoints": Path(args.ckpt_path), "metrics": Path(args.metrics_dir)}
-    folders["the run directory"] = files.folder
-    request = SaveRequest(files.save_request)
-    request.close()  # of an earlier part
+
+def _train(files: RunFiles, config: Config, plan: Plan, progress: Progress, environment: dict[str, str]) -> End:
+    """Run the trainer under supervision; return how it ended."""
+    args, onsets, request = config.args, Onsets(progress, files.read_config()), SaveRequest(files.save_request)
+    request.close()  # of an earlier attempt
     head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
     end = supervise(
         Job(
@@ -96,25 +88,55 @@ def _train(
             ray=None if os.environ.get("RAY_ADDRESS") else head,
             environment=environment,
             progress=lambda: [*progress.poll(), *onsets.new_lines()],
-            stand_in_models=run_judge.stand_in_models,
-            folders=folders,
+            folders={
+                "checkpoints": Path(args.ckpt_path),
+                "metrics": Path(args.metrics_dir),
+                "the run directory": files.folder,
+            },
             watch=HangWatch(files, progress, args.hang_minutes),
-            saving=Saving(request, args.sigterm_seconds),
+            saving=request,
+            saving_seconds=args.sigterm_seconds,
         )
     )
     request.close()
-    words = last_words.read(files.logs) if end.cause else None
-    if words and words.kind == PolicyMismatch.__name__:  # a run that is started again computes the same
-        return End(STOPPED, Problem(words.what, words.remedy))
+    error = driver_error.read(files.logs) if end.cause else None
+    if error and error.kind == PolicyMismatch.__name__:  # a run that is started again computes the same
+        return End(STOPPED, Problem(error.what, error.remedy))
     return end
 
 
+class Onsets:
+    """What the diagnosis finds while a run is going, once per onset.
+
+    Args:
+        progress: of the run; findings in the steps that it already holds count as reported.
+        config: config.json.
+    """
+
+    def __init__(self, progress: Progress, config: Mapping[str, Any]) -> None:
+        from grpo.diagnosis.diagnose import Monitor  # here, since only a run needs numpy
+
+        self._progress, self._monitor, self._seen = progress, Monitor(config), 0
+        self.new_lines()
+
+    def new_lines(self) -> list[str]:
+        """Return a line for every new onset. Computes nothing until another step or evaluation arrives."""
+        rows, evals = self._progress.metrics.rows, self._progress.evals.rows
+        if len(rows) + len(evals) == self._seen:
+            return []
+        self._seen = len(rows) + len(evals)
+        try:
+            return [f"! {finding.headline()}" for finding in self._monitor.new_onsets(rows, evals)]
+        except Exception as error:  # a faulty rule must not stop the run
+            logger.warning("the diagnosis failed after step %s: %s", self._progress.step, error)
+            return []
+
+
 def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
-    """Return what a part of the run has reached, and why it failed."""
+    """Return what an attempt has reached, and why it failed."""
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     lines = progress.summary(files.folder, save_path, ckpt_path)
-    adapter = find_adapter(save_path, ckpt_path)
-    if adapter:
+    if adapter := find_adapter(save_path, ckpt_path):
         lines.append(evaluate_command.describe(config, adapter))
     if progress.metrics.rows or progress.evals.rows:
         lines.append(f"report       {evaluate_command.build_shell_command('scripts.report', str(files.folder))}")
@@ -127,7 +149,7 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
 
 
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
-    """Record how a part of the run ended, and decide whether the run restarts."""
+    """Record how an attempt ended, and decide whether another one follows."""
     verdict = Verdict(None, [])
     more: dict[str, Any] = {"seconds": progress.seconds()}
     if progress.lost.count:
@@ -136,9 +158,9 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         saved = saved_steps(config.args.ckpt_path)
         more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
-        if end.code not in (REFUSED, STOPPED):
-            verdict = restarts.decide([*read_parts(files.ends), more], config.args.restarts, progress.has_moved())
+        if end.code not in (restarts.REFUSED, STOPPED):
+            verdict = restarts.decide([*read_attempts(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
     elif end.code > 128:
         more["cause"] = signals.get_name(end.code - 128)
-    return verdict if note(files, end.code, **more) else Verdict(None, [])
+    return verdict if restarts.note_end(files, end.code, **more) else Verdict(None, [])
