@@ -41,8 +41,11 @@ def _find_outside(series: Series, limit: Limit) -> int | None:
 def _holds(run: Record, limit: Limit, step: int) -> bool:
     """Say whether the further condition of a limit holds, for a metric outside it since a step."""
     if limit.metric.startswith(("logprob", "vllm")):  # with --pipeline, the engines' policy lacks an update
-        late = run.column("logprob_diff_mean").values[-3:]
-        return not run.number("--pipeline") and ("@" not in limit.metric or bool(np.median(late) > 0.02))
+        if run.number("--pipeline") or limit.metric.startswith("vllm"):
+            return not run.number("--pipeline")
+        is_ratio, most = "@" in limit.metric, run.number("--parity_limit", 0.05)  # as in the parity gate
+        late = run.column("logprob_diff_mean" if is_ratio else limit.metric).values[-3:]
+        return bool(np.median(late) > (0.02 if is_ratio else most))
     if limit.metric == "zero_spread_groups":
         return run.has_room or run.training.values[:6].mean() > 0.9
     if limit.when == FALLS:
