@@ -14,8 +14,6 @@ VARIABLES = (
     "JUDGE_TRIES", "JUDGE_DEADLINE", "JUDGE_CALL_TIMEOUT", "JUDGE_RPM", "JUDGE_CONCURRENCY", "JUDGE_BASE_URL",
 )  # fmt: skip
 GOOGLE_URL = "https://generativelanguage.googleapis.com"  # tells Google's judgements from those of other servers
-# The values of unset variables, in the directories of older runs and outside a run. `train_grpo.sh` sets all of them.
-UNSET = {"JUDGE_BASE_URL": GOOGLE_URL, "JUDGE_UNFINISHED": "0"}
 # The address of the local stand-in server, set by the launcher if a small run has no key.
 STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"
 STAND_IN_KEY = "local-stand-in"
@@ -88,7 +86,7 @@ def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
     """
     if find_off_setting():
         return None
-    values = UNSET | variables()
+    values = variables()
     models = _models(values)
     if len(set(models)) < len(models):
         raise SettingsError(f"--judge_models names a model twice ({' '.join(models)})", "name each model once")
@@ -96,7 +94,7 @@ def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
     tries, rpm, at_once = (int(_number(values, f"JUDGE_{name}")) for name in ("TRIES", "RPM", "CONCURRENCY"))
     chain = ChainSettings(models, tries, deadline, call_timeout, STAND_IN_RPM if is_stand_in else rpm, at_once)
     fallback = values.get("JUDGE_FALLBACK", "correctness")
-    return JudgeSettings(chain, *_weights(values), fallback, values["JUDGE_UNFINISHED"] == "1")
+    return JudgeSettings(chain, *_weights(values), fallback, values.get("JUDGE_UNFINISHED") == "1")
 
 
 def _models(values: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,13 +1,9 @@
 """Files of the trainer's state: safetensors, whose tensor "json" holds all other values as JSON text.
 
-Reading them runs nothing that a file holds. Earlier versions wrote pickles (NAME.pt), and PyTorch's restricted reader
-of those has had flaws through which a file could run code.
+Reading them runs nothing that a file holds.
 """
 
-import functools
 import json
-import logging
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from grpo.stack.json_files import open_file
 
-logger = logging.getLogger("openrlhf.grpo.state_files")
-OLD = ".pt"
 # JSON has no tensors, no tuples, and only texts as keys.
 _TENSOR, _TUPLE, _PAIRS = "$tensor", "$tuple", "$pairs"
 _JSON = "json"
@@ -46,32 +40,12 @@ def read(file: Path) -> Any:
     Raises:
         OSError, StateFileError: if the file is missing, truncated or of another kind.
     """
-    open_file(file.with_suffix(OLD) if is_old(file) else file).close()  # the readers below wait for a named pipe
-    if is_old(file):
-        return _read_old(file.with_suffix(OLD))
+    open_file(file).close()  # the reader below waits for a named pipe
     try:
         tensors = load_file(file)
         return _decode(json.loads(tensors.pop(_JSON).numpy().tobytes()), tensors)
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise StateFileError("it is truncated or not a checkpoint") from error
-
-
-def is_old(file: Path) -> bool:
-    """Say whether an earlier version wrote the state."""
-    return file.with_suffix(OLD).exists() and not file.exists()
-
-
-@functools.cache  # once, and not for the file of each rank
-def _warn_unpickled(folder: Path) -> None:
-    logger.warning("%s is of an earlier version and is unpickled: continue from it only if you wrote it", folder)
-
-
-def _read_old(file: Path) -> Any:
-    _warn_unpickled(file.parent)
-    try:
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise StateFileError("it is truncated or not a checkpoint") from error  # torch's advice does not apply
 
 
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo.flags import boxes, other_names, ours
-from grpo.flags.ranges import text
 from grpo.flags.upstream import make_strict, parse_given, trainer_parser
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import secrets
@@ -145,8 +144,6 @@ def make_parser() -> argparse.ArgumentParser:
     groups = parser._action_groups
     parser._action_groups = [groups[-1], *groups[2:-1], *groups[:2]]  # help shows OpenRLHF's last
     for action in parser._actions:
-        if type(action) is argparse._StoreAction and action.type in (None, str) and action.nargs is None:
-            action.type = text
         action.required = False
         action.default = ours.DEFAULTS.get(action.dest, action.default)
     return make_strict(parser)

@@ -38,11 +38,6 @@ def above(low: float, wanted: str = "") -> Number:
     return Number(float, wanted or f"a number above {low:g}", lambda value: low < value < math.inf)
 
 
-def text(words: str) -> str | None:
-    """Return a text; None for an empty one, which undoes a flag that was given before."""
-    return words or None
-
-
 _NAMES = {int: "whole number", float: "number"}
 SHARE = Number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
 POSITIVE_SHARE = Number(float, "a share above 0, up to 1", lambda value: 0 < value <= 1)

@@ -65,7 +65,9 @@ def make_strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Let a parser raise UserError for wrong words, and take no abbreviations."""
 
     def refuse(message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "), "./train_grpo.sh --help lists the flags")
+        raise UserError(
+            message.removeprefix("argument "), "./train_grpo.sh --help lists the flags; an empty value undoes one"
+        )
 
     parser.error = refuse  # type: ignore[method-assign]
     parser.allow_abbrev = False
@@ -73,25 +75,44 @@ def make_strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def parse_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the given flags alone, in the order of the parser.
+    """Return the values of the given flags alone, in the order of the parser; None if the last one is empty.
 
     Raises:
         UserError: for an unknown flag, or a wrong value.
     """
+    words, undone = _take_undone(parser, words)
     defaults = {action: action.default for action in parser._actions}
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     others, parser._defaults = parser._defaults, {}
     try:
-        known, unknown = parser.parse_known_args(list(words))
+        known, unknown = parser.parse_known_args(words)
     finally:
         parser._defaults = others
         for action, default in defaults.items():
             action.default = default
     if unknown:
         raise other_names.explain(unknown, parser._option_string_actions)
-    values = vars(known)
+    values = vars(known) | dict.fromkeys(undone)
     return {action.dest: values[action.dest] for action in parser._actions if action.dest in values}
+
+
+def _take_undone(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Take out the flags with an empty value, which undo those before them; return the other words, and their names."""
+    others: list[str] = []
+    undone: set[str] = set()
+    for word, before in zip(words, ["", *words], strict=False):
+        name = word.partition("=")[0]
+        action = parser._option_string_actions.get(before if word == "" else name)
+        if word == "" and action and action.nargs != 0:
+            others.pop()
+            undone.add(action.dest)
+        elif action and word == f"{name}=":
+            undone.add(action.dest)
+        else:
+            undone.discard(action.dest if action else "")
+            others.append(word)
+    return others, undone
 
 
 def make_words(parser: argparse.ArgumentParser, values: dict[str, Any]) -> list[str]:

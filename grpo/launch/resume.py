@@ -173,8 +173,7 @@ def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return what of judge and reward differs from the run so far, settings and files: name -> (old, new)."""
     recorded = RunFiles(folder).read_config()
     old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
-    # The directory of an older run lacks newer settings.
-    old, new = settings.UNSET | old, settings.UNSET | settings.variables() | user_files.variables()
+    new = settings.variables() | user_files.variables()
     names = (*settings.VARIABLES, *user_files.VARIABLES)
     before, now = recorded.get("reward_sha256") or {}, user_files.digests()
     edited = {f"the code of {path}": (before[path][:12], now[path][:12]) for path in before.keys() & now.keys()}

@@ -58,8 +58,7 @@ class RunFiles:
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"
-        beside = folder / "samples"  # of a run whose --metrics_dir did not yet take them
-        self.samples = beside if beside.is_dir() else metrics / "samples"
+        self.samples = metrics / "samples"
 
     def _metrics_dir(self) -> Path:
         if any((self.folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):

@@ -45,8 +45,7 @@ class Run:
         progress: all lines of metrics.jsonl and eval.jsonl.
         code: the exit code of its last attempt; None if it is running or its end was not recorded.
         cause: why that attempt failed or was stopped; "" if it was not, or if that is unknown.
-        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
-            version that does not record its end is STOPPED.
+        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down).
 
     Raises:
         UserError: if the folder is not a run directory.
@@ -95,8 +94,6 @@ class Run:
     def _end(self) -> str:
         if self.code is not None:
             return STOPPED if self.code in _STOPPED_CODES else CRASHED
-        if not self.files.is_run():
-            return STOPPED
         is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()
         return FINISHED if is_done else CRASHED
 

@@ -40,7 +40,7 @@ def test_good_settings(variables) -> None:
     assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "correctness")
     variables(JUDGE_MODELS=" a, b ,c,", JUDGE_UNFINISHED=None)
     judge = settings.from_environment()
-    assert judge and judge.chain.models == ("a", "b", "c") and not judge.judges_unfinished, "as in older runs"
+    assert judge and judge.chain.models == ("a", "b", "c") and not judge.judges_unfinished
     assert settings.base_url() == GOOGLE_URL == get_default("judge_base_url")
 
 

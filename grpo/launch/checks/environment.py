@@ -24,8 +24,8 @@ from grpo.launch.config import Config
 from grpo.rollout import chat_template
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem, UserError
+from reward.dry_run import locate_error
 from reward.labels import LabelError, parse_label
-from reward.trial import locate_error
 
 # Made up from the type of an argument's schema
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -33,7 +33,7 @@ _MISTAKES = (AttributeError, NameError, ImportError, TypeError, NotImplementedEr
 
 
 def check_environment(config: Config) -> Iterator[Problem]:
-    """Load the environments, run their own checks, and play a conversation in each .py file, see :class:`_Trial`."""
+    """Load the environments, run their own checks, and play in each .py file, see :class:`_FirstTool`."""
     folder = Path(config.args.pretrain)
     try:
         for source, tried in _try_all(config.args):
@@ -105,22 +105,22 @@ def _try(source: str, row: str, limits: RolloutLimits, given: str) -> Mapping[st
 
 
 def _play(kind: type[Environment], source: str, row: str, limits: RolloutLimits) -> dict[str, str]:
-    make, trial = functools.partial(kind, *json.loads(row)), _Trial()
-    outcome, score = asyncio.run(play(make, trial, replace(limits, turns=min(2, limits.turns))))
+    make, policy = functools.partial(kind, *json.loads(row)), _FirstTool()
+    outcome, score = asyncio.run(play(make, policy, replace(limits, turns=min(2, limits.turns))))
     line, fault = f'answer "1" -> reward {score.reward:g}, score {score.score:g}', outcome.fault
     failed = f"; the tool failed: {locate_error(outcome.tool_fault, Path(source))}" if outcome.tool_fault else ""
-    if trial.called:
-        line = f"{trial.called} -> {trial.heard!r:.80}{failed}, {line}"
+    if policy.called:
+        line = f"{policy.called} -> {policy.heard!r:.80}{failed}, {line}"
     if outcome.ending == "time":
         fault = f"it took more than {limits.seconds:g} seconds"
-    elif trial.called and kind.call is Environment.call and not kind.drive:
+    elif policy.called and kind.call is Environment.call and not kind.drive:
         fault = "it has tools, but no method `call`"
     elif isinstance(outcome.tool_fault, _MISTAKES):
-        fault = f"{trial.called}{failed}"
+        fault = f"{policy.called}{failed}"
     return {"line": line, "fault": fault}
 
 
-class _Trial:
+class _FirstTool:
     """A policy that calls the first tool once, with arguments made from its schema, and then answers "1".
 
     Attributes:

@@ -15,8 +15,8 @@ from grpo.run.measure import USER_REWARD
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem, UserError
 from reward import user_files
+from reward.dry_run import call_once
 from reward.labels import LabelError, parse_label
-from reward.trial import attempt
 from reward.user_files import RewardFile
 
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
@@ -123,8 +123,8 @@ def _try_cached(path: Path, content: bytes, sample: str) -> dict[str, Any]:
 
 
 def try_file(path: Path, sample: dict[str, Any] | None, deadline: float = DEADLINE) -> dict[str, Any]:
-    """Return the result of :func:`reward.trial.attempt`; `error` and `remedy` if it comes to none."""
+    """Return the result of :func:`reward.dry_run.call_once`; `error` and `remedy` if it comes to none."""
     try:
-        return call_apart(lambda: attempt(path, sample), deadline)
+        return call_apart(lambda: call_once(path, sample), deadline)
     except UserError as error:
         return {"error": error.problem.what, "remedy": error.problem.remedy}

@@ -61,27 +61,9 @@ class Runs:
 def test_a_pickle_under_the_name_of_a_state_does_not_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state.safetensors").write_bytes(pickle.dumps(Runs()))
-    torch.save(Runs(), tmp_path / "state.pt")
-    with pytest.raises(CheckpointError, match="state"):
-        trainer_state.read(tmp_path)
-    (tmp_path / "state.safetensors").unlink()
     with pytest.raises(CheckpointError, match="state"):
         trainer_state.read(tmp_path)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_state_of_an_earlier_version_is_read_with_one_warning(make_trainer, tmp_path: Path, caplog) -> None:
-    new = make_trainer(tmp_path / "step_3" / "trainer", {"a": (3, 2)})
-    state, ranks = trainer_state.read(new)
-    old = tmp_path / "old" / "step_3" / "trainer"
-    old.mkdir(parents=True)
-    torch.save(state, old / "state.pt")
-    for number, rank in enumerate(ranks):
-        torch.save(rank, old / f"rank_{number}.pt")
-    assert is_same(trainer_state.read(old), (state, ranks))
-    assert [record.message for record in caplog.records] == [
-        f"{old} is of an earlier version and is unpickled: continue from it only if you wrote it"
-    ]
 
 
 @pytest.mark.parametrize(

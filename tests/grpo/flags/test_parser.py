@@ -53,7 +53,20 @@ def test_the_command_line_wins_over_the_script_and_undoes_its_switches(monkeypat
     assert (asked.values["lora_rank"], asked.values["judge"], asked.values["target_modules"]) == (5, False, ["q_proj"])
     assert asked.values["enforce_eager"] is False
     assert ask("--lora_rank", "5", "--", "--lora_rank", "6").values["lora_rank"] == 6, "also with a `--` of the user's"
-    assert ask("--environment", "", script=edit(environment="python")).values.get("environment") is None
+
+
+@pytest.mark.parametrize(
+    "given", [["--environment", "python"], ["--advantage_clip", "0.2"], ["--log_samples", "3"], ["--run-dir", "a"],
+              ["--reasoning_effort", "low"], ["--eps_clip_low_high", "0.2", "0.3"], ["--target_modules", "q_proj"]]
+)  # fmt: skip
+def test_an_empty_value_undoes_a_flag_also_at_a_resume(tmp_path: Path, given: list[str]) -> None:
+    flag, [name] = given[0], parse_given(make_parser(), given)
+    for empty in ([flag, ""], [f"{flag}="]):
+        assert parse_given(make_parser(), [*given, *empty]) == {name: None}
+        assert parse_given(make_parser(), [*empty, *given])[name] is not None, "the last one counts"
+    if name not in parser.OPTIONS:
+        run = keep(tmp_path / "run", ask(*given))
+        assert name in ask("--resume", str(run)).values and name not in ask("--resume", str(run), flag, "").values
 
 
 def test_every_switch_can_be_undone() -> None:

@@ -215,16 +215,6 @@ def test_a_step_that_is_run_again_and_changed_judge_settings_are_named(setting, 
     assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"judge_models": ["a b", "b"]}
 
 
-def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(setting)
-    save(10)
-    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
-    assert resume.find_reward_changes(setting.run_dir) == {}
-    monkeypatch.setenv("GRPO_JUDGE_UNFINISHED", "1")
-    changes = {"JUDGE_UNFINISHED": ("0", "1")}
-    assert resume.find_reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
-
-
 @pytest.mark.parametrize(
     "changes", [{"lora_rank": 8}, {"target_modules": ["q_proj"]}, {"pretrain": "other"}, {"prompt_data": "other.jsonl"}]
 )

@@ -13,7 +13,7 @@ from reward.returned import ACCEPTED, ReturnError, read
 _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/own-reward.md has an example"
 
 
-def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
+def call_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     """Return the reward of the rollout, or what is wrong with the file.
 
     Args:
