@@ -5,11 +5,10 @@ scripts/launch.sh calls it before setup, which can take minutes.
 
 import argparse
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 
-from grpo.flags import other_names, ours, parser
+from grpo.flags import ours, parser
 from grpo.flags.upstream import make_strict, parse_given
 from grpo.stack import command
 from grpo.stack.problem import UserError
@@ -58,8 +57,6 @@ def _make_own_parser() -> argparse.ArgumentParser:
 def check(words: Sequence[str]) -> int:
     """Refuse wrong words, or print the help; return the exit code."""
     try:
-        if former := next(other_names.refuse_former(os.environ), None):
-            raise UserError(former.what, former.remedy)
         if importlib.util.find_spec("openrlhf"):
             own = parser.make_parser()
         elif {"-h", "--help"} & set(words):

@@ -1,10 +1,10 @@
-"""Names that are no flags of ours, answered with ours: of other trainers, of former settings, and misspelt ones."""
+"""Names that are no flags of ours, answered with ours: of other trainers, and misspelt ones."""
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from grpo.flags.ours import CHANGED, EXPORTED, GONE, OURS
-from grpo.stack.problem import Problem, UserError
+from grpo.flags.ours import GONE
+from grpo.stack.problem import UserError
 
 TRL = {
     "beta": "--init_kl_coef",
@@ -71,26 +71,6 @@ VERL = {
     "trainer.total_epochs": "--num_episodes",
     "trainer.total_training_steps": "--steps",
 }
-# Former settings whose flag has another name
-SETTINGS = {
-    "ACTOR_GPUS": "actor_num_gpus_per_node",
-    "CKPT_DIR": "ckpt_path",
-    "COLOCATE": "colocate_all_models",
-    "DYNAMIC_FILTERING_RANGE": "dynamic_filtering_reward_range",
-    "ENGINE_TP": "vllm_tensor_parallel_size",
-    "GPU_MEMORY_UTILIZATION": "vllm_gpu_memory_utilization",
-    "KL_COEF": "init_kl_coef",
-    "LEARNING_RATE": "actor_learning_rate",
-    "MAX_CHECKPOINTS": "max_ckpt_num",
-    "MAX_GRAD_NORM": "max_norm",
-    "NUM_ENGINES": "vllm_num_engines",
-    "OVERLONG_BUFFER": "overlong_buffer_len",
-    "OVERLONG_PENALTY": "overlong_penalty_factor",
-    "PERSISTENCE_THRESHOLD": "stage3_param_persistence_threshold",
-    "POLICY_LOSS": "policy_loss_type",
-    "STEPS": "steps",
-}
-_UNCHANGED = {"dynamic_filtering", "enforce_eager", "lora_rank", "target_modules", "use_wandb"}  # flags of OpenRLHF
 # What train_grpo.sh reads from the environment
 VARIABLES = {
     "MODEL": "pretrain",
@@ -118,7 +98,7 @@ def explain(unknown: Sequence[str], known: Collection[str]) -> UserError:
     name = word.lstrip("+-").partition("=")[0]
     flag = f"--{name}"
     if name in GONE:
-        return UserError(f"{flag} has no effect here", f"remove it: {GONE[name]}")
+        return UserError(f"{flag} is not supported", f"remove it: {GONE[name]}")
     if answer := find_flag(name):
         return UserError(f"{word.partition('=')[0]} is not a flag of this project", f"use {answer}")
     if not word.startswith("--"):
@@ -131,26 +111,12 @@ def explain(unknown: Sequence[str], known: Collection[str]) -> UserError:
 
 
 def find_flag(name: str) -> str | None:
-    """Return our flag for a name of another trainer, or of a former setting."""
+    """Return our flag for a name of another trainer."""
     by_end = next((flag for end, flag in VERL.items() if f".{name}".endswith(f".{end}")), None) if "." in name else None
-    if name.isupper():
-        former = SETTINGS.get(name) or VARIABLES.get(name) or name.lower()
-        return f"--{former}" if former in _list_former() else None
     return _OWNED.get(name) or TRL.get(name) or UNSLOTH.get(name) or VERL.get(name) or by_end
-
-
-def refuse_former(environ: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each variable that used to be a setting of train_grpo.sh."""
-    for name in sorted(set(environ) - VARIABLES.keys()):
-        if name.isupper() and (flag := find_flag(name)):
-            yield Problem(f"{name} is no longer read from the environment", f"unset {name}, and give {flag}")
 
 
 def warn(environ: Mapping[str, str]) -> list[str]:
     """Return a line for each variable that another trainer reads, perhaps for another program."""
     names = [name for name in sorted(environ) if name.isupper() and name.lower() in TRL]
     return [f"WARNING: {name} has no effect: use {TRL[name.lower()]}" for name in names]
-
-
-def _list_former() -> set[str]:
-    return {*SETTINGS.values(), *VARIABLES.values(), *_UNCHANGED, *CHANGED, *EXPORTED, *OURS}

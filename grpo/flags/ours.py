@@ -12,6 +12,7 @@ from grpo.flags.ranges import INTERVAL, POSITIVE_SHARE, SEED, SHARE, Number, abo
 SWITCH = argparse.BooleanOptionalAction
 TEMPLATES = ("served", "hub")
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
+SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
 _COUNT = at_least(1)
 _RATE = Number(
     float,
@@ -22,6 +23,7 @@ _RATE = Number(
 # OpenRLHF's flags: what we accept
 _TYPES = {
     "actor_learning_rate": _RATE,
+    "dual_clip": above(1, "a number above 1: less would clip every token"),
     "eps_clip": above(0),
     "eval_steps": INTERVAL,
     "eval_temperature": at_least(0, float),
@@ -33,13 +35,15 @@ _TYPES = {
     "overlong_penalty_factor": at_least(0, float, "a number from 0 up: less would reward length"),
     "save_steps": INTERVAL,
     "seed": SEED,
+    "stop_properly_penalty_coef": SHARE,
     "temperature": above(0, "a number above 0, at which all rollouts of a prompt would be equal"),
     "top_p": POSITIVE_SHARE,
+    "generate_max_len": at_least(SHORTEST, int, f"{SHORTEST} or more: a short answer takes about 10 tokens"),
     "vllm_gpu_memory_utilization": POSITIVE_SHARE,
 } | dict.fromkeys(
     (
         *("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
-        *("rollout_batch_size", "n_samples_per_prompt", "prompt_max_len", "generate_max_len", "train_batch_size"),
+        *("rollout_batch_size", "n_samples_per_prompt", "prompt_max_len", "train_batch_size"),
         *("micro_train_batch_size", "micro_rollout_batch_size", "num_episodes", "max_epochs"),
         "eval_n_samples_per_prompt",
     ),
@@ -72,7 +76,9 @@ DEFAULTS = {
     "use_tensorboard": True,
     "zero_stage": 3,
 }
-# OpenRLHF's flags that nothing reads here, and why. They keep OpenRLHF's defaults.
+# OpenRLHF's flags that nothing reads here, or that do not work, and why. They keep OpenRLHF's defaults.
+_SINKS = "it switches to flash attention, which drops gpt-oss's attention sinks"
+_SHARES = "loading and sync assume that each rank holds one share of every parameter"
 _CRITIC = "there is no critic: groups of rollouts take its place"
 GONE = {
     "critic_learning_rate": _CRITIC,
@@ -86,7 +92,7 @@ GONE = {
     "disable_ds_ckpt": "checkpoints hold the adapter and its optimizer state alone; --save_steps -1 saves none",
     "max_ckpt_mem": "checkpoints are small; --max_ckpt_num limits them",
     "save_hf_ckpt": "each checkpoint has its adapter in PEFT's format; scripts.export_model merges it",
-    "ema_beta": "--enable_ema, which would load a second copy of the model, is not supported",
+    "ema_beta": "--enable_ema would load a second copy of the model",
     "eval_split": "--eval_dataset is one file",
     "prompt_split": "--prompt_data is one file",
     "prompt_data_probs": "--prompt_data is one file",
@@ -95,6 +101,18 @@ GONE = {
     "use_dynamic_batch": "packing batches of varying size drops gpt-oss's attention sinks",
     "vllm_sync_backend": "only the adapter goes to the engines, through Ray",
     "vllm_sync_with_ray": "only the adapter goes to the engines, always through Ray",
+    "async_train": "its trainer writes no metrics.jsonl or eval.jsonl; --pipeline samples while the actor trains",
+    "deepcompile": "it does not work with gpt-oss",
+    "deepspeed_enable_sleep": "it moves what --offload and --adam_offload keep on the host",
+    "ds_tensor_parallel_size": _SHARES,
+    "enable_ema": "it would load a second copy of the model",
+    "load_checkpoint": "it reads DeepSpeed's checkpoints, which contain the whole model; --resume RUN_DIR reads ours",
+    "load_in_4bit": "it requantizes an MXFP4 model to NF4",
+    "lora_dropout": "the actor's log-probs would differ from those of the engines, which drop nothing",
+    "packing_samples": _SINKS,
+    "ring_attn_size": _SINKS,
+    "use_liger_kernel": "it does not work with gpt-oss",
+    "zpg": _SHARES,
 }
 
 
@@ -178,7 +196,7 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
     add("--sapo_temperatures", type=above(0), nargs=2, default=[1.0, 1.05], help="with --policy_loss_type sapo, how "
         "fast a token's weight falls as its ratio moves away from 1: first for positive advantages, then for all "
         "others. Higher is faster")
-    add("--advantage_clip", type=float, help="clip advantages to plus or minus this")
+    add("--advantage_clip", type=above(0), help="clip advantages to plus or minus this")
     add("--mask_truncated", action=SWITCH, default=False, help="exclude rollouts cut at the length limit from the loss "
         "and its denominator. They count in their group's mean")
     add("--pipeline", action=SWITCH, default=False, help="the engines sample the next batch while the actor trains on "
@@ -187,7 +205,7 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
         "ratio. The launcher sets engine with --pipeline, else trainer")
     add("--routing_replay", action=SWITCH, default=False, help="the actor uses the engine's choice of experts for each "
         "token")
-    add("--vllm_is_max_kl", type=float, help="with --enable_vllm_is_correction, weight 0 for tokens on which engine "
+    add("--vllm_is_max_kl", type=above(0), help="with --enable_vllm_is_correction, weight 0 for tokens on which engine "
         "and actor differ by more")
     add("--parity_limit", type=at_least(0, float, "nat, such as 0.05, or 0 for no check"), default=0.05,
         metavar="NAT", help="the run stops if the log-probs of engines and actor differ on the first rollouts by more "
@@ -284,4 +302,3 @@ def _list_names(*adds: Callable[[argparse._ArgumentGroup], None]) -> tuple[str, 
 OURS = _list_names(_add_model, _add_rollouts, _add_algorithm, _add_run)
 REWARD_FLAGS, ENVIRONMENT_FLAGS = _list_names(add_reward), _list_names(add_environment)
 EXPORTED = (*REWARD_FLAGS, *ENVIRONMENT_FLAGS)
-CHANGED = {*_TYPES, *CHOICES, *DEFAULTS}  # of OpenRLHF's flags

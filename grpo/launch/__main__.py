@@ -55,8 +55,6 @@ def main(words: list[str] | None = None) -> int:
     asked = restarts.find_restart(words)
     try:
         signals.raise_them()
-        if former := [*other_names.refuse_former(os.environ)]:
-            return _refuse_all(asked, former)
         parser.fill(asked, words, lambda run: recorded.read(run_dir.find_run(run)))
         return _main(asked)
     except UserError as error:

@@ -31,8 +31,6 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         )
     if args.vllm_is_max_kl is not None and not args.enable_vllm_is_correction:
         yield Problem("--vllm_is_max_kl has no effect by itself", "add --enable_vllm_is_correction, or remove it")
-    if args.vllm_is_max_kl is not None and not args.vllm_is_max_kl > 0:
-        yield Problem(f"--vllm_is_max_kl {args.vllm_is_max_kl:g} removes almost every token", "give more than 0")
     if args.enable_vllm_is_correction and args.old_log_probs == "engine":
         yield Problem(
             "--old_log_probs engine with --enable_vllm_is_correction corrects for the engine twice",
@@ -57,13 +55,9 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
-    if args.advantage_clip is not None and not args.advantage_clip > 0:
-        yield Problem(f"--advantage_clip {args.advantage_clip:g} removes every advantage", "give more than 0")
     for name in ("eps_clip_low_high", "dual_clip"):
         if getattr(args, name) is not None and not objectives.is_read(f"--{name}", args.policy_loss_type):
             yield Problem(f"--{name} has no effect with --policy_loss_type {args.policy_loss_type}", "remove it")
-    if args.dual_clip is not None and not args.dual_clip > 1:
-        yield Problem(f"--dual_clip {args.dual_clip:g} would clip every token", "give more than 1, or remove it")
     if args.eps_clip_low_high is not None and not (0 < args.eps_clip_low_high[0] < 1 and args.eps_clip_low_high[1] > 0):
         low, high = args.eps_clip_low_high
         yield Problem(

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.environments.settings import has_environment
+from grpo.flags.ours import SHORTEST
 from grpo.rollout import chat_template
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import Problem, UserError
@@ -12,7 +13,6 @@ from grpo.train import lengths
 # These give a rollout one advantage for all its tokens, which its branches inherit.
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
 GROUP_ESTIMATORS = (*ROLLOUT_ESTIMATORS, "reinforce_baseline")  # compare the rollouts of a prompt
-SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
 _WHOLE_CONTEXT = "remove it; the default is --prompt_max_len + --generate_max_len"
 
 
@@ -52,22 +52,15 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
-    # What a thinking budget leaves of a schedule's limits is checked with the budget.
-    shortest = min(limits) if args.thinking_budget is None else args.generate_max_len
-    if shortest < SHORTEST:
-        name = "--generate_max_len is" if args.generate_max_len < SHORTEST else "--length_schedule has"
+    if min(limits) < SHORTEST and args.thinking_budget is None:  # else it is checked with the budget
         yield Problem(
-            f"{name} {shortest}: an answer in the model's format does not fit",
+            f"--length_schedule has {min(limits)}: an answer in the model's format does not fit",
             f"give {SHORTEST} or more; 3072 is usual",
         )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:
         yield Problem(
             f"--overlong_buffer_len is {args.overlong_buffer_len:g}",
             f"give more than 0, up to the first limit {limits[0]}",
-        )
-    if args.stop_properly_penalty_coef is not None and not 0 <= args.stop_properly_penalty_coef <= 1:
-        yield Problem(
-            f"--stop_properly_penalty_coef is {args.stop_properly_penalty_coef:g}", "give a share from 0 to 1"
         )
 
 

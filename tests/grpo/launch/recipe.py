@@ -28,9 +28,8 @@ def read_script(file: Path = ROOT / "train_grpo.sh", variables: tuple[tuple[str,
 
 
 def keep_others() -> dict[str, str]:
-    """Return the environment without variables of train_grpo.sh, also former ones."""
-    former = {problem.what.split()[0] for problem in other_names.refuse_former(os.environ)}
-    gone = {*former, *other_names.VARIABLES}
+    """Return the environment without variables of train_grpo.sh."""
+    gone = other_names.VARIABLES
     return {name: value for name, value in os.environ.items() if name not in gone and not name.startswith("GRPO_")}
 
 
