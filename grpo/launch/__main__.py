@@ -5,14 +5,12 @@ The callers are `train_grpo.sh`, the command.sh of a run, and a launcher that co
 
 import errno
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from grpo.flags import other_names, parser
 from grpo.flags.parser import Asked
@@ -59,10 +57,7 @@ def main(words: list[str] | None = None) -> int:
         return _main(asked)
     except UserError as error:
         return _refuse(asked, error)
-    except BrokenPipeError:
-        if not _is_unread(sys.stdout):
-            raise
-        # The reader, such as head, wants no more. Nor does it want what is in the buffer.
+    except BrokenPipeError:  # the reader, such as head, wants no more, nor what is in the buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -97,36 +92,11 @@ def _end_refused(asked: Asked, first: Problem) -> int:
     return end_restarts(Path(asked.resume), REFUSED, cause=first.what, remedy=first.remedy)
 
 
-def _is_unread(stream: TextIO) -> bool:
-    """Tell whether the other end of a pipe is closed."""
-    poller = select.poll()
-    poller.register(stream, 0)
-    return any(event & select.POLLERR for _, event in poller.poll(0))
-
-
 def _main(asked: Asked) -> int:
     if asked.tiny and asked.held is None and asked.mode in ("run", "check") and (code := _make_tiny()):
         return code
-    os.environ.update(make_variables(asked.values))
-    try:
-        machine.number_gpus()
-        words = make_trainer_words(asked.values)
-        if asked.resume:
-            folder = run_dir.find_run(asked.resume)
-            recorded.refuse_others(asked, folder)
-            # Take the lock before looking for the newest checkpoint: the run may still be writing one.
-            held = asked.held
-            if held is None and asked.mode == "run":
-                held = RunFiles(folder).hold()
-            config = resume.resolve_resumed(words, folder)
-        else:
-            folder, held = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute(), None
-            config = resolve(words, folder)
-        config = gpu_memory.choose(config)
-        run_judge = judge.choose_judge(config, asked.tiny)
-    except UserError as error:
-        return _refuse(asked, error)
-    plan = make_plan(config)
+    folder, held, config = _resolve(asked)
+    run_judge, plan = judge.choose_judge(config, asked.tiny), make_plan(config)
     if asked.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
@@ -141,13 +111,13 @@ def _main(asked: Asked) -> int:
     cluster = _check_admission(asked, config, plan, folder, run_judge)
     if cluster.problems:
         return _refuse_all(asked, cluster.problems)
-    warnings = [*cluster.warnings, *about.warn_of_gpus()]
-    warnings += [*other_names.warn(os.environ), *environment.describe(config)]
+    warnings = [*cluster.warnings, *about.warn_of_gpus(), *other_names.warn(os.environ), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if asked.resume else []
     if asked.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
-        begin = _describe_resumption(config, folder) if asked.resume else []
+        changes = resume.describe_changes(resume.find_changes(config, folder)) if asked.resume else []
+        begin = [*resume.describe(config), *changes] if asked.resume else []
         told = [*asked.describe(), *begin, *reward.describe(config), *judge.describe(run_judge, config)]
         print("\n".join([*told, *cluster.places, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
@@ -157,16 +127,27 @@ def _main(asked: Asked) -> int:
     os.umask(0o077)
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            held = RunFiles(folder).hold()
-        except UserError as error:
-            return _refuse(asked, error)
-    places = {name: getattr(config.args, name) for name in own_runs.PLACES}
-    own_runs.record(folder, asked.values | places)
+        held = RunFiles(folder).hold()
+    own_runs.record(folder, asked.values | {name: getattr(config.args, name) for name in own_runs.PLACES})
     news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
     watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *described, *cluster.places, watch]), flush=True)
     return attempt.run(asked, folder, config, plan, run_judge, held)
+
+
+def _resolve(asked: Asked) -> tuple[Path, int | None, Config]:
+    """Return the run directory, its lock if it is resumed, and the configuration."""
+    os.environ.update(make_variables(asked.values))
+    machine.number_gpus()
+    words, held = make_trainer_words(asked.values), asked.held
+    if not asked.resume:
+        folder = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute()
+        return folder, held, gpu_memory.choose(resolve(words, folder))
+    folder = run_dir.find_run(asked.resume)
+    recorded.refuse_others(asked, folder)
+    if held is None and asked.mode == "run":
+        held = RunFiles(folder).hold()  # before looking for the newest checkpoint: the run may still be writing one
+    return folder, held, gpu_memory.choose(resume.resolve_resumed(words, folder))
 
 
 def _check_admission(
@@ -201,11 +182,6 @@ def _make_tiny() -> int:
         if code := subprocess.run([sys.executable, "-P", "-m", *words], stdout=quiet, check=False).returncode:
             return code
     return 0
-
-
-def _describe_resumption(config: Config, folder: Path) -> list[str]:
-    """Return where a resumed run would continue, and which settings have changed."""
-    return [*resume.describe(config), *resume.describe_changes(resume.find_changes(config, folder))]
 
 
 if __name__ == "__main__":

@@ -60,8 +60,6 @@ class HangWatch:
         return "the start of engines and actor" if self._phase == START else f"step {self._step}: {self._phase}"
 
     def _describe_usual(self) -> str:
-        if self._phase == START:
-            return "usually 1 to 3 min with the tiny model"
         usual = self._usual()
         return "for the first time in this run" if usual is None else f"usually {usual / 60:.1f} min"
 

@@ -108,15 +108,10 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
 
 def _calls(reward: JudgeSettings, config: Config) -> str:
     """Return how many calls a step costs."""
-    rollouts = f"{config.rollouts_per_step:,}"
     # Prompts drawn to fill a batch are judged too.
     more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
-    if reward.judges_unfinished:
-        cost = (
-            f"up to {rollouts} plus failed tries{more}; --no-judge_unfinished judges only rollouts with a final answer"
-        )
-    else:
-        cost = (
-            f"one for each of {rollouts} rollouts with a final answer, plus failed tries{more} (--no-judge_unfinished)"
-        )
-    return f"calls per step: {cost}"
+    rollouts = f"{config.rollouts_per_step:,}"
+    most = (
+        f"up to {rollouts}" if reward.judges_unfinished else f"one for each of {rollouts} rollouts with a final answer"
+    )
+    return f"calls per step: {most} plus failed tries{more}; see --judge_unfinished"

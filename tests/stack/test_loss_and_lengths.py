@@ -1,4 +1,4 @@
-"""The options of the loss, rewards that fail, and a schedule of lengths over a kill and a resume: one run in two parts.
+"""The options of the loss, failing rewards, and a schedule of lengths over a kill and a resume: a run in two attempts.
 
 It samples a step ahead, so a batch waits in the checkpoint while the run is killed.
 
@@ -49,7 +49,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     """
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
-    # The launcher tries the reward on the first line before each part.
+    # The launcher tries the reward on the first line before each attempt.
     rows = [
         {
             "prompt": add_instruction(f"What is 960 plus {n}?", "synthetic"),

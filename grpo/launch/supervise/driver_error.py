@@ -1,7 +1,6 @@
 """Why the driver failed: what has died, or the first exception, and the remedy of frequent ones.
 
-The exceptions of all processes reach the driver through Ray. It keeps the one that ends it (:func:`install`), and the
-launcher looks at that, at the disks and at the exit code (:func:`find`). The log's end is whatever was written last.
+Ray brings the exceptions of all processes to the driver. It keeps the one that ends it; the launcher reads it.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Runs the launcher in a child process, so that a run ends however the launcher ends.
 
-The launcher owns the run: it starts everything, and ends it. This parent only waits, and hands on signals. The one
-that survives a SIGKILL of the other ends what is left: the child gets a SIGTERM when its parent dies, and the parent
-inherits the processes of a child that was killed (both are subreapers, see prctl(2)).
+The launcher starts everything, and ends it; this parent waits, and hands on signals. The one that survives a SIGKILL of
+the other ends what is left: a child whose parent dies gets a SIGTERM, and the parent of a child inherits its processes.
 """
 
 import contextlib

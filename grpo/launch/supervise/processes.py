@@ -1,8 +1,7 @@
 """Which processes and shared-memory files belong to a run, and how to end them all (Linux).
 
-A process belongs to a run if it descends from the calling process, or has the run's id in its environment. The callers
-are child subreapers (prctl(2)): a process that detaches itself (setsid, double fork) stays in their tree, even with an
-empty environment. The id finds processes that a joined Ray cluster starts for us.
+A process is a run's if it descends from the calling process, or has the run's id in its environment. The callers are
+child subreapers (prctl(2)), so what detaches itself stays in their tree. The id finds what a joined cluster starts.
 """
 
 import contextlib

@@ -76,6 +76,7 @@ class _Supervisor:
         self.ray: subprocess.Popen[bytes] | None = None  # which must live as long as the driver
         self.told: int | None = None  # a signal that lets the run save first, until then
         self.save_until: float | None = None
+        self.next_look = 0.0  # at /dev/shm
         self.signalled: int | None = None  # one that ends it at once
 
     def note_signal(self, number: int, _: object) -> None:
@@ -121,10 +122,9 @@ class _Supervisor:
 
     def _spawn(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
         """Start a command in a session of its own. Its output goes to a log."""
-        variables = {**os.environ, **self.environment}
         with (self.job.log_dir / log).open("ab") as output:
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            return subprocess.Popen(command, cwd=CHECKOUT, env=variables, start_new_session=True, **streams)
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": CHECKOUT}
+            return subprocess.Popen(command, env=os.environ | self.environment, start_new_session=True, **how)
 
     def _follow_driver(self) -> int:
         """Run the driver; return its exit code."""
@@ -152,12 +152,13 @@ class _Supervisor:
 
     def _note_shared_memory(self) -> None:
         """Note whose new files under /dev/shm are while their owners live: nothing tells after a SIGKILL."""
-        before, self.seen = self.seen, set(machine.SHM.glob("*"))
-        if self.seen - before:
+        names = set(machine.SHM.glob("*"))
+        if names - self.seen and time.monotonic() > self.next_look:
+            self.seen, self.next_look = names, time.monotonic() + 0.5  # other programs may make many
             pids = [process.pid for process in processes.find_run_processes(self.run_id)]
-            names = "".join(f"{file.name}\n" for file in processes.find_shared_memory(pids) - self.foreign)
+            mine = processes.find_shared_memory(pids) - self.foreign
             with contextlib.suppress(OSError):  # a full disk
-                os.write(self.held, names.encode())
+                os.write(self.held, "".join(f"{file.name}\n" for file in mine).encode())
 
     def _has_saved(self, number: int) -> bool:
         """Ask for a checkpoint, once; return whether it was saved, or timed out."""

@@ -42,7 +42,7 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     assert [row["restart"] for row in run.read_rows("ends.jsonl")] == [True, False]
 
 
-def test_a_signal_between_two_parts_ends_the_run(start) -> None:
+def test_a_signal_between_two_attempts_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
     wait_until(lambda: bool(run.read_rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
     os.kill(run.launcher.pid, signal.SIGINT)
