@@ -5,6 +5,7 @@ The callers are `train_grpo.sh`, the command.sh of a run, and a launcher that co
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -57,7 +58,12 @@ def main(words: list[str] | None = None) -> int:
         return _main(asked)
     except UserError as error:
         return _refuse(asked, error)
-    except BrokenPipeError:  # the reader, such as head, wants no more, nor what is in the buffer
+    except BrokenPipeError:
+        poller = select.poll()
+        poller.register(sys.stdout, 0)
+        if not any(event & select.POLLERR for _, event in poller.poll(0)):
+            raise  # of another pipe
+        # The reader, such as head, wants no more, nor what is in the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
