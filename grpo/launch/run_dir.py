@@ -21,40 +21,16 @@ from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
-from grpo.stack import machine
+from grpo.stack import cluster, machine
 from grpo.stack.checkout import CHECKOUT, git_revision, is_cpu_stack
 from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
-from grpo.stack.secrets import redact
+from grpo.stack.secrets import is_secret, redact
 from reward import settings as judge_settings
 from reward import user_files
 
-# Only these variables are recorded: they change results or speed and never hold a secret.
-RECORDED_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "DS_ACCELERATOR",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_HUB_OFFLINE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_DEBUG",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SOCKET_IFNAME",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "ONEDNN_MAX_CPU_ISA",
-    "PYTHONPATH",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "RAY_ADDRESS",
-    "TOKENIZERS_PARALLELISM",
-    "TORCHDYNAMO_DISABLE",
-    "TORCH_EXTENSIONS_DIR",
-    "VLLM_ATTENTION_BACKEND",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_CPU_OMP_THREADS_BIND",
-)
+# Variables that change results or speed; those of the project are in config.json
+_RECORDED = ({*cluster.FORWARDED_PREFIXES} - {"GRPO_"}) | {"CUDA_", "PYTHONPATH", "RAY_ADDRESS", "TOKENIZERS_"}
 
 
 def default_run_dir(asked: Asked) -> Path:
@@ -184,7 +160,9 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "hardware": machine.describe(),
         "git": git_revision(),
-        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
+        "variables": {
+            n: os.environ[n] for n in sorted(os.environ) if n.startswith(tuple(_RECORDED)) and not is_secret(n)
+        },
         "packages": dict(sorted(packages.items())),
     }
 
