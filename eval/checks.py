@@ -11,7 +11,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.model import architecture, model_files
 from grpo.model.model_files import Model
 from grpo.rollout import stop_tokens
-from grpo.rollout.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
+from grpo.rollout.thinking import Budget, Delimiter, Encode, delimiter
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.command import check_counts
@@ -58,7 +58,7 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
         return None
     try:
         made = delimiter(options.thinking_delimiter, encode)
-    except DelimiterError as error:
+    except UserError as error:
         what, remedy = error.problem.what, error.problem.remedy
         raise UserError(f"--thinking-delimiter {options.thinking_delimiter}: {what}", remedy) from None
     budget = Budget(options.thinking_budget, options.answer_budget)

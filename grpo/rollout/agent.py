@@ -33,7 +33,7 @@ class AgentExecutor(AgentExecutorBase):
         self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
         self._max_rows, self._source = settings.max_rows, settings.template
-        self._thinking = thinking.read_given(os.environ)
+        self._thinking = thinking.read_settings(os.environ)
 
     async def execute(
         self,
@@ -52,8 +52,8 @@ class AgentExecutor(AgentExecutorBase):
         """
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
         ours = self._thinking
-        thinking = (ours.delimiter(hf_tokenizer), ours.budget) if ours else None
-        policy = EnginePolicy(template, llm_engine, sampling_params, max_length, thinking)
+        limits = (ours.read_delimiter(hf_tokenizer), ours.budget) if ours else None
+        policy = EnginePolicy(template, llm_engine, sampling_params, max_length, limits)
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
         make = functools.partial(self._kinds[name], prompt, label)
         _, response = await roll_out(make, policy, self._limits, self._max_rows)

@@ -5,15 +5,15 @@ OpenRLHF although it is no hook: OpenRLHF loads it by path, and its executor is 
 """
 
 import os
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
+from grpo.rollout import thinking
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
-from grpo.rollout.thinking import Budget, Delimiter, ThinkingSettings
-from grpo.stack.upstream.engine import Engine, Streams
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 
 class AgentExecutor(SingleTurnAgentExecutor):
-    """OpenRLHF loads this class by the name of this file, in each engine, and calls it without arguments.
+    """OpenRLHF loads this class by the name of this file, in each engine. The engine's variables hold its settings."""
 
-    Args:
-        environ: the source of the settings; None for this process's environment.
-    """
-
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self.settings = ThinkingSettings.from_environment(os.environ if environ is None else environ)
-        super().__init__(self.settings.reward.split(",") if self.settings.reward else None)
+    def __init__(self) -> None:
+        settings = thinking.read_settings(os.environ)
+        if settings is None:
+            raise UserError("this executor has no thinking budget", "set --thinking_budget, not --agent_func_path")
+        self.settings = settings
+        super().__init__(settings.reward.split(",") if settings.reward else None)
 
     async def execute(
         self,
@@ -46,28 +45,23 @@ class AgentExecutor(SingleTurnAgentExecutor):
             sampling_params: ``max_tokens`` bounds the whole response.
             max_length: tokens of prompt and response together.
         """
-        engine = _Budgeted(llm_engine.llm, self.settings.delimiter(hf_tokenizer), self.settings.budget, max_length)
+        limits = self.settings.read_delimiter(hf_tokenizer), self.settings.budget, max_length
+        made: list[Rollout] = []
+
+        async def generate(tokens: list[int], params: "SamplingParams") -> SimpleNamespace:
+            rollout = await budgeted_response(llm_engine.llm, tokens, params, *limits)
+            made.append(rollout)
+            reason = "length" if rollout.is_truncated else "stop"
+            output = SimpleNamespace(token_ids=rollout.response, finish_reason=reason, logprobs=None)
+            return SimpleNamespace(outputs=[output])
+
+        engine = SimpleNamespace(generate=generate)
         output = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, engine)
-        rollout = engine.rollout
-        output.update(rollout.trajectory.as_response())
+        [rollout] = made
+        output |= rollout.trajectory.as_response()
         if sampling_params.logprobs is None:
             output["rollout_log_probs"] = None
         else:
-            output["engine"] = rollout.account.as_dict()
+            output["engine"] = rollout.trajectory.account()
         output["extra_logs"] = {**output["extra_logs"], **rollout.logs()}
         return output
-
-
-class _Budgeted:
-    """The engine that the single-turn executor sees: its one call is a rollout with a budget."""
-
-    def __init__(self, llm: Streams, delimiter: Delimiter, budget: Budget, max_length: int) -> None:
-        self._arguments = llm, delimiter, budget, max_length
-        self.rollout = Rollout()
-
-    async def generate(self, prompt: list[int], params: "SamplingParams") -> SimpleNamespace:
-        llm, delimiter, budget, max_length = self._arguments
-        self.rollout = await budgeted_response(llm, prompt, params, delimiter, budget, max_length)
-        reason = "length" if self.rollout.is_truncated else "stop"
-        output = SimpleNamespace(token_ids=self.rollout.response, finish_reason=reason, logprobs=None)
-        return SimpleNamespace(outputs=[output])

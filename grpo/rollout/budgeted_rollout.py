@@ -6,12 +6,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout.invariant import EngineAccount
-from grpo.rollout.thinking import Budget, Delimiter, Gate
-from grpo.rollout.trajectory import Origin, Trajectory
+from grpo.rollout.thinking import Budget, Delimiter
+from grpo.rollout.trajectory import Call, Origin, Trajectory
 from grpo.stack.upstream.engine import Streams
 
 if TYPE_CHECKING:
@@ -29,23 +28,13 @@ class Rollout:
         is_closed: whether the thinking ended, naturally or by force.
         is_truncated: whether the answer was cut.
         delimiter_log_prob: sum over the forced tokens, in nats; NaN if none was forced or the engine cannot say.
-        parts: what the engine returned in each call, one or two.
     """
 
-    trajectory: Trajectory = field(default_factory=Trajectory)
+    trajectory: Trajectory
     thought: int = 0
     is_closed: bool = False
     is_truncated: bool = False
     delimiter_log_prob: float = math.nan
-    parts: "list[Part]" = field(default_factory=list)
-
-    @property
-    def account(self) -> EngineAccount:
-        """Return the engine's own tokens, separate from ``trajectory``."""
-        account = EngineAccount()
-        for part in self.parts:
-            account.note(part.given, part.tokens, part.log_probs)
-        return account
 
     @property
     def response(self) -> list[int]:
@@ -75,17 +64,17 @@ def merge_turn_logs(turns: Sequence[Rollout]) -> dict[str, float]:
     """
     each = [turn.logs() for turn in turns]
 
-    def list_known(name: str) -> list[float]:
-        return [logs[name] for logs in each if math.isfinite(logs[name])]
+    def merge(name: str, how: Callable[[list[float]], float]) -> float:
+        known = [logs[name] for logs in each if math.isfinite(logs[name])]
+        return how(known) if known else math.nan
 
-    forced, answers = list_known("delimiter_log_prob"), list_known("answer_length")
     return {
-        "thinking_truncated": max(list_known("thinking_truncated"), default=math.nan),
-        "thinking_closed": min(list_known("thinking_closed"), default=math.nan),
-        "thinking_length": sum(list_known("thinking_length")) if each else math.nan,
-        "answer_length": sum(answers) if answers else math.nan,
-        "answer_truncated": max(list_known("answer_truncated"), default=math.nan),
-        "delimiter_log_prob": sum(forced) / len(forced) if forced else math.nan,
+        "thinking_truncated": merge("thinking_truncated", max),
+        "thinking_closed": merge("thinking_closed", min),
+        "thinking_length": merge("thinking_length", sum),
+        "answer_length": merge("answer_length", sum),
+        "answer_truncated": merge("answer_truncated", max),
+        "delimiter_log_prob": merge("delimiter_log_prob", lambda known: sum(known) / len(known)),
     }
 
 
@@ -112,49 +101,52 @@ async def budgeted_response(
     Raises:
         ValueError: if a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
     """
-    length = len(delimiter.tokens)
-    room = max_length - len(prompt)
-    budget = budget.within(room if params.max_tokens is None else min(room, params.max_tokens), length)
+    size, room = len(delimiter.tokens), max_length - len(prompt)
+    budget = budget.within(room if params.max_tokens is None else min(room, params.max_tokens), size)
     watch = delimiter.watch(prompt)
-    gate = Gate(watch, budget)
-    rollout = Rollout()
+    rollout = Rollout(Trajectory())
     rollout.trajectory.append(prompt, Origin.PROMPT)
-    is_over = False
-    if gate.limit > 0:
-        most = gate.limit if watch.closed else budget.thinking + budget.answer
-        part = await _call(llm, rollout.trajectory.tokens, _change_params(params, max_tokens=most), gate.take_token)
-        rollout.parts.append(part)
-        rollout.trajectory.append(part.tokens, Origin.SAMPLED, part.log_probs)
-        is_over = part.is_over
-    rollout.thought = gate.thought
-    if not watch.closed and not is_over:
-        await _answer(llm, rollout, params, watch.rest(), budget, length)
-    else:
+    limit = budget.answer if watch.closed else budget.thinking
+    sampled, is_over = 0, False
+
+    def may_follow(token: int) -> bool:
+        nonlocal sampled, limit
+        sampled += 1
+        if not watch.closed:
+            watch.feed(token)
+            rollout.thought = sampled
+            limit = sampled + budget.answer if watch.closed else limit
+        return sampled < limit
+
+    if limit > 0:
+        most = limit if watch.closed else budget.thinking + budget.answer
+        first = _change_params(params, max_tokens=most)
+        call, _ = await _stream(llm, rollout.trajectory.tokens, first, may_follow)
+        rollout.trajectory.add(call)
+        is_over = call.is_over
+    if watch.closed or is_over:
         rollout.is_closed, rollout.is_truncated = watch.closed, not is_over
+    else:
+        forced = watch.rest()  # may be one token longer than the delimiter, at the answer's cost
+        await _answer(llm, rollout, params, forced, budget.answer - max(0, len(forced) - size))
     return rollout
 
 
-async def _answer(
-    llm: Streams, rollout: Rollout, params: "SamplingParams", forced: list[int], budget: Budget, length: int
-) -> None:
-    """End the thinking of a rollout by force, and sample its answer."""
-    made = rollout.trajectory
-    sampled = made.count(Origin.SAMPLED)
-    made.append(forced, Origin.FORCED)
+async def _answer(llm: Streams, rollout: Rollout, params: "SamplingParams", forced: list[int], most: int) -> None:
+    """End the thinking of a rollout by force, and sample its answer of at most `most` tokens."""
     second = _change_params(
         params,
-        max_tokens=budget.left_for_answer(length, len(forced)),
-        min_tokens=max(0, params.min_tokens - sampled),
+        max_tokens=most,
+        min_tokens=max(0, params.min_tokens - rollout.trajectory.count(Origin.SAMPLED)),
         seed=None if params.seed is None else answer_seed(params.seed),
         # The engine computes no log-probs for cached tokens; the forced delimiter is new and gets them.
         prompt_logprobs=None if params.logprobs is None else 0,
         skip_reading_prefix_cache=False,
     )
-    part = await _call(llm, made.tokens, second)
-    rollout.parts.append(part)
-    rollout.delimiter_log_prob = _log_prob_of_end(part.prompt, forced, len(made.tokens))
-    made.append(part.tokens, Origin.SAMPLED, part.log_probs)
-    rollout.is_closed, rollout.is_truncated = True, not part.is_over
+    call, output = await _stream(llm, [*rollout.trajectory.tokens, *forced], second)
+    rollout.delimiter_log_prob = _log_prob_of_end(output, forced, len(call.prompt))
+    rollout.trajectory.add(call)
+    rollout.is_closed, rollout.is_truncated = True, not call.is_over
 
 
 def answer_seed(seed: int) -> int:
@@ -166,46 +158,26 @@ def answer_seed(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"answer {seed}".encode()).digest()[:7], "big")
 
 
-@dataclass
-class Part:
-    """The result of one call.
+async def _stream(
+    llm: Streams, prompt: Sequence[int], params: "SamplingParams", may_follow: Callable[[int], bool] = lambda _: True
+) -> tuple[Call, "RequestOutput | None"]:
+    """Make one call, and end it at the first token that no other may follow; later tokens are dropped.
 
-    Attributes:
-        log_probs: of the tokens; NaN if not requested.
-        is_over: whether the model ended the sequence; otherwise a limit did.
-        prompt: the call's first output, which holds the prompt.
+    Returns the call, and its first output, which has the log-probs of the prompt.
     """
-
-    tokens: list[int]
-    log_probs: list[float]
-    is_over: bool = False
-    prompt: "RequestOutput | None" = None
-
-    @property
-    def given(self) -> list[int]:
-        """Return the prompt as the engine had it."""
-        return [] if self.prompt is None else list(self.prompt.prompt_token_ids or ())
-
-
-async def _call(
-    llm: Streams, prompt: Sequence[int], params: "SamplingParams", goes_on: Callable[[int], bool] = lambda token: True
-) -> Part:
-    """Make one call, and end it after the first token for which `goes_on` is false; later tokens are dropped."""
-    part = Part([], [])
+    call, first = Call(list(prompt)), None
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:
-            part.prompt = part.prompt or output
-            new = output.outputs[0]
-            for index, token in enumerate(new.token_ids):
-                part.tokens.append(token)
-                part.log_probs.append(math.nan if new.logprobs is None else new.logprobs[index][token].logprob)
-                is_last = output.finished and index == len(new.token_ids) - 1
-                if not goes_on(token) and not is_last:
-                    return part
-            if output.finished:
-                part.is_over = new.finish_reason != "length"
-    return part
+            if first is None:
+                first, call.given = output, list(output.prompt_token_ids or ())
+            [new] = output.outputs
+            end = next((at for at, token in enumerate(new.token_ids, 1) if not may_follow(token)), None)
+            call.take(new, end)
+            if end is not None and not (output.finished and end == len(new.token_ids)):
+                break
+            call.is_over = output.finished and new.finish_reason != "length"
+    return call, first
 
 
 def _change_params(params: "SamplingParams", **changes: Any) -> "SamplingParams":

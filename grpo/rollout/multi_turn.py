@@ -16,9 +16,8 @@ from grpo.environments.settings import RolloutLimits
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
 from grpo.rollout.harmony import Piece, Template
-from grpo.rollout.invariant import EngineAccount, describe, read_log_probs, validate_log_probs
 from grpo.rollout.thinking import Budget, Delimiter
-from grpo.rollout.trajectory import Origin, Trajectory
+from grpo.rollout.trajectory import Call, Decode, Origin, Trajectory, describe
 from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
@@ -39,56 +38,44 @@ class RolloutHistory:
         differences: why each row after the first began.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         self.rows: list[Trajectory] = []
         self.differences: list[str] = []
         self._decode = decode
-        self._next = Trajectory()
-        self._why: str | None = None
+        self._next, self._why = Trajectory(), "the rollout begins"
 
     def prompt(self, rendered: Sequence[Piece]) -> list[int]:
         """Return the prompt for the engine, given a render of the whole history. Only :meth:`add` keeps it."""
-        render = Trajectory()
+        render, last = Trajectory(), self.rows[-1] if self.rows else Trajectory()
         for tokens, origin in rendered:
             render.append(tokens, origin)
-        row = self.rows[-1] if self.rows else Trajectory()
-        size = len(row.tokens)
-        self._why = describe("the history", row.tokens, render.tokens[:size], self._decode)
-        if self._why or not self.rows:
-            self._begin_row(render.tokens)
+        size = len(last.tokens)
+        if mismatch := describe("the history", last.tokens, render.tokens[:size], self._decode):
+            self.branch(render.tokens, mismatch)
+        elif not self.rows:
+            self.branch(render.tokens, self._why)
         else:
-            self._next = Trajectory(
-                list(render.tokens),
-                row.origins + render.origins[size:],
-                row.log_probs + render.log_probs[size:],
-            )
+            origins, log_probs = last.origins + render.origins[size:], last.log_probs + render.log_probs[size:]
+            self._next, self._why = Trajectory(render.tokens, origins, log_probs, list(last.calls)), ""
         return list(self._next.tokens)
 
-    def _begin_row(self, prompt: Sequence[int]) -> None:
-        self._next = Trajectory()
+    def branch(self, prompt: Sequence[int], why: str) -> None:
+        """Let the next call begin a row with this prompt."""
+        self._next, self._why = Trajectory(), why
         self._next.append(prompt, Origin.PROMPT)
 
-    def branch(self, prompt: Sequence[int], why: str) -> None:
-        """Let the next turn begin a row with the prompt that the engine really got."""
-        self._why = why
-        self._begin_row(prompt)
-
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Keep the last prompt, and the tokens that the engine sampled after it. Without log-probs, none is trained."""
-        self._next.append(tokens, Origin.FORCED if log_probs is None else Origin.SAMPLED, log_probs)
-        if not self.rows or self._why is not None:
-            self.differences += [self._why] if self.rows and self._why else []
+    def add(self, call: Call) -> None:
+        """Keep a call, which continues the last prompt or the last call."""
+        self._next.add(call)
+        if self._why:
+            self.differences += [self._why] if self.rows else []
             self.rows.append(self._next)
-            self._why = None  # what is added next belongs to the same row
+            self._why = ""
         self.rows[-1] = self._next
-
-    def add_forced(self, tokens: Sequence[int]) -> None:
-        """Insert tokens into the turn that was kept last, such as the end of its thinking."""
-        self._next.append(tokens, Origin.FORCED)
 
 
 class EnginePolicy:
-    """A policy in vLLM's engine, and its token accounts.
+    """A policy in vLLM's engine.
 
     Args:
         engine: only its ``generate`` is called.
@@ -99,7 +86,7 @@ class EnginePolicy:
     Attributes:
         template: the model's.
         tokens: how many it has sampled.
-        mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
+        mismatches: calls in which the engine had other tokens than we gave it, or no log-probs.
     """
 
     def __init__(
@@ -110,13 +97,11 @@ class EnginePolicy:
         max_length: int,
         thinking: tuple[Delimiter, Budget] | None = None,
     ) -> None:
-        self.history = RolloutHistory(template.codec.decode)
-        self.accounts: list[EngineAccount] = []
-        self.mismatches = self.tokens = 0
+        self.template, self.history = template, RolloutHistory(template.codec.decode)
+        self.mismatches = self.tokens = self._turn = 0
         self._thinking = thinking
         self._budgeted: list[Rollout] = []
         self._engine, self._params, self._max_length = engine, params, max_length
-        self.template, self._turn = template, 0
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         """Sample a turn; see :class:`grpo.environments.conversation.Policy`.
@@ -129,43 +114,27 @@ class EnginePolicy:
             prompt = self.history.prompt(self.template.render(messages, tools))
         except Exception as error:  # for example an unknown role, or what is no message
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
-        tokens, is_cut = await (
-            self._sample_plain(prompt) if self._thinking is None else self._sample_limited(prompt, *self._thinking)
-        )
+        calls, is_cut = await self._sample(prompt)
+        message = self.template.parse([*calls[-1].prompt, *calls[-1].tokens][len(prompt) :])
+        for call in calls:
+            self._keep(call)
         self._turn += 1
-        message = self.template.parse(tokens)
-        for number, call in enumerate(message.get("tool_calls") or []):
-            call["id"] = f"call_{self._turn}_{number}"
+        for number, tool_call in enumerate(message.get("tool_calls") or []):
+            tool_call["id"] = f"call_{self._turn}_{number}"
         return message, is_cut
 
-    async def _sample_plain(self, prompt: list[int]) -> tuple[list[int], bool]:
-        """Keep a turn of one call; return its tokens, and whether a length limit cut it."""
-        output = await self._engine.generate(prompt, self._params_of_turn(prompt, least=1))
-        sampled = output.outputs[0]
-        tokens = list(sampled.token_ids)
-        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, read_log_probs(sampled))
-        return tokens, sampled.finish_reason == "length"
-
-    async def _sample_limited(self, prompt: list[int], delimiter: Delimiter, budget: Budget) -> tuple[list[int], bool]:
-        """Keep a turn with a thinking budget, of one or two calls; return as :meth:`_sample_plain`."""
+    async def _sample(self, prompt: list[int]) -> tuple[list[Call], bool]:
+        """Return the calls of a turn, and whether a length limit cut it."""
+        if self._thinking is None:
+            output = await self._engine.generate(prompt, self._params_of_turn(prompt, least=1))
+            call = Call(prompt, list(output.prompt_token_ids or ()))
+            call.take(output.outputs[0])
+            return [call], output.outputs[0].finish_reason == "length"
+        delimiter, budget = self._thinking
         params = self._params_of_turn(prompt, least=len(delimiter.tokens) + 2)
         turn = await budgeted_response(self._engine.llm, prompt, params, delimiter, budget, self._max_length)
-        made = zip(turn.trajectory.tokens, turn.trajectory.origins, strict=True)
-        forced = [token for token, origin in made if origin is Origin.FORCED]
-        asked = prompt
-        for number, part in enumerate(turn.parts):
-            if forced and number == len(turn.parts) - 1:  # the answer
-                asked = [*asked, *forced]
-                self.history.add_forced(forced)
-            self._keep(asked, part.given, part.tokens, validate_log_probs(part.log_probs))
-            asked = [*asked, *part.tokens]
         self._budgeted.append(turn)
-        return turn.response, turn.is_truncated
-
-    def logs(self) -> dict[str, float]:
-        """Return the numbers of its turns for the metrics."""
-        thinking = {} if self._thinking is None else merge_turn_logs(self._budgeted)
-        return {"token_mismatch": float(self.mismatches), "rollout_tokens": float(self.tokens), **thinking}
+        return turn.trajectory.calls, turn.is_truncated
 
     def _params_of_turn(self, prompt: list[int], least: int) -> "SamplingParams":
         room = self._max_length - len(prompt)
@@ -181,21 +150,25 @@ class EnginePolicy:
         params.__post_init__()  # derives the tokens that `min_tokens` forbids from the stop tokens
         return params
 
-    def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
-        if mismatch := describe("the prompt", given, prompt, self.template.codec.decode):
+    def _keep(self, call: Call) -> None:
+        if mismatch := describe("the prompt", call.given, call.prompt, self.template.codec.decode):
             self._count(f"{mismatch}; the turn begins a new row with the engine's tokens")
-            self.history.branch(given, mismatch)
-        if log_probs is None:
+            self.history.branch(call.given, mismatch)
+            call.prompt = call.given
+        if not call.has_log_probs:
             self._count("the engine returned a turn without log-probs; it is not trained on")
-        self.history.add(tokens, log_probs)
-        self.tokens += len(tokens)
-        while len(self.accounts) < len(self.history.rows):
-            self.accounts.append(EngineAccount())
-        self.accounts[-1].note(given, tokens, log_probs)
+            call.is_trained = False
+        self.history.add(call)
+        self.tokens += len(call.tokens)
 
     def _count(self, mismatch: str) -> None:
         self.mismatches += 1
         logger.error("token mismatch in turn %d: %s", self._turn, mismatch)
+
+    def logs(self) -> dict[str, float]:
+        """Return the numbers of its turns for the metrics."""
+        thinking = {} if self._thinking is None else merge_turn_logs(self._budgeted)
+        return {"token_mismatch": float(self.mismatches), "rollout_tokens": float(self.tokens), **thinking}
 
 
 async def roll_out(
@@ -204,35 +177,30 @@ async def roll_out(
     """Let a policy and an environment talk, and return the trainer's response without prompt and label.
 
     The response is OpenRLHF's for one row: the last one, which holds the end. ``branches`` has the earlier rows,
-    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_rows` are
-    trained on; the earliest are dropped.
+    each with its tokens and the engine's account of them. At most `max_rows` are trained on; the earliest are dropped.
     """
     outcome, score = await play(make, policy, limits)
-    kept = [
-        (row, account)
-        for row, account in zip(policy.history.rows, policy.accounts, strict=True)
-        if row.count(Origin.SAMPLED)
-    ]
-    for difference in policy.history.differences:
-        logger.debug("a history branched: %s", difference)
+    history = policy.history
+    kept = [row for row in history.rows if row.count(Origin.SAMPLED)]
     used = kept[-max_rows:]
-    from_environment = (row.count(Origin.ENVIRONMENT) for row in policy.history.rows)
+    for difference in history.differences:
+        logger.debug("a history branched: %s", difference)
     response: dict[str, Any] = {
         "truncated": outcome.ending == "length",
         "reward": score.reward,
         "scores": score.score,
         "extra_logs": {
             **outcome.logs(),
-            "branches": float(len(policy.history.differences)),
+            "branches": float(len(history.differences)),
             "branches_dropped": float(len(kept) - len(used)),
             **policy.logs(),
-            "environment_tokens": float(max(from_environment, default=0)),
+            "environment_tokens": float(max((row.count(Origin.ENVIRONMENT) for row in history.rows), default=0)),
             **score.logs,
         },
     }
     if not used:
         return outcome, response | _make_empty_response(policy, score)
-    *earlier, last = (row.as_response() | {"engine": account.as_dict()} for row, account in used)
+    *earlier, last = (row.as_response() | {"engine": row.account()} for row in used)
     return outcome, response | last | {"branches": earlier}
 
 

@@ -1,17 +1,21 @@
-"""Finds the end of a response's thinking, limits its tokens, and provides the delimiter that ends it.
+"""The thinking budget: where a response's thinking ends, how long it may be, and the tokens that end it.
 
-Works on token ids, never on text. A delimiter spelled in ordinary text does not count. One that the budget cuts in the
-middle is completed. Knows no engine; :mod:`grpo.rollout.budgeted_rollout` calls one.
+Works on token ids, never on text: a delimiter spelled in ordinary text does not count. Knows no engine;
+:mod:`grpo.rollout.budgeted_rollout` calls one.
+
+A delimiter separates thinking from answer: a budget inserts its ``tokens``. Its ``watch`` follows the response to a
+prompt, which may itself have begun or ended the thinking. A watch takes the response token by token (``feed``). It is
+``closed`` once the thinking has ended, and stays so. Until then, ``rest`` returns the tokens that would end the
+thinking here: the delimiter, or its missing part.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo.environments.settings import has_environment
-from grpo.rollout.thinking_marks import HarmonyMessages, HarmonyWatch, TextDelimiter, TextWatch
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -20,14 +24,137 @@ PRESETS = ("harmony", "think")
 EXECUTOR = Path(__file__).with_name("budget_executor.py")
 _VARIABLE = "GRPO_THINKING"  # passes the budget from the trainer's flags to the engines' executor
 Encode = Callable[[str], list[int]]
+Tokens = tuple[int, ...]
 
 
-class DelimiterError(UserError):
-    """A delimiter that this tokenizer cannot encode; the message names the remedy."""
+@dataclass(frozen=True)
+class TextDelimiter:
+    """A delimiter that is one sequence of tokens.
+
+    Attributes:
+        tokens: what a budget inserts.
+        mark: the part of it that ends the thinking, also where the model writes it itself.
+        blanks: tokens that may follow a delimiter at the end of a prompt.
+    """
+
+    tokens: Tokens
+    mark: Tokens
+    blanks: frozenset[int] = frozenset()
+
+    def watch(self, prompt: Sequence[int]) -> "TextWatch":
+        """Start to follow the response to a prompt."""
+        return TextWatch(self, prompt)
 
 
-Delimiter = HarmonyMessages | TextDelimiter
-Watch = HarmonyWatch | TextWatch  # of one response
+class TextWatch:
+    """Follows one response to a mark."""
+
+    def __init__(self, delimiter: TextDelimiter, prompt: Sequence[int]) -> None:
+        self._delimiter, self._tokens = delimiter, list(prompt)
+        end = len(prompt)
+        while end and not _ends_with(prompt[:end], delimiter.mark) and prompt[end - 1] in delimiter.blanks:
+            end -= 1
+        self.closed = _ends_with(prompt[:end], delimiter.mark)
+
+    def feed(self, token: int) -> None:
+        """Take the next token of the response."""
+        self._tokens.append(token)
+        self.closed = self.closed or _ends_with(self._tokens, self._delimiter.mark)
+
+    def rest(self) -> list[int]:
+        """Return the tokens that would end the thinking here."""
+        inserted = self._delimiter.tokens
+        have = next(n for n in reversed(range(len(inserted))) if _ends_with(self._tokens, inserted[:n]))
+        return [] if self.closed else list(inserted[have:])
+
+
+def _ends_with(tokens: Sequence[int], end: Tokens) -> bool:
+    return tuple(tokens[max(0, len(tokens) - len(end)) :]) == end
+
+
+@dataclass(frozen=True)
+class Harmony:
+    """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, then the final one.
+
+    Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
+    its `<|message|>`: a final one, a commentary, or a tool call in any channel.
+
+    Attributes:
+        start, channel, message, end: ids of the special tokens.
+        role, analysis, final: what follows `<|start|>`, and the headers of the two messages from `<|channel|>` on.
+        before, after: what a budget inserts around the delimiter: at the end of the thought, and at the beginning of
+            the answer.
+    """
+
+    start: int
+    channel: int
+    message: int
+    end: int
+    role: Tokens
+    analysis: Tokens
+    final: Tokens
+    before: Tokens = ()
+    after: Tokens = ()
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return what a budget inserts."""
+        return (*self.before, self.end, self.start, *self.role, *self.final, *self.after)
+
+    def watch(self, prompt: Sequence[int]) -> "HarmonyWatch":
+        """Start to follow the response to a prompt."""
+        watch = HarmonyWatch(self)
+        begin = max((at for at, token in enumerate(prompt) if token == self.start), default=len(prompt))
+        last = list(prompt[begin:])
+        if self.end in last:
+            last = last[last.index(self.end) :]  # a finished message is not part of the response
+        for token in last:
+            watch.feed(token)
+        return watch
+
+
+class HarmonyWatch:
+    """Follows the messages of one response."""
+
+    def __init__(self, harmony: Harmony) -> None:
+        self.closed = False
+        self._harmony = harmony
+        self._tail: list[int] = []  # since the last <|message|>
+
+    def feed(self, token: int) -> None:
+        """Take the next token of the response."""
+        self._tail.append(token)
+        harmony = self._harmony
+        if token == harmony.message:
+            header = self._find_header()
+            thinking = (harmony.analysis, (harmony.start, *harmony.role, *harmony.analysis))
+            self.closed = self.closed or (bool(header) and header not in thinking)
+            self._tail = []
+
+    def _find_header(self) -> Tokens:
+        """Return the header in which the response stands, from its last <|start|>; that may be missing."""
+        tail, harmony = self._tail, self._harmony
+        if harmony.start in tail:
+            return tuple(tail[len(tail) - 1 - tail[::-1].index(harmony.start) :])
+        return tuple(tail[tail.index(harmony.channel) :]) if harmony.channel in tail else ()
+
+    def rest(self) -> list[int]:
+        """Return the tokens that would end the thinking here.
+
+        A header other than the final one's is closed first, with one extra token.
+        """
+        harmony, header = self._harmony, self._find_header()
+        if self.closed:
+            return []
+        final = harmony.final if header[:1] == (harmony.channel,) else (harmony.start, *harmony.role, *harmony.final)
+        if header and final[: len(header)] != header:
+            return [harmony.message, *harmony.tokens]
+        if header or self._tail[-1:] == [harmony.end]:
+            return [*final[len(header) :], *harmony.after]
+        return list(harmony.tokens)
+
+
+Delimiter = Harmony | TextDelimiter
 
 
 def delimiter(name: str, encode: Encode) -> Delimiter:
@@ -41,52 +168,51 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
         encode: text to token ids, without adding any.
 
     Raises:
-        DelimiterError: if it is empty, if the tokenizer lacks a preset's special token, or if gpt-oss could not answer
-            after it.
+        UserError: if it is empty, if the tokenizer lacks a preset's special token, or if gpt-oss could not answer after
+            it.
     """
-    messages = _harmony(encode)
+    harmony = _encode_harmony(encode)
     if name == "harmony":
-        if messages is None:
-            raise DelimiterError("this tokenizer lacks tokens of harmony, the format of gpt-oss", "use think")
-        return messages
+        if harmony is None:
+            raise UserError("this tokenizer lacks tokens of harmony, the format of gpt-oss", "use think")
+        return harmony
     text = "</think>" if name == "think" else name
     tokens = tuple(encode(text))
     misspelt = name not in PRESETS and name.strip().lower() in PRESETS
     if misspelt or not name.strip() or not tokens:
-        raise DelimiterError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
+        raise UserError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
     if name == "think" and len(tokens) > 1:
         # As ordinary text it would tokenize differently after every other word, and be missed.
-        raise DelimiterError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
+        raise UserError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
     mark = tuple(encode("</think>"))
     is_marked = len(mark) == 1 and mark[0] in tokens
-    if messages is not None and not is_marked:
-        return _harmony_text(messages, name, tokens)
+    if harmony is not None and not is_marked:
+        return _surround(harmony, name, tokens)
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
-    blank_tokens = frozenset(tokens[0] for tokens in blanks if len(tokens) == 1)
-    return TextDelimiter(tokens, mark if is_marked else tokens, blank_tokens)
+    return TextDelimiter(tokens, mark if is_marked else tokens, frozenset(ids[0] for ids in blanks if len(ids) == 1))
 
 
-def _harmony(encode: Encode) -> HarmonyMessages | None:
+def _encode_harmony(encode: Encode) -> Harmony | None:
     """Return the format of gpt-oss; None for a tokenizer without its special tokens."""
     marks = [encode(f"<|{mark}|>") for mark in ("start", "channel", "message", "end")]
     if any(len(tokens) != 1 for tokens in marks):
         return None
     start, channel, message, end = (tokens[0] for tokens in marks)
-    role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
-    return HarmonyMessages(start, channel, message, end, role, analysis, final)
+    analysis, final = ((channel, *encode(word), message) for word in ("analysis", "final"))
+    return Harmony(start, channel, message, end, tuple(encode("assistant")), analysis, final)
 
 
-def _harmony_text(messages: HarmonyMessages, name: str, tokens: tuple[int, ...]) -> HarmonyMessages:
+def _surround(harmony: Harmony, name: str, tokens: Tokens) -> Harmony:
     """Return the delimiter of a text that contains the end of gpt-oss's thinking."""
-    end = messages.tokens
-    at = next((at for at in range(len(tokens)) if tokens[at : at + len(end)] == end), None)
-    before, after = (tokens[:at], tokens[at + len(end) :]) if at is not None else (tokens, ())
-    if at is None or {*before, *after} & {messages.start, messages.channel, messages.message, messages.end}:
-        raise DelimiterError(
+    end = harmony.tokens
+    at = next((at for at in range(len(tokens)) if tokens[at : at + len(end)] == end), len(tokens))
+    before, after = tokens[:at], tokens[at + len(end) :]
+    if at == len(tokens) or {*before, *after} & {harmony.start, harmony.channel, harmony.message, harmony.end}:
+        raise UserError(
             f"after the thinking delimiter {name!r}, gpt-oss would not answer in its final message",
             "use harmony, or a text with <|end|><|start|>assistant<|channel|>final<|message|> in it",
         )
-    return replace(messages, before=before, after=after)
+    return replace(harmony, before=before, after=after)
 
 
 @dataclass(frozen=True)
@@ -104,9 +230,7 @@ class Budget:
         if self.thinking < 0:
             raise UserError(f"the thinking budget is {self.thinking}", "give 0 or more")
         if self.answer < 2:
-            raise UserError(
-                f"the answer budget is {self.answer}, but an answer and its end take 2 tokens", "give 2 or more"
-            )
+            raise UserError(f"the answer budget is {self.answer}; answer and end take 2 tokens", "give 2 or more")
 
     def within(self, room: int, delimiter: int) -> "Budget":
         """Return the budget for a response with limited room: the answer keeps its part, the thinking shrinks.
@@ -126,41 +250,13 @@ class Budget:
         answer = min(self.answer, room - delimiter)
         return Budget(min(self.thinking, room - delimiter - answer), answer)
 
-    def left_for_answer(self, delimiter: int, forced: int) -> int:
-        """Return the tokens left for an answer after `forced` ones, which may be one more than the delimiter."""
-        return self.answer - max(0, forced - delimiter)
-
-
-class Gate:
-    """Decides after every token of one call whether the call continues.
-
-    Attributes:
-        sampled: tokens so far.
-        thought: how many of them precede the end of the thinking; all of them while it is open.
-    """
-
-    def __init__(self, watch: Watch, budget: Budget) -> None:
-        self._watch, self._answer = watch, budget.answer
-        self.sampled = self.thought = 0
-        self.limit = budget.answer if watch.closed else budget.thinking
-
-    def take_token(self, token: int) -> bool:
-        """Take a sampled token; return whether another one may follow."""
-        self.sampled += 1
-        if not self._watch.closed:
-            self._watch.feed(token)
-            self.thought = self.sampled
-            if self._watch.closed:
-                self.limit = self.sampled + self._answer
-        return self.sampled < self.limit
-
 
 @dataclass(frozen=True)
 class ThinkingSettings:
-    """The settings of the executor.
+    """The settings of a run's budget in its engines.
 
     Attributes:
-        mark: names the delimiter, see :func:`grpo.rollout.thinking.delimiter`.
+        mark: names the delimiter, see :func:`delimiter`.
         reward: OpenRLHF's ``--remote_rm_url``; "" if not set.
     """
 
@@ -168,30 +264,21 @@ class ThinkingSettings:
     mark: str
     reward: str
 
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "ThinkingSettings":
-        """Return the settings that :func:`pass_to_engines` wrote.
-
-        Raises:
-            UserError: if they are missing.
-        """
-        if _VARIABLE not in environ:
-            raise UserError(f"{_VARIABLE} is not set", "use --thinking_budget, which sets the executor")
-        thinking, answer, mark, reward = json.loads(environ[_VARIABLE])
-        return cls(Budget(thinking, answer), mark, reward)
-
-    def delimiter(self, tokenizer: Tokenizer) -> Delimiter:
+    def read_delimiter(self, tokenizer: Tokenizer) -> Delimiter:
         """Return the delimiter as a tokenizer encodes it."""
         return delimiter(self.mark, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
-def read_given(environ: Mapping[str, str]) -> ThinkingSettings | None:
+def read_settings(environ: Mapping[str, str]) -> ThinkingSettings | None:
     """Return the settings that :func:`pass_to_engines` wrote; None if the run has no thinking budget."""
-    return ThinkingSettings.from_environment(environ) if _VARIABLE in environ else None
+    if _VARIABLE not in environ:
+        return None
+    thinking, answer, mark, reward = json.loads(environ[_VARIABLE])
+    return ThinkingSettings(Budget(thinking, answer), mark, reward)
 
 
 def environment(thinking: int, answer: int, mark: str, reward: str) -> dict[str, str]:
-    """Return the variable from which :meth:`ThinkingSettings.from_environment` reads these values."""
+    """Return the variable from which :func:`read_settings` reads these values."""
     return {_VARIABLE: json.dumps([thinking, answer, mark, reward])}
 
 

@@ -8,9 +8,8 @@ import torch
 
 from grpo.rollout import routing
 from grpo.rollout.engine import SAMPLED_BY
-from grpo.rollout.invariant import check_experience, missing_log_prob
 from grpo.rollout.rows import Sample
-from grpo.rollout.trajectory import is_truncated
+from grpo.rollout.trajectory import check_row, is_truncated, missing_log_prob
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.train import rewards
@@ -98,7 +97,7 @@ def _find_mismatch(row: Sample, response: dict[str, Any], is_replayed: bool, tok
     """Say how a row differs from what the engine sampled; None if it does not."""
     missing = _attach_routing(row, response, is_replayed)
     if "engine" in response:
-        return check_experience(row, response["engine"], tokenizer.decode) or missing
+        return check_row(row, response["engine"], tokenizer.decode) or missing
     return missing_log_prob(row) or missing
 
 

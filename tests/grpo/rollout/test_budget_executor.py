@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from grpo.rollout.budget_executor import AgentExecutor
-from grpo.rollout.thinking import Budget, ThinkingSettings, environment, pass_to_engines
+from grpo.rollout.thinking import Budget, ThinkingSettings, environment, pass_to_engines, read_settings
 from grpo.stack.cluster import runtime_env
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.rollout.replayed_engine import (
@@ -65,7 +65,10 @@ class Actor:
 
 
 def make_executor(reward: str, thinking: int, answer: int = 20) -> AgentExecutor:
-    return AgentExecutor(environment(thinking, answer, "harmony", reward))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(thinking, answer, "harmony", reward).items():
+            patch.setenv(name, value)
+        return AgentExecutor()
 
 
 def execute_prompt(one, tokenizer, streams, prompt=PROMPT, **params):
@@ -122,11 +125,6 @@ def test_the_flags_reach_the_engines(monkeypatch, reward):
     )
     pass_to_engines(args)
     variables = runtime_env()["env_vars"]
-    assert ThinkingSettings.from_environment(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
+    assert read_settings(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
     loaded = _load_agent_executor(args.agent_func_path)
     assert loaded.reward_func is not None and loaded.settings.budget == Budget(12, 5)
-
-
-def test_an_executor_without_settings_says_how_it_is_chosen():
-    with pytest.raises(ValueError, match="--thinking_budget"):
-        AgentExecutor({})

@@ -10,10 +10,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from grpo.rollout.thinking import (
     Budget,
-    DelimiterError,
-    Gate,
     delimiter,
 )
+from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import build_tokenizer
 
 HARMONY = build_tokenizer()
@@ -60,7 +59,7 @@ def watch_response(name: str, prompt: str, response: str, tokenizer: Tokenizer =
     ],
 )
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
-    with pytest.raises(DelimiterError, match=what):
+    with pytest.raises(UserError, match=what):
         make_delimiter(name)
 
 
@@ -96,7 +95,7 @@ def test_the_own_end_of_a_model_with_think_tokens_is_recognized_without_the_inse
 
 
 def test_harmony_requires_its_special_tokens():
-    with pytest.raises(DelimiterError, match="harmony"):
+    with pytest.raises(UserError, match="harmony"):
         delimiter("harmony", lambda some: [1, 2, 3])
 
 
@@ -232,9 +231,3 @@ def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, 
 def test_invalid_budgets_are_refused(thinking, answer):
     with pytest.raises(ValueError):
         Budget(thinking, answer)
-
-
-def test_a_delimiter_as_the_last_token_of_the_budget_is_in_time():
-    gate = Gate(make_delimiter("think", THINK).watch([]), Budget(3, 2))
-    going = [gate.take_token(token) for token in encode_text("77</think>88", THINK)]
-    assert len(going) == 5 and all(going[:4]) and not going[4] and gate.thought == 3

@@ -39,15 +39,6 @@ def test_every_token_has_an_origin_and_only_sampled_ones_a_log_prob(parts):
         assert (log_prob != 0) == (origin is Origin.SAMPLED)
 
 
-def test_sampled_tokens_need_log_probs_and_others_have_none():
-    with pytest.raises(ValueError):
-        Trajectory().append([1], Origin.SAMPLED)
-    with pytest.raises(ValueError):
-        Trajectory().append([1], Origin.FORCED, [-0.1])
-    with pytest.raises(ValueError):
-        Trajectory().append([1, 2], Origin.SAMPLED, [-0.1])
-
-
 PARTS_AFTER_A_PROMPT = st.lists(
     st.tuples(st.sampled_from([Origin.SAMPLED, Origin.FORCED, Origin.ENVIRONMENT, Origin.TEMPLATE]), st.integers(1, 3)),
     max_size=6,

@@ -4,11 +4,10 @@ import pytest
 
 from grpo.environments.environment import SetupError
 from grpo.model.model_files import CheckpointError
-from grpo.rollout.thinking import DelimiterError
 from grpo.stack.problem import UserError
 
 
-@pytest.mark.parametrize("kind", [UserError, CheckpointError, DelimiterError, SetupError])
+@pytest.mark.parametrize("kind", [UserError, CheckpointError, SetupError])
 def test_an_error_from_a_ray_actor_keeps_its_remedy(kind):
     error = pickle.loads(pickle.dumps(kind("the disk is full", "make room")))
     assert type(error) is kind
