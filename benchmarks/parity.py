@@ -69,7 +69,7 @@ def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "All
 
 def make_prompts(tokenizer: Any) -> list[list[int]]:
     """Return the tokens of prompts that ask for sums, which the tiny model solves."""
-    from grpo.rollout.prompts import renderer
+    from grpo.rollout.harmony import renderer
 
     render = renderer(tokenizer, {})
     return [render(f"What is {number + 3} + {2 * number + 5}?") for number in range(32)]

@@ -30,7 +30,6 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.environments.environment import Environment
 from grpo.environments.retrieval import VARIABLE
-from grpo.flags.ours import TEMPLATES
 from grpo.flags.parser import get_default
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
@@ -85,12 +84,6 @@ def parser() -> argparse.ArgumentParser:
         "--thinking-delimiter", help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
     )
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
-    command_line.add_argument(
-        "--template",
-        choices=TEMPLATES,
-        default=get_default("template"),
-        help="how gpt-oss reads tool results (default: served)",
-    )
     harness.add_limits(command_line)
     own_reward.add_options(command_line)
     engine = command_line.add_argument_group("engine")
@@ -224,7 +217,7 @@ def _setting(
     return harness.Setting(
         kind=kind,
         limits=harness.read_limits(options),
-        template=template_for(chat.tokenizer, chat.variables, options.template),
+        template=template_for(chat.tokenizer, chat.variables),
         tokenizer=chat.tokenizer,
         sampling=_sampling(options),
         max_length=options.max_model_len,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo.rollout.harmony import renderer
 from grpo.rollout.problem_files import is_chat
-from grpo.rollout.prompts import renderer
 from grpo.rollout.response_text import make_record_fields
 from grpo.run.problem_ids import name_problem
 from grpo.stack.json_files import numbered_rows

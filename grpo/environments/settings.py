@@ -74,13 +74,11 @@ class EnvironmentSettings:
     Attributes:
         mixture: the environments.
         max_rows: trained rows per rollout; the actor holds them in memory at once.
-        template: how gpt-oss's tool results look, see --template.
     """
 
     mixture: Mixture
     limits: RolloutLimits
     max_rows: int
-    template: str
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> "EnvironmentSettings":
@@ -95,4 +93,4 @@ class EnvironmentSettings:
         words = [f"--{name.lower()}={value}" for name, value in given.items()]
         read = make_strict(make_environment_parser()).parse_args(words)
         limits = RolloutLimits(read.turn_limit, read.rollout_seconds, read.tool_seconds, read.score_seconds)
-        return cls(Mixture.from_variables(given), limits, read.max_branches + 1, read.template)
+        return cls(Mixture.from_variables(given), limits, read.max_branches + 1)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from grpo.flags.ranges import INTERVAL, POSITIVE_SHARE, SEED, SHARE, Number, above, at_least
 
 SWITCH = argparse.BooleanOptionalAction
-TEMPLATES = ("served", "hub")
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
 SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
 _COUNT = at_least(1)
@@ -276,8 +275,6 @@ def add_environment(group: argparse._ArgumentGroup) -> None:
     add("--max_branches", type=at_least(0), default=3, metavar="N", help="extra rows of a rollout whose history was "
         "rewritten, for example by removing thinking; further rows are dropped. The actor holds all rows of a rollout "
         "in memory at once")
-    add("--template", default="served", choices=TEMPLATES, help="format of tool results for gpt-oss: served, as vLLM "
-        "and openai-harmony serve them, or hub, the JSON strings of its chat template on Hugging Face")
 
 
 # fmt: on

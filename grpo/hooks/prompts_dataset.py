@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from grpo.rollout import chat_template, prompts, response_text
+from grpo.rollout import chat_template, harmony, response_text
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 
@@ -11,5 +11,5 @@ def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., str]:
     """Return a replacement for the tokenizer's ``apply_chat_template`` that returns a prompt's text as it is served."""
     # Other command lines of OpenRLHF lack the flags.
     given = [getattr(args, name, None) for name in ("reasoning_effort", "template_variables", "template_date")]
-    render = prompts.renderer(tokenizer, chat_template.variables(*given))
+    render = harmony.renderer(tokenizer, chat_template.variables(*given))
     return lambda chat, **_: response_text.decode_tokens(tokenizer, render(chat))

@@ -48,7 +48,6 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
         options |= {
             "environment": given["ENVIRONMENT"],
             "library": given.get("LIBRARY"),
-            "template": given["TEMPLATE"],
             "turns": given["TURN_LIMIT"],
             "seconds": given["ROLLOUT_SECONDS"],
             "tool-seconds": given["TOOL_SECONDS"],

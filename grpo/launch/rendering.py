@@ -52,7 +52,7 @@ def main() -> int:
     """Print the prompts as a JSON list, or fail with a traceback."""
     from transformers import AutoTokenizer
 
-    from grpo.rollout.prompts import renderer
+    from grpo.rollout.harmony import renderer
     from grpo.rollout.response_text import decode_tokens
 
     model, variables = sys.argv[1:]

@@ -32,7 +32,7 @@ class AgentExecutor(AgentExecutorBase):
         self._mixture = settings.mixture
         self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
-        self._max_rows, self._source = settings.max_rows, settings.template
+        self._max_rows = settings.max_rows
         self._thinking = thinking.read_settings(os.environ)
 
     async def execute(
@@ -50,7 +50,7 @@ class AgentExecutor(AgentExecutorBase):
             prompt: `prompt` of the data file, not rendered.
             max_length: of prompt and turns together, in tokens.
         """
-        template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
+        template = template_for(hf_tokenizer, from_environment(os.environ))
         ours = self._thinking
         limits = (ours.read_delimiter(hf_tokenizer), ours.budget) if ours else None
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, limits)

@@ -1,16 +1,16 @@
 """The format of gpt-oss: renders a history to tokens, and reads the turn that was sampled.
 
-The model's own chat template renders the first message with the system text and the tools; this module renders the
-rest. Messages are the OpenAI protocol's; an assistant's thinking is in ``reasoning_content``.
+Prompts look as openai-harmony and vLLM serve them. The model's own chat template renders the first message with the
+system text and the tools; this module renders the rest. Messages are the OpenAI protocol's; an assistant's thinking is
+in ``reasoning_content``.
 
-openai-harmony renders messages to tokens and parses tokens to messages. Here sampled tokens must stay as they are, next
-to rendered ones, so its renderer does not fit. The tests compare the two.
+openai-harmony itself would encode sampled tokens again, which must stay as they are. The tests compare the two.
 """
 
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,11 +22,10 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
 
 SAMPLED = "sampled"  # of a message: the tokens of its turn
-STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")
 _HARMONY = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"}
-_ENDS = ("<|end|>", *STOPS)
+_STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")  # tokens that end a turn
 _ROLES = ("user", "assistant", "system", "developer")  # a message to one of them is no call of a tool
-_GUARD = "\ue000"  # in the name of a special token, while the chat template renders a message with it
+_CONTENT = "\ue000"  # stands for the first message while the chat template renders it
 
 Piece = tuple[list[int], Origin]
 
@@ -36,12 +35,34 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
     return tokenizer.get_added_vocab().keys() >= _HARMONY
 
 
-def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, source: str = "served") -> "Template":
+def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[str | Sequence[Message]], list[int]]:
+    """Return a function that renders a prompt to tokens, up to the beginning of the assistant's turn.
+
+    A prompt is the user's message, or a list of messages. A model other than gpt-oss, which is only evaluated, has its
+    own chat template.
+
+    Args:
+        variables: see :func:`grpo.rollout.chat_template.variables`.
+
+    Raises:
+        UserError: when called, for messages that do not fit.
+    """
+
+    def parse(prompt: str | Sequence[Message]) -> Sequence[Message]:
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+    if not is_harmony(tokenizer):
+        options = {"add_generation_prompt": True, "return_dict": False, **arguments(variables)}
+        return lambda prompt: tokenizer.apply_chat_template(parse(prompt), **options)
+    template = template_for(tokenizer, variables)
+    return lambda prompt: template.render_tokens(parse(prompt))
+
+
+def template_for(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> "Template":
     """Return the format for gpt-oss's tokenizer.
 
     Args:
-        variables: further variables for the chat template, see :func:`grpo.rollout.chat_template.variables`.
-        source: see --template.
+        variables: more variables for the chat template, see :func:`grpo.rollout.chat_template.variables`.
 
     Raises:
         UserError: for another model's tokenizer, or one without a fast backend.
@@ -50,7 +71,7 @@ def template_for(tokenizer: Tokenizer, variables: dict[str, Any] | None = None, 
         raise UserError("prompts need a fast tokenizer", "leave out --disable_fast_tokenizer")
     if not is_harmony(tokenizer):
         raise UserError("the tokenizer is not gpt-oss's, so its model cannot act in an environment", "use gpt-oss")
-    return Template(cast(FastTokenizer, tokenizer), variables, source == "hub")
+    return Template(cast(FastTokenizer, tokenizer), variables or {})
 
 
 @dataclass(frozen=True)
@@ -68,30 +89,28 @@ class Spoken:
 
 
 class Template:
-    """Renders history as openai-harmony and vLLM do, which serve gpt-oss.
-
-    The chat template renders the same, except that it writes tools' results as JSON strings, and an empty line after
-    instructions without tools.
+    """Renders histories, and reads turns.
 
     A turn stays as it was sampled, but for the <|return|> at its end, which is <|end|> in a later prompt. What was
     thought before the last answer is left out: analysis, and the calls of built-in tools there with their results.
 
     Args:
         tokenizer, variables: see :func:`template_for`.
-        follows_hub: whether it follows the chat template in these.
 
     Attributes:
         stop_ids: the ids of the tokens that end a turn.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, variables: dict[str, Any] | None, follows_hub: bool) -> None:
-        self.codec = Codec(tokenizer)
-        self._variables, self._follows_hub = variables or {}, follows_hub
+    def __init__(self, tokenizer: FastTokenizer, variables: Mapping[str, Any]) -> None:
+        self.codec, self._variables = Codec(tokenizer), variables
         self._added = self.codec.added
-        self._ends = {self._added[end] for end in _ENDS if end in self._added}
-        self.stop_ids = [self._added[stop] for stop in STOPS if stop in self._added]
+        self.stop_ids = [self._added[stop] for stop in _STOPS if stop in self._added]
         self._begin_turn: Piece = (self.codec.encode("<|start|>assistant"), Origin.TEMPLATE)
         self._read = functools.lru_cache(256)(self._read_turn)  # each prompt compares all earlier turns
+
+    def render_tokens(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Return the tokens of :meth:`render`."""
+        return [token for tokens, _ in self.render(messages, tools) for token in tokens]
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Piece]:
         """Return the whole history, and the beginning of the assistant's turn after it.
@@ -106,38 +125,25 @@ class Template:
             raise UserError("the last message is the assistant's, so there is nothing to answer", "remove it")
         return [(self._head(messages[0], tools), Origin.TEMPLATE), *self.tail(messages[1:])]
 
-    def render_tokens(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Return the tokens of :meth:`render`."""
-        return [token for tokens, _ in self.render(messages, tools) for token in tokens]
-
     def _head(self, message: Message, tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return the system text, the tools, and the first message, rendered by the model's own chat template."""
-
-        def guard(text: str) -> str:
-            text = text.replace(_GUARD, 2 * _GUARD)
-            return self.codec.special.sub(lambda name: name[0][0] + _GUARD + name[0][1:], text)
-
-        content = guard(get_text(message))
+        content = get_text(message)
+        place = content and _CONTENT  # what the content spells must not become a special token
+        declared = [tool["name"] for tool in tools if tool["type"] == "builtin"]
+        built_in = list(dict.fromkeys([*self._variables.get("builtin_tools", ()), *declared]))
         text = self.codec.tokenizer.apply_chat_template(
-            [{"role": message["role"], "content": content}],
+            [{"role": message["role"], "content": place}],
             tokenize=False,
             add_generation_prompt=False,
-            **arguments(self._variables) | self._describe(tools),
+            tools=[tool for tool in tools if tool["type"] != "builtin"] or None,
+            **arguments(self._variables) | ({"builtin_tools": built_in} if built_in else {}),
         )
-        instructions = f"# Instructions\n\n{content}\n\n"
         tokens: list[int] = []
         for run, special in self.codec.split(text):
-            served = run.removesuffix("\n\n") if run == instructions and not self._follows_hub else run
-            restored = re.sub(f"{_GUARD}({_GUARD}?)", r"\1", served)
-            tokens += [special] if special is not None else self.codec.encode_text(restored)
+            if run == f"# Instructions\n\n{place}\n\n":  # vLLM serves no empty line before missing tools
+                run = run.removesuffix("\n\n")
+            tokens += [special] if special is not None else self.codec.encode_text(run.replace(_CONTENT, content))
         return tokens
-
-    def _describe(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the variables of the chat template that describe tools."""
-        declared = [tool["name"] for tool in tools if tool["type"] == "builtin"]
-        names = list(dict.fromkeys([*self._variables.get("builtin_tools", ()), *declared]))
-        functions = [tool for tool in tools if tool["type"] != "builtin"]
-        return {"tools": functions or None} | ({"builtin_tools": names} if names else {})
 
     def tail(self, messages: Sequence[Message]) -> list[Piece]:
         """Return the messages after the head, and the beginning of the assistant's turn."""
@@ -176,12 +182,11 @@ class Template:
 
     def _result(self, message: Message, call: Spoken | None) -> Spoken:
         """Return a tool's result, in the name of the tool that was called."""
-        name, content = call.tool if call else str(message.get("name") or ""), get_text(message)
+        name = call.tool if call else str(message.get("name") or "")
         author, channel = f"functions.{name.removeprefix('functions.')}", "commentary"
         if _is_built_in(name):
             author, channel = name, (call.channel if call else "") or "analysis"
-        content = json.dumps(content, ensure_ascii=False) if self._follows_hub else content
-        return self._message(f"{author} to=assistant", channel, content)
+        return self._message(f"{author} to=assistant", channel, get_text(message))
 
     def _turn(self, message: Message) -> list[Spoken]:
         """Return the model's messages of a turn: as sampled, or from its fields if they were written or edited."""
@@ -205,15 +210,15 @@ class Template:
         """Return a turn's messages as they were sampled. Only what ended the turn may differ in a later prompt."""
         messages = self._split(tokens)
         headers = [self._header_and_body(message)[0] for message in messages]
-        last = messages[-1]
-        if last and last[-1] in (self._added["<|return|>"], self._added.get("<|endoftext|>")):
+        last, stays = messages[-1], (self._added["<|call|>"], self._added["<|end|>"])
+        if last and last[-1] in self.stop_ids and last[-1] not in stays:
             del last[-1]
-        if not last or last[-1] not in (self._added["<|call|>"], self._added["<|end|>"]):
+        if not last or last[-1] not in stays:
             last.append(self._added["<|call|>" if _tool(headers[-1]) else "<|end|>"])
         messages[0][:0] = self._begin_turn[0]
         return [
-            Spoken([(tokens, Origin.TEMPLATE)], _channel(header), _tool(header))
-            for tokens, header in zip(messages, headers, strict=True)
+            Spoken([(message, Origin.TEMPLATE)], _channel(header), _tool(header))
+            for message, header in zip(messages, headers, strict=True)
         ]
 
     def _split(self, tokens: Sequence[int]) -> list[list[int]]:
@@ -227,7 +232,8 @@ class Template:
 
     def _header_and_body(self, message: Sequence[int]) -> tuple[str, str]:
         """Return what stands before and after the <|message|> of a message; without one, all is header."""
-        inner = [token for token in message if token not in self._ends and token != self._added["<|start|>"]]
+        outside = {*self.stop_ids, self._added["<|start|>"], self._added["<|end|>"]}
+        inner = [token for token in message if token not in outside]
         mark = self._added["<|message|>"]
         at = inner.index(mark) if mark in inner else len(inner)
         return self.codec.decode(inner[:at]), self.codec.decode(inner[at + 1 :])

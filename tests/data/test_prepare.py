@@ -14,7 +14,7 @@ import pytest
 
 from data import prepare
 from grpo.launch.data_files import read_records
-from grpo.rollout.prompts import renderer
+from grpo.rollout.harmony import renderer
 from reward.labels import parse_label
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer

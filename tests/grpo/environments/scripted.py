@@ -20,7 +20,6 @@ VARIABLES = {
     "GRPO_TOOL_SECONDS": "20",
     "GRPO_SCORE_SECONDS": "60",
     "GRPO_MAX_BRANCHES": "3",
-    "GRPO_TEMPLATE": "hub",
 }
 
 
@@ -122,9 +121,9 @@ class Library(Environment):
         return Score(1.0, 1.0, {"correct": 1.0})
 
 
-def roll_out_script(script, environment=None, max_rows=99, max_length=4000, source="served", **engine):
+def roll_out_script(script, environment=None, max_rows=99, max_length=4000, **engine):
     """Play a script in an environment; return the policy, its engine, the outcome, and the trainer's response."""
-    template = template_for(TOKENIZER, source=source)
+    template = template_for(TOKENIZER)
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, make_params(), max_length)
     outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_rows))

@@ -34,14 +34,13 @@ VARIABLES = {
     "TOOL_SECONDS": ("0.5", "-1"),
     "SCORE_SECONDS": ("4", "inf"),
     "MAX_BRANCHES": ("0", "-1"),
-    "TEMPLATE": ("hub", "own"),
 }
 
 
 def test_settings_come_from_variables():
     environ = {"GRPO_ENVIRONMENT": "e"} | {f"GRPO_{name}": value for name, (value, _) in VARIABLES.items()}
     mixture = Mixture([Member("e", "e", 1.0)])
-    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1, "hub")
+    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1)
     assert EnvironmentSettings.from_variables(environ) == settings
     for name, (_, wrong) in VARIABLES.items():
         with pytest.raises(UserError, match=f"--{name.lower()}: .*{wrong}"):

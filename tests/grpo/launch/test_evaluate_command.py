@@ -47,7 +47,7 @@ def test_it_scores_with_the_rewards_of_the_run(setting, tmp_path, monkeypatch: p
 def environment_flags(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Flags of a run in the environment of a file."""
     (file := setting.folder / "my guess.py").touch()
-    given = {"ENVIRONMENT": str(file), "TEMPLATE": "hub", "LIBRARY": "/my texts", "MAX_BRANCHES": "3"}
+    given = {"ENVIRONMENT": str(file), "LIBRARY": "/my texts", "MAX_BRANCHES": "3"}
     given |= {"TURN_LIMIT": "4", "ROLLOUT_SECONDS": "30", "TOOL_SECONDS": "2.5", "SCORE_SECONDS": "6"}
     for name, value in given.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
@@ -56,7 +56,7 @@ def environment_flags(setting, monkeypatch: pytest.MonkeyPatch) -> dict[str, obj
 
 def test_an_environment_is_played_under_the_limits_of_the_run(setting, environment_flags) -> None:
     read = read_options(setting, Path("/final"), **environment_flags)
-    assert (Path(read.environment).name, read.template, read.turns) == ("my guess.py", "hub", 4)
+    assert (Path(read.environment).name, read.turns) == ("my guess.py", 4)
     assert (read.seconds, read.tool_seconds, read.score_seconds) == (30, 2.5, 6)
     assert read.max_model_len == 64 + 32
     line = describe(setting.make_config(remote_rm_url=OUR_REWARD, **environment_flags), None)

@@ -111,11 +111,9 @@ def test_a_thinking_budget_reaches_the_turns_of_an_environment(library, monkeypa
     assert len(engine.calls) == 2
 
 
-@pytest.mark.parametrize(("template", "result"), [("served", '"417"\n'), ("hub", '"\\"417\\"\\n"')])
-def test_settings_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monkeypatch, template, result):
+def test_variables_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monkeypatch):
     (tmp_path / "quoting.py").write_text(QUOTING)
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "quoting.py"))
-    monkeypatch.setenv("GRPO_TEMPLATE", template)
     monkeypatch.setenv("GRPO_TEMPLATE_VARIABLES", '{"reasoning_effort": "high", "builtin_tools": ["browser"]}')
     actor = load_actor()
     call = "<|channel|>commentary to=functions.search json<|message|>{}<|call|>"
@@ -124,7 +122,7 @@ def test_settings_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monk
     asyncio.run(actor.generate_responses("q", "1", make_params(seed=5), 2000, TOKENIZER, 1))
     prompt = TOKENIZER.decode(engine.calls[1][0])
     assert "Reasoning: high\n\n## browser\n\n#" in prompt
-    assert prompt.endswith(f"<|channel|>commentary<|message|>{result}<|end|><|start|>assistant")
+    assert prompt.endswith('<|channel|>commentary<|message|>"417"\n<|end|><|start|>assistant')
 
 
 @pytest.mark.parametrize("labels", [("1", "none"), ("none", "none")])

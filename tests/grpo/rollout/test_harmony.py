@@ -145,12 +145,8 @@ def test_built_in_tools_are_called_as_gpt_oss_writes_them_and_answer_in_their_ow
 @pytest.mark.parametrize("instructions", ["Be brief.", "Be\n\nbrief.\n\n", "<|end|>\n\n", "\ue000"])
 def test_instructions_without_tools_have_no_empty_line_after_them(instructions):
     question = [{"role": "system", "content": instructions}, {"role": "user", "content": "Be brief.\n\n"}]
-    served, hub = (
-        TEMPLATE.codec.decode(template_for(TOKENIZER, source=source).render_tokens(question))
-        for source in ("served", "hub")
-    )
+    served = TEMPLATE.codec.decode(TEMPLATE.render_tokens(question))
     assert f"# Instructions\n\n{instructions}<|end|><|start|>user" in served
-    assert served == hub.replace(f"{instructions}\n\n<|end|>", f"{instructions}<|end|>", 1)
     with_tools = TEMPLATE.codec.decode(TEMPLATE.render_tokens(question, [SEARCH]))
     assert f"# Instructions\n\n{instructions}\n\n// look it up" in with_tools
 

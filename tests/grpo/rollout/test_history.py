@@ -41,7 +41,7 @@ def render_by_chat_template(messages):
 
 def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render():
     script = [make_thought("hm") + make_call(), make_call("sun"), make_answer()]
-    policy, engine, outcome, response = roll_out_script(script, source="hub")
+    policy, engine, outcome, response = roll_out_script(script)
     assert outcome.ending == "done" and len(policy.history.rows) == 1 and not response["branches"]
     assert_exact(policy, engine)
     for number, (prompt, _) in enumerate(engine.calls):

@@ -21,8 +21,8 @@ from vllm.entrypoints.openai.parser.harmony_utils import (
 )
 
 from grpo.model.vocabulary import find_allocated
-from grpo.rollout import chat_template, prompts, response_text
-from grpo.rollout.harmony import template_for
+from grpo.rollout import chat_template, response_text
+from grpo.rollout.harmony import renderer, template_for
 from grpo.rollout.response_text import BREAK
 from tests.grpo.rollout import gpt_oss_tokenizer
 
@@ -150,7 +150,7 @@ def test_a_single_answers_prompt_is_rendered_as_it_is_served(gpt_oss, system, qu
         ours += [{"role": "assistant", "content": rest[0]}, {"role": "user", "content": rest[1]}]
         served += [make_assistant_message("final", rest[0]), Message.from_role_and_content(Role.USER, rest[1])]
     gpt_oss.tokenizer.chat_template = HEAD
-    tokens = prompts.renderer(gpt_oss.tokenizer, chat_template.variables("high", None, "2030-01-02"))(ours)
+    tokens = renderer(gpt_oss.tokenizer, chat_template.variables("high", None, "2030-01-02"))(ours)
     assert tokens == gpt_oss.served(served)
     text = response_text.decode_tokens(gpt_oss.tokenizer, tokens)
     assert response_text.encode_text(gpt_oss.tokenizer, text) == tokens

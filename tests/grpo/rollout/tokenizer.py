@@ -44,7 +44,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- elif message.role == "tool" -%}
 {{- "<|start|>functions." + call.name + " to=assistant<|channel|>commentary<|message|>" -}}
-{{- message.content | tojson + "<|end|>" -}}
+{{- message.content + "<|end|>" -}}
 {%- else -%}
 {{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" -}}
 {%- endif -%}

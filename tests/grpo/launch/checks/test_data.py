@@ -14,7 +14,7 @@ from data.golds import is_gold
 from grpo.launch import data_files, rendering
 from grpo.launch.checks.data import check_batches
 from grpo.launch.rendering import Rendered
-from grpo.rollout.prompts import renderer
+from grpo.rollout.harmony import renderer
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer

@@ -23,7 +23,6 @@ def environment_setting(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path / "library"))
     for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"):
         monkeypatch.setenv(f"GRPO_{name}", "9")
-    monkeypatch.setenv("GRPO_TEMPLATE", "served")
     setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None, "remote_rm_url": OUR_REWARD}
     return setting
 
