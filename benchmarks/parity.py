@@ -150,13 +150,13 @@ async def _draw(actor: Any, flat: torch.Tensor, specs: list[Any], prompts: list[
 
     from grpo.lora import adapter
     from grpo.lora.engine_actor import check_sync, load_into_engine
-    from grpo.rollout import routing
+    from grpo.rollout.sample_params import mark_recorded
 
     actor.executor = _Single()
     results = await load_into_engine(actor.llm, flat.view(torch.uint8).numpy(), [asdict(spec) for spec in specs])
     check_sync([results], adapter.Checksums.of(flat, specs))
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
-    params, length = routing.mark_recorded(sampling), max(map(len, prompts)) + TOKENS + 1
+    params, length = mark_recorded(sampling), max(map(len, prompts)) + TOKENS + 1
     calls = [actor.generate_responses(prompt, "", params, length, None, 1) for prompt in prompts]
     return [response for [response] in await asyncio.gather(*calls)]
 

@@ -10,7 +10,7 @@ from grpo.checkpoint import adapter_base, adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model import architecture, model_files
 from grpo.model.model_files import Model
-from grpo.rollout import stop_tokens
+from grpo.rollout.chat_template import find_stop_fault
 from grpo.rollout.thinking import Budget, Delimiter, Encode, delimiter
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
@@ -89,7 +89,7 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
     model = model_files.read(folder)
     is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
     faults = architecture.check(model) if is_gpt_oss else list(model.faults)
-    if is_gpt_oss and (fault := stop_tokens.fault(folder)):
+    if is_gpt_oss and (fault := find_stop_fault(folder)):
         faults.append(fault)
     if faults:
         raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from grpo.lora import engine_actor
-from grpo.rollout import cores, engine
+from grpo.rollout import engine, sample_params
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM
 
@@ -14,8 +14,8 @@ WORKER = "grpo.lora.vllm_lora.AdapterWorker"  # vLLM imports it in its workers
 
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles
-end_with_core = cores.end_with_core
-for_sample = engine.make_sample_params
+end_with_core = engine.end_with_core
+for_sample = sample_params.for_sample
 answer = engine.answer
 sampled = engine.list_sampled
 load_adapter = engine_actor.load_into_engine

@@ -17,7 +17,7 @@ from grpo.model.architecture import Architecture
 from grpo.model.footprint import Cache
 from grpo.model.released import RELEASED
 from grpo.model.sizes import DECODED_SEQUENCES
-from grpo.rollout import greedy
+from grpo.rollout.sample_params import count_greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.counted import format_count
 from grpo.train import optimizer_steps
@@ -77,7 +77,7 @@ def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
     if args.pipeline:  # all work at the same time, and a batch passes through them in two steps
         step = max(sampling, update, step / 2)
     if plan.evals and plan.eval_prompts and plan.steps:
-        samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + greedy.answers(args.eval_temperature))
+        samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + count_greedy(args.eval_temperature))
         batches = math.ceil(math.ceil(samples / args.vllm_num_engines) / DECODED_SEQUENCES)
         step += plan.evals / plan.steps * token * args.generate_max_len * batches
     asked = f"{_CALL:.0f} s a call of the judge (assumed), " if judge.settings else ""

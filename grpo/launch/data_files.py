@@ -35,8 +35,6 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
     records = []
     try:
         for number, row in read_rows(path, input_key, label_key):
-            if isinstance(row, UserError):
-                raise row
             if split:
                 _check_label(row.get(label_key or ""), f"{path}, line {number}", split)
             records.append(Record(number, row[input_key], str(row.get("id") or "")))

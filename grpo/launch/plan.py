@@ -12,7 +12,7 @@ from grpo.launch.lengths import describe_lengths
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
-from grpo.rollout import greedy
+from grpo.rollout.sample_params import count_greedy
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.machine import GB, stand_ins
@@ -171,7 +171,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     if updates := plan.steps * plan.optimizer_steps_per_step:
         lines += LearningRate.of_run(args, updates).describe(plan.steps)
     if plan.evals is not None:
-        more = " and a greedy answer" if greedy.answers(args.eval_temperature) else ""
+        more = " and a greedy answer" if count_greedy(args.eval_temperature) else ""
         lines.append(
             f"eval        {format_count(plan.evals, 'time')} {format_count(plan.eval_prompts or 0, 'problem')} x "
             f"{format_count(args.eval_n_samples_per_prompt, 'sample')}{more}, from {args.eval_dataset}"

@@ -10,8 +10,6 @@ import numpy as np
 from grpo.lora.adapter import Checksums, SyncResult
 from grpo.stack.upstream.engine import AsyncLLM
 
-ROLLOUT = "routing_of"  # in a request's extra_args: the rollout whose routing is recorded
-
 
 class SyncError(RuntimeError):
     """The engines do not hold the trainer's adapter; sampling from them would use another policy."""

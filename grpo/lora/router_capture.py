@@ -25,10 +25,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from grpo.lora.adapter import ALL, RECORDS
-from grpo.lora.engine_actor import ROLLOUT
 from grpo.lora.vllm_expert_lora import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
+from grpo.stack.upstream.engine import ROLLOUT
 
 KNOWN_MXFP4 = ("MARLIN", "TRITON")  # names of vLLM's backends
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.model.model_files import FileFault, read_json
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 
@@ -18,6 +19,8 @@ VARIABLE = "GRPO_TEMPLATE_VARIABLES"
 DATE = "strftime_now"  # the function with which gpt-oss's template formats the date; here, the date as text
 # Set from the chat, or by a setting.
 _OWNED = {"messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize"}
+_STOPS = ("<|return|>", "<|call|>")
+_GENERATION = "generation_config.json"
 _SETTINGS = {"reasoning_effort": "set --reasoning_effort", DATE: "set --template_date"}
 
 
@@ -81,3 +84,25 @@ def find_unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
 def reads_date(folder: Path) -> bool:
     """Return whether the chat template in a model's folder reads the date; True if there is no folder yet."""
     return not folder.is_dir() or not any(find_unread(folder, [DATE]))
+
+
+def find_stop_fault(folder: Path) -> FileFault | None:
+    """Return what is wrong with the tokens that end a response of gpt-oss; None if it has none, or nothing is wrong.
+
+    vLLM reads them from a file of the model. Without it, vLLM stops only at the tokenizer's own end, <|return|>, and
+    samples on after a call.
+
+    Raises:
+        grpo.model.model_files.CheckpointError: for a file that is not JSON.
+    """
+    remedy = f"copy {_GENERATION} of the gpt-oss that the model comes from into its folder"
+    if not (folder / _GENERATION).is_file():
+        return FileFault(_GENERATION, f"is missing, so its engine would not stop at {_STOPS[1]}", remedy)
+    stops = read_json(folder / _GENERATION).get("eos_token_id")
+    stops = stops if isinstance(stops, list) else [stops]
+    tokenizer = folder / "tokenizer.json"
+    added = read_json(tokenizer).get("added_tokens", ()) if tokenizer.is_file() else ()
+    missing = [token["content"] for token in added if token["content"] in _STOPS and token["id"] not in stops]
+    if missing:
+        return FileFault(_GENERATION, f"has an eos_token_id without {missing[0]}, where no engine would stop", remedy)
+    return None

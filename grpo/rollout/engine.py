@@ -1,27 +1,34 @@
 """Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 import asyncio
+import logging
+import multiprocessing
+import os
+import select
+import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from grpo.model.sizes import DECODED_SEQUENCES
-from grpo.rollout import greedy, routing
-from grpo.stack.upstream.engine import Engine
+from grpo.rollout import routing
+from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
+logger = logging.getLogger("openrlhf.grpo.engine")
+
 SAMPLED_BY = "sampled_by"  # of a response
 _GRAPH_STEP = 16  # between the sizes of vLLM's graphs; 8 up to 256
-RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
+_RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
 # More than an engine has samples at once. A thread is created only if all others are busy, so there are never more
 # threads than rollouts waiting at the same time.
-MOST_THREADS = 1024
+_MOST_THREADS = 1024
+_LOOK_MILLISECONDS = 1000
 _served: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
 _ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the rollouts that may still call the engine
 _waiting: set[int | None] = set()  # the seeds of the prompts whose answers wait
@@ -39,25 +46,33 @@ async def answer(
         params: of the prompt.
         samples: the executor's calls, one for each rollout, in order.
     """
-    from grpo.rollout import cores  # imports Ray; evaluations share this module without it
-
-    tasks = await start_answers(samples)
+    loop = asyncio.get_running_loop()
+    _provide_reward_threads(loop)
+    tasks = [asyncio.create_task(sample) for sample in samples]
+    for task in tasks:
+        _ends[task] = loop.create_future()
+        task.add_done_callback(_end)  # an answer without a reward, or an error
+    await asyncio.gather(*(_ends[task] for task in tasks))
     recorded = await routing.take(engine, params, len(tasks))
-    with count_as_waiting(params.seed):
+    _waiting.add(params.seed)
+    try:
         responses = await asyncio.gather(*tasks)
+    finally:
+        _waiting.discard(params.seed)
     for response in responses:
-        response[SAMPLED_BY] = cores.own_actor()
+        response[SAMPLED_BY] = _own_actor()
     return routing.add_routing(responses, recorded)
 
 
-async def start_answers(answers: Sequence[Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Start the answers to a prompt. Return their tasks once none of them calls the engine any more."""
-    tasks = [asyncio.create_task(answer) for answer in answers]
-    for task in tasks:
-        _ends[task] = asyncio.get_running_loop().create_future()
-        task.add_done_callback(_end)  # an answer without a reward, or an error
-    await asyncio.gather(*(_ends[task] for task in tasks))
-    return tasks
+def _provide_reward_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Let all rollouts that an event loop sends to `asyncio.to_thread` wait for their rewards in parallel.
+
+    OpenRLHF calls the reward by `asyncio.to_thread`. By default, its pool has four threads more than the machine has
+    cores, and at most 32. Further rollouts would queue there before the judge's deadline starts to run for them.
+    """
+    if loop not in _served:
+        _served.add(loop)
+        loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="reward"))
 
 
 def end_sampling() -> None:
@@ -71,50 +86,9 @@ def _end(task: "asyncio.Task[Any]") -> None:
         end.set_result(None)
 
 
-@contextmanager
-def count_as_waiting(seed: int | None) -> Iterator[None]:
-    """Let a prompt count as sampled meanwhile."""
-    _waiting.add(seed)
-    try:
-        yield
-    finally:
-        _waiting.discard(seed)
-
-
 def list_sampled() -> list[int | None]:
     """Return the seeds of the prompts whose answers wait for rewards."""
     return list(_waiting)
-
-
-def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the sampling parameters of one rollout of a prompt, with its own seed.
-
-    Runs in the engine's event loop before the rollout is drawn, so that its reward finds a thread there.
-
-    Args:
-        params: vLLM's ``SamplingParams`` of the prompt; not modified.
-        number: 0 for the first rollout.
-    """
-    provide_reward_threads()
-    mine = copy(greedy.make_sample_params(params, number))
-    if mine.seed is not None:
-        mine.seed += number
-    return routing.make_sample_params(mine, number)
-
-
-def provide_reward_threads() -> None:
-    """Let all rollouts that the running event loop sends to `asyncio.to_thread` wait for their rewards in parallel.
-
-    OpenRLHF calls the reward by `asyncio.to_thread`. By default, its pool has four threads more than the machine has
-    cores, and at most 32. Further rollouts would queue there before the judge's deadline starts to run for them.
-
-    Raises:
-        RuntimeError: if no event loop is running.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _served:
-        _served.add(loop)
-        loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="reward"))
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":
@@ -158,10 +132,53 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
     if sequences is not None:
         largest = -(-sequences // _GRAPH_STEP) * _GRAPH_STEP  # vLLM cuts other numbers down to the next of its sizes
         mine |= {"max_num_seqs": sequences, "compilation_config": {"max_cudagraph_capture_size": largest}}
-    if RETENTION in signature(AsyncEngineArgs).parameters:
-        mine[RETENTION] = None
+    if _RETENTION in signature(AsyncEngineArgs).parameters:
+        mine[_RETENTION] = None
     if current_platform.is_cpu():
         mine["enable_chunked_prefill"] = False
         if workers > 1:
             mine["distributed_executor_backend"] = "mp"
     return mine
+
+
+def end_with_core(llm: AsyncLLM) -> None:
+    """End this process, an engine's actor, as soon as vLLM reports a failure or one of its cores dies.
+
+    vLLM never answers pending calls to the workers of a core that has died. Ray reports the actor's death to every
+    caller. Evaluations and tests have engines outside of Ray, which are left alone.
+    """
+    if not _own_actor():
+        return
+    deaths = select.poll()
+    for pid in find_cores():
+        deaths.register(os.pidfd_open(pid), select.POLLIN)  # leaves the exit code to vLLM, which waits as well
+
+    def watch() -> None:
+        while not llm.errored and not deaths.poll(_LOOK_MILLISECONDS):
+            pass
+        logger.error("the core of this engine has died; the engine ends too")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch of the core", daemon=True).start()
+
+
+def find_cores() -> list[int]:
+    """Return the ids of the processes in which vLLM computes, children of this one.
+
+    Raises:
+        RuntimeError: if there is none.
+    """
+    # vLLM's name for a child of multiprocessing. The title of the process may be missing.
+    pids = [child.pid for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]
+    if not pids:
+        raise RuntimeError("vLLM started no core that this process knows")
+    return [pid for pid in pids if pid is not None]
+
+
+def _own_actor() -> str | None:
+    """Return the id of this process's actor; None outside of Ray."""
+    # Outside of Ray, get_runtime_context() would start a cluster.
+    import ray  # only here: who starts Ray sets its variables before
+
+    actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+    return actor

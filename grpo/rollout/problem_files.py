@@ -16,32 +16,15 @@ _FIX = "fix the line; python -m data.prepare writes valid files"
 _SHOWN = 200  # characters of a line's field names
 
 
-def read_rows(path: Path, input_key: str, label_key: str | None) -> Iterator[tuple[int, Row | UserError]]:
-    """Yield number, from 1, and fields of each line that is not blank; of an invalid one, what is wrong with it.
+def read_rows(path: Path, input_key: str, label_key: str | None) -> Iterator[tuple[int, Row]]:
+    """Yield number, from 1, and fields of each line that is not blank.
 
     Raises:
         OSError: if the file cannot be read.
+        UserError: at an invalid line.
     """
     for number, value in numbered_rows(path, make_object=build_object):
-        try:
-            yield number, _check_row(value, f"{path}, line {number}", input_key, label_key)
-        except UserError as error:
-            yield number, error
-
-
-def read_problems(path: Path, input_key: str, label_key: str | None) -> list[Row]:
-    """Return the problems of a file that was checked before.
-
-    Raises:
-        OSError: if the file cannot be read.
-        UserError: if a line is invalid.
-    """
-    rows = []
-    for _, row in read_rows(path, input_key, label_key):
-        if isinstance(row, UserError):
-            raise row
-        rows.append(row)
-    return rows
+        yield number, _check_row(value, f"{path}, line {number}", input_key, label_key)
 
 
 def normalize(text: str) -> str:

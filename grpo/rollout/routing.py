@@ -6,14 +6,12 @@ computed a position counts: a token was sampled from it, and later calls only re
 Imports no DeepSpeed.
 """
 
-import uuid
 from collections.abc import Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo.lora.engine_actor import ROLLOUT
+from grpo.rollout.sample_params import for_sample, read_name
 from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
@@ -24,27 +22,6 @@ KEY = "routing"  # of a response
 Call = tuple[np.ndarray, np.ndarray]
 
 
-def mark_recorded(params: "SamplingParams") -> "SamplingParams":
-    """Return sampling parameters of a prompt whose rollouts the engine records."""
-    return _name_params(params, uuid.uuid4().hex)
-
-
-def make_sample_params(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the sampling parameters of one rollout of a prompt, with its own name if it is recorded."""
-    name = _name(params)
-    return params if name is None else _name_params(params, f"{name}-{number}")
-
-
-def _name(params: "SamplingParams") -> str | None:
-    return (params.extra_args or {}).get(ROLLOUT)
-
-
-def _name_params(params: "SamplingParams", name: str) -> "SamplingParams":
-    mine = copy(params)
-    mine.extra_args = {**(params.extra_args or {}), ROLLOUT: name}
-    return mine
-
-
 async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[str, Any] | None:
     """Take the recorded choices of a prompt's rollouts from the workers, which forget them at a sync.
 
@@ -52,9 +29,9 @@ async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[s
         as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if the prompt has no name, or if the
         workers cannot record.
     """
-    if _name(params) is None:
+    if read_name(params) is None:
         return None
-    names = [_name(make_sample_params(params, number)) for number in range(samples)]
+    names = [read_name(for_sample(params, number)) for number in range(samples)]
     answers = await engine.llm.collective_rpc("take_routing", args=(names,))
     return next((answer for answer in answers if answer is not None), None)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from grpo.environments.mixture import KEY
 from grpo.environments.settings import environments_by_prompt
-from grpo.rollout import greedy
 from grpo.rollout.rows import Sample
+from grpo.rollout.sample_params import mark, mark_greedy
 from grpo.stack.upstream.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Stage:
         mine = copy(params)
         mine.seed = self.get_seed(prompt)
         if name := environments_by_prompt(self.args).get(prompt):
-            mine.extra_args = {**(mine.extra_args or {}), KEY: name}
-        return mine if self._greedy_sample is None else greedy.mark_greedy(mine, self._greedy_sample)
+            mine = mark(mine, **{KEY: name})
+        return mine if self._greedy_sample is None else mark_greedy(mine, self._greedy_sample)
 
     def get_seed(self, prompt: str) -> int:
         """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""

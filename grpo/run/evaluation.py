@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from grpo.environments.settings import environments_by_prompt, has_environment
-from grpo.rollout import greedy
 from grpo.rollout.response_text import make_record_fields
 from grpo.rollout.rows import Sample
+from grpo.rollout.sample_params import count_greedy
 from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
@@ -71,7 +71,7 @@ class Evaluation:
         if self._held_out is None or self._log.is_evaluated(step):
             return
         started = time.monotonic()
-        number, extra = self._args.eval_n_samples_per_prompt, greedy.answers(self._args.eval_temperature)
+        number, extra = self._args.eval_n_samples_per_prompt, count_greedy(self._args.eval_temperature)
         self._log.note_phase("evaluate", step)
         stage = Stage(self._args, f"eval {step}", greedy_sample=number if extra else None)
         # The loader draws from torch's generator. An evaluation must not change the training that follows.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout import routing
 from grpo.rollout.rows import Sample
+from grpo.rollout.sample_params import mark_recorded
 from grpo.rollout.stage import Stage
 from grpo.stack.upstream.arguments import Arguments
 from grpo.train.rewards import explain_missing_rewards
@@ -79,7 +79,7 @@ class Step(Stage):
     def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
         """Return as :meth:`Stage.seed_params`; the engine records what training reads."""
         mine = super().seed_params(params, prompt)
-        return routing.mark_recorded(mine) if self._records_routing else mine
+        return mark_recorded(mine) if self._records_routing else mine
 
     def count_allowed(self) -> int:
         """Return how many prompts the step may still draw."""

@@ -14,7 +14,7 @@ from openrlhf.datasets import PromptDataset
 from tqdm import tqdm
 from vllm import SamplingParams
 
-from grpo.rollout.problem_files import read_problems
+from grpo.rollout.problem_files import read_rows
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.run.parity_gate import ParityGate
@@ -62,7 +62,7 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
     args = strategy.args
 
     def load(file: str, shuffle: bool) -> PromptLoader:
-        rows = read_problems(Path(file), args.input_key, args.label_key)[: int(args.max_samples)]
+        rows = [row for _, row in read_rows(Path(file), args.input_key, args.label_key)][: int(args.max_samples)]
         problems = PromptDataset(rows, tokenizer, strategy, input_template=args.input_template)
         return cast(PromptLoader, strategy.setup_dataloader(problems, 1, True, shuffle, problems.collate_fn))
 

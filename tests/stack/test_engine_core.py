@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from grpo.rollout import cores
+from grpo.rollout import engine as rollout_engine
 from reward import judge_actor
 
 from .trainer_and_engines import call_on_engine
@@ -27,7 +27,7 @@ def test_a_call_that_a_dead_core_does_not_answer_is_not_waited_for(tiny_model, r
     [engine] = create_vllm_engines(
         1, 1, str(tiny_model / "bf16"), 1, False, True, True, 256, gpu_memory_utilization=0.5, adapter_config=config
     )
-    [pid] = call_on_engine(engine, lambda actor: [core.pid for core in cores.find_own_cores()])
+    [pid] = call_on_engine(engine, lambda actor: rollout_engine.find_cores())
     core = psutil.Process(pid)
     core.suspend()
     call = engine.reset_prefix_cache.remote()

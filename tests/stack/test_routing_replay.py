@@ -17,10 +17,10 @@ from benchmarks.engine_speed import make_actor
 from grpo.lora import adapter
 from grpo.model import routing
 from grpo.rollout import budget_executor
-from grpo.rollout import routing as rollout_routing
 from grpo.rollout.engine import ids_only
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, RolloutLimits, roll_out
+from grpo.rollout.sample_params import mark_recorded
 from grpo.rollout.thinking import environment
 from tests.grpo.environments.scripted import Library
 
@@ -72,7 +72,7 @@ class Engine:
         async def draw():
             made = []
             for _ in range(prompts):
-                named = rollout_routing.mark_recorded(SamplingParams(**asked))
+                named = mark_recorded(SamplingParams(**asked))
                 made += await self.actor.generate_responses(prompt, "", named, LENGTH, self.tokenizer, SAMPLES)
             return made
 

@@ -11,7 +11,7 @@ from grpo.model import architecture, model_files
 from grpo.model.architecture import NO_SHARD, OF_ENGINE
 from grpo.model.model_files import CheckpointError, Model
 from grpo.model.released import RELEASED, absence, as_model, id_without_owner
-from grpo.rollout import chat_template, stop_tokens
+from grpo.rollout import chat_template
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.hub import is_id
 from grpo.stack.problem import Problem, UserError
@@ -99,7 +99,7 @@ def _check_engine(config: Config, model: Model, actor: Model | None) -> Iterator
         yield Problem(
             "--actor_shard engine uses the engines' model, and --engine_model is another", "unset --engine_model"
         )
-    if fault := stop_tokens.fault(model.folder):
+    if fault := chat_template.find_stop_fault(model.folder):
         yield Problem(f"--engine_model {model.folder}: {fault.file} {fault.what}", fault.remedy)
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config[key] != model.config[key]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
+ROLLOUT = "routing_of"  # in a request's extra_args: the rollout whose choices of experts our worker records
+
 
 class Outputs(Protocol):
     """The outputs of one request as they come."""

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 
 from grpo.lora import adapter
 from grpo.lora.engine_actor import SharedMemory, SyncError, check_sync, load_into_engine
-from grpo.rollout.engine import make_sample_params
+from grpo.rollout.sample_params import for_sample
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
@@ -140,7 +140,7 @@ def test_shared_memory_is_visible_to_others_and_ends_with_its_owner():
 
 def test_every_sample_of_a_prompt_has_its_own_seed():
     async def list_seeds(params):  # as in the engine, whose event loop is running
-        return [make_sample_params(params, number).seed for number in range(3)]
+        return [for_sample(params, number).seed for number in range(3)]
 
     params = SamplingParams(seed=5, max_tokens=3)
     assert asyncio.run(list_seeds(params)) == [5, 6, 7] and params.seed == 5

@@ -1,12 +1,18 @@
+"""The engine's choices of experts, from the workers' records to the responses of a prompt."""
+
 import asyncio
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm import SamplingParams
 
 from grpo.rollout import routing
 from grpo.rollout.engine import ids_only
+from grpo.rollout.sample_params import for_sample, mark_recorded, read_name
 
 SHAPE = (2, 2)
+TOKENS = st.lists(st.integers(5, 7), max_size=6)
 
 
 def make_call(tokens, first=1):
@@ -19,30 +25,22 @@ def pick_layer_0(routing_of):
     return routing_of[:, 0, 0].tolist()
 
 
-def test_the_first_call_that_computed_a_position_counts():
-    calls = [make_call([5, 6, 7], 1), make_call([5, 6, 7, 8, 9], 101)]
-    assert pick_layer_0(routing.assemble_choices([5, 6, 7, 8, 9, 4], calls, SHAPE)) == [1, 2, 3, 104, 105, 0]
+@given(TOKENS, st.lists(TOKENS, max_size=3))
+def test_a_position_has_the_choice_of_the_first_call_that_was_fed_all_tokens_up_to_it(tokens, fed):
+    calls = [make_call(each, 1 + 50 * number) for number, each in enumerate(fed)]
+    expected = [
+        next((1 + 50 * n + at for n, each in enumerate(fed) if each[: at + 1] == tokens[: at + 1]), 0)
+        for at in range(len(tokens))
+    ]
+    assert pick_layer_0(routing.assemble_choices(tokens, calls, SHAPE)) == expected
 
 
-def test_a_branch_takes_only_what_depends_on_its_own_tokens():
-    calls = [make_call([5, 6, 7, 8], 1), make_call([5, 6, 3, 8], 101)]
-    assert pick_layer_0(routing.assemble_choices([5, 6, 3, 8, 2], calls, SHAPE)) == [1, 2, 103, 104, 0]
-
-
-def test_tokens_off_by_one_have_no_routing():
-    tokens = [5, 6, 7, 8, 9]
-    assert pick_layer_0(routing.assemble_choices(tokens, [make_call(tokens[1:])], SHAPE)) == [0] * 5
-    assert pick_layer_0(routing.assemble_choices(tokens, [make_call([5, *tokens])], SHAPE)) == [1, 0, 0, 0, 0]
-
-
-def test_samples_of_a_prompt_have_names_that_calls_keep():
-    params = routing.mark_recorded(SamplingParams(seed=1))
-    names = {routing.make_sample_params(params, number).extra_args["routing_of"] for number in range(3)}
-    again = routing.mark_recorded(SamplingParams(seed=1))
-    names |= {routing.make_sample_params(again, number).extra_args["routing_of"] for number in range(3)}
-    assert len(names) == 6
-    mine = routing.make_sample_params(params, 1)
+def test_rollouts_of_a_prompt_have_names_that_calls_keep():
+    prompts = [mark_recorded(SamplingParams(seed=1)) for _ in range(2)]
+    assert len({read_name(for_sample(params, number)) for params in prompts for number in range(3)}) == 6
+    mine = for_sample(prompts[0], 1)
     assert ids_only(mine).extra_args == mine.extra_args
+    assert for_sample(SamplingParams(seed=1), 1).extra_args is None
 
 
 class Engine:
@@ -58,7 +56,7 @@ class Engine:
 
 
 def test_responses_and_their_branches_get_the_routing_of_their_sample():
-    engine, params = Engine(), routing.mark_recorded(SamplingParams())
+    engine, params = Engine(), mark_recorded(SamplingParams())
     responses = [
         {"observation_tokens": [5, 6, 7], "branches": [{"observation_tokens": [5, 9]}]},
         {"observation_tokens": [5, 6]},
@@ -66,15 +64,10 @@ def test_responses_and_their_branches_get_the_routing_of_their_sample():
     made = routing.add_routing(responses, asyncio.run(routing.take(engine, params, 2)))
     samples = [made[0], made[0]["branches"][0], made[1]]
     assert [pick_layer_0(sample["routing"]) for sample in samples] == [[1, 2, 0], [1, 0], [1, 2]]
-    [(method, (names,))] = engine.asked
-    assert method == "take_routing" and names == [
-        routing.make_sample_params(params, n).extra_args["routing_of"] for n in (0, 1)
-    ]
+    assert engine.asked == [("take_routing", ([read_name(for_sample(params, n)) for n in (0, 1)],))]
 
 
 def test_without_a_record_nothing_is_asked():
     engine, responses = Engine(), [{"observation_tokens": [5]}]
     recorded = asyncio.run(routing.take(engine, SamplingParams(), 1))
-    assert routing.add_routing(responses, recorded) == [{"observation_tokens": [5]}]
-    assert not engine.asked
-    assert routing.make_sample_params(SamplingParams(seed=1), 1).extra_args is None
+    assert routing.add_routing(responses, recorded) == [{"observation_tokens": [5]}] and not engine.asked

@@ -13,8 +13,8 @@ from vllm.sampling_params import SamplingType
 from eval.engine import Sample as EvalSample
 from eval.problems import Chat
 from grpo.environments.settings import AGENT
-from grpo.rollout import greedy
 from grpo.rollout.budgeted_rollout import budgeted_response
+from grpo.rollout.sample_params import for_sample
 from grpo.rollout.stage import Stage
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.run import evaluation, measure, records, run_log
@@ -226,7 +226,7 @@ def test_the_last_sample_of_an_evaluated_prompt_may_be_greedy():
     def list_choices(greedy_sample: int | None) -> list[int]:
         stage = Stage(SimpleNamespace(seed=1), "eval 0", greedy_sample)
         params = stage.seed_params(SamplingParams(temperature=0.7, top_p=0.9, top_k=50), "p")
-        samples = [greedy.make_sample_params(params, number) for number in range(3)]
+        samples = [for_sample(params, number) for number in range(3)]
         assert {sample.sampling_type for sample in samples} == {SamplingType.RANDOM_SEED}
         return [sample.top_k for sample in samples]
 
