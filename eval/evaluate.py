@@ -34,7 +34,7 @@ from grpo.flags.parser import get_default
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.response_text import decode_tokens
-from grpo.rollout.thinking import PRESETS, Budget, Delimiter
+from grpo.rollout.thinking import HARMONY, Budget, Delimiter
 from grpo.run.measure import SCORE
 from grpo.stack import command
 from grpo.stack.checkout import git_revision, is_cpu_stack
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is cut")
     thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both must fit into --max-tokens")
     thinking.add_argument(
-        "--thinking-delimiter", help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
+        "--thinking-delimiter", help=f"what ends the thinking: {HARMONY} (default), or a text that contains it"
     )
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
     harness.add_limits(command_line)
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     template = options.reasoning_effort, options.template_variables, options.date.isoformat()
     chat = Chat(model.folder, variables(*template))
     if options.thinking_budget is not None and options.thinking_delimiter is None:
-        options.thinking_delimiter = PRESETS[0]
+        options.thinking_delimiter = HARMONY
     thinking = check_thinking(options, chat.encode)
     rendered = [] if kind else [chat.prompt(problem) for problem in problems]
     if reward:

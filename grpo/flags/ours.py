@@ -175,8 +175,8 @@ def _add_rollouts(group: argparse._ArgumentGroup) -> None:
         "Without it, --generate_max_len limits thinking and answer together")
     add("--answer_budget", type=int, metavar="TOKENS", help="tokens for the answer, with --thinking_budget. Both "
         "budgets and the delimiter must fit into --generate_max_len")
-    add("--thinking_delimiter", default="harmony", help="what ends the thinking: harmony (gpt-oss), think (</think>), "
-        "or a text that contains one of them")
+    add("--thinking_delimiter", default="harmony", help="what ends the thinking: harmony, the tokens of gpt-oss's "
+        "format, or a text that contains them")
     add("--length_schedule", help="raises the response limit up to --generate_max_len: at global steps, as in "
         "1024,2048@50,3072@100, or once this share of the rollouts of the last 5 steps was truncated, as in "
         "1024,3072@20%%. Evaluations always use --generate_max_len")

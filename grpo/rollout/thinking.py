@@ -1,12 +1,7 @@
-"""The thinking budget: where a response's thinking ends, how long it may be, and the tokens that end it.
+"""The thinking budget: where gpt-oss's thinking ends, how long it may be, and the tokens that end it.
 
-Works on token ids, never on text: a delimiter spelled in ordinary text does not count. Knows no engine;
+Works on token ids, never on text: markers spelled in ordinary text do not count. Knows no engine;
 :mod:`grpo.rollout.budgeted_rollout` calls one.
-
-A delimiter separates thinking from answer: a budget inserts its ``tokens``. Its ``watch`` follows the response to a
-prompt, which may itself have begun or ended the thinking. A watch takes the response token by token (``feed``). It is
-``closed`` once the thinking has ended, and stays so. Until then, ``rest`` returns the tokens that would end the
-thinking here: the delimiter, or its missing part.
 """
 
 import json
@@ -20,7 +15,7 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 
-PRESETS = ("harmony", "think")
+HARMONY = "harmony"  # the name of the delimiter that is nothing but the end of a message and the beginning of the next
 EXECUTOR = Path(__file__).with_name("budget_executor.py")
 _VARIABLE = "GRPO_THINKING"  # passes the budget from the trainer's flags to the engines' executor
 Encode = Callable[[str], list[int]]
@@ -28,62 +23,13 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class TextDelimiter:
-    """A delimiter that is one sequence of tokens.
-
-    Attributes:
-        tokens: what a budget inserts.
-        mark: the part of it that ends the thinking, also where the model writes it itself.
-        blanks: tokens that may follow a delimiter at the end of a prompt.
-    """
-
-    tokens: Tokens
-    mark: Tokens
-    blanks: frozenset[int] = frozenset()
-
-    def watch(self, prompt: Sequence[int]) -> "TextWatch":
-        """Start to follow the response to a prompt."""
-        return TextWatch(self, prompt)
-
-
-class TextWatch:
-    """Follows one response to a mark."""
-
-    def __init__(self, delimiter: TextDelimiter, prompt: Sequence[int]) -> None:
-        self._delimiter, self._tokens = delimiter, list(prompt)
-        end = len(prompt)
-        while end and not _ends_with(prompt[:end], delimiter.mark) and prompt[end - 1] in delimiter.blanks:
-            end -= 1
-        self.closed = _ends_with(prompt[:end], delimiter.mark)
-
-    def feed(self, token: int) -> None:
-        """Take the next token of the response."""
-        self._tokens.append(token)
-        self.closed = self.closed or _ends_with(self._tokens, self._delimiter.mark)
-
-    def rest(self) -> list[int]:
-        """Return the tokens that would end the thinking here."""
-        inserted = self._delimiter.tokens
-        have = next(n for n in reversed(range(len(inserted))) if _ends_with(self._tokens, inserted[:n]))
-        return [] if self.closed else list(inserted[have:])
-
-
-def _ends_with(tokens: Sequence[int], end: Tokens) -> bool:
-    return tuple(tokens[max(0, len(tokens) - len(end)) :]) == end
-
-
-@dataclass(frozen=True)
-class Harmony:
-    """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, then the final one.
-
-    Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
-    its `<|message|>`: a final one, a commentary, or a tool call in any channel.
+class Delimiter:
+    """What separates thinking from answer: `<|end|><|start|>assistant<|channel|>final<|message|>`, and text around it.
 
     Attributes:
         start, channel, message, end: ids of the special tokens.
         role, analysis, final: what follows `<|start|>`, and the headers of the two messages from `<|channel|>` on.
-        before, after: what a budget inserts around the delimiter: at the end of the thought, and at the beginning of
-            the answer.
+        before, after: text that a budget adds: at the end of the thought, and at the beginning of the answer.
     """
 
     start: int
@@ -101,9 +47,9 @@ class Harmony:
         """Return what a budget inserts."""
         return (*self.before, self.end, self.start, *self.role, *self.final, *self.after)
 
-    def watch(self, prompt: Sequence[int]) -> "HarmonyWatch":
-        """Start to follow the response to a prompt."""
-        watch = HarmonyWatch(self)
+    def watch(self, prompt: Sequence[int]) -> "Watch":
+        """Start to follow the response to a prompt, which may itself have begun or ended the thinking."""
+        watch = Watch(self)
         begin = max((at for at, token in enumerate(prompt) if token == self.start), default=len(prompt))
         last = list(prompt[begin:])
         if self.end in last:
@@ -113,106 +59,81 @@ class Harmony:
         return watch
 
 
-class HarmonyWatch:
-    """Follows the messages of one response."""
+class Watch:
+    """Follows the messages of one response.
 
-    def __init__(self, harmony: Harmony) -> None:
+    Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
+    its `<|message|>`: a final one, a commentary, or a tool call in any channel.
+
+    Attributes:
+        closed: whether the thinking has ended. It never begins again.
+    """
+
+    def __init__(self, delimiter: Delimiter) -> None:
         self.closed = False
-        self._harmony = harmony
+        self._delimiter = delimiter
         self._tail: list[int] = []  # since the last <|message|>
 
     def feed(self, token: int) -> None:
         """Take the next token of the response."""
         self._tail.append(token)
-        harmony = self._harmony
-        if token == harmony.message:
+        marks = self._delimiter
+        if token == marks.message:
             header = self._find_header()
-            thinking = (harmony.analysis, (harmony.start, *harmony.role, *harmony.analysis))
+            thinking = (marks.analysis, (marks.start, *marks.role, *marks.analysis))
             self.closed = self.closed or (bool(header) and header not in thinking)
             self._tail = []
 
     def _find_header(self) -> Tokens:
         """Return the header in which the response stands, from its last <|start|>; that may be missing."""
-        tail, harmony = self._tail, self._harmony
-        if harmony.start in tail:
-            return tuple(tail[len(tail) - 1 - tail[::-1].index(harmony.start) :])
-        return tuple(tail[tail.index(harmony.channel) :]) if harmony.channel in tail else ()
+        tail, marks = self._tail, self._delimiter
+        if marks.start in tail:
+            return tuple(tail[len(tail) - 1 - tail[::-1].index(marks.start) :])
+        return tuple(tail[tail.index(marks.channel) :]) if marks.channel in tail else ()
 
     def rest(self) -> list[int]:
-        """Return the tokens that would end the thinking here.
+        """Return the tokens that would end the thinking here: the delimiter, or its missing part.
 
         A header other than the final one's is closed first, with one extra token.
         """
-        harmony, header = self._harmony, self._find_header()
+        marks, header = self._delimiter, self._find_header()
         if self.closed:
             return []
-        final = harmony.final if header[:1] == (harmony.channel,) else (harmony.start, *harmony.role, *harmony.final)
+        final = marks.final if header[:1] == (marks.channel,) else (marks.start, *marks.role, *marks.final)
         if header and final[: len(header)] != header:
-            return [harmony.message, *harmony.tokens]
-        if header or self._tail[-1:] == [harmony.end]:
-            return [*final[len(header) :], *harmony.after]
-        return list(harmony.tokens)
-
-
-Delimiter = Harmony | TextDelimiter
+            return [marks.message, *marks.tokens]
+        if header or self._tail[-1:] == [marks.end]:
+            return [*final[len(header) :], *marks.after]
+        return list(marks.tokens)
 
 
 def delimiter(name: str, encode: Encode) -> Delimiter:
-    """Return a delimiter as this tokenizer encodes it.
-
-    The thinking's own end does not depend on the text that a budget inserts: that of gpt-oss is its format's, and that
-    of a text with `</think>` is this token. Of a model with neither, it is the text itself.
+    """Return a delimiter as gpt-oss's tokenizer encodes it.
 
     Args:
-        name: one of PRESETS ("harmony" of gpt-oss, "think" for `</think>`), or the delimiter's text.
+        name: HARMONY, or a text that contains the end of gpt-oss's thinking.
         encode: text to token ids, without adding any.
 
     Raises:
-        UserError: if it is empty, if the tokenizer lacks a preset's special token, or if gpt-oss could not answer after
-            it.
+        UserError: if the tokenizer is not gpt-oss's, or if the model could not answer after the text.
     """
-    harmony = _encode_harmony(encode)
-    if name == "harmony":
-        if harmony is None:
-            raise UserError("this tokenizer lacks tokens of harmony, the format of gpt-oss", "use think")
-        return harmony
-    text = "</think>" if name == "think" else name
-    tokens = tuple(encode(text))
-    misspelt = name not in PRESETS and name.strip().lower() in PRESETS
-    if misspelt or not name.strip() or not tokens:
-        raise UserError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
-    if name == "think" and len(tokens) > 1:
-        # As ordinary text it would tokenize differently after every other word, and be missed.
-        raise UserError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
-    mark = tuple(encode("</think>"))
-    is_marked = len(mark) == 1 and mark[0] in tokens
-    if harmony is not None and not is_marked:
-        return _surround(harmony, name, tokens)
-    blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
-    return TextDelimiter(tokens, mark if is_marked else tokens, frozenset(ids[0] for ids in blanks if len(ids) == 1))
-
-
-def _encode_harmony(encode: Encode) -> Harmony | None:
-    """Return the format of gpt-oss; None for a tokenizer without its special tokens."""
-    marks = [encode(f"<|{mark}|>") for mark in ("start", "channel", "message", "end")]
-    if any(len(tokens) != 1 for tokens in marks):
-        return None
-    start, channel, message, end = (tokens[0] for tokens in marks)
+    special = [encode(f"<|{mark}|>") for mark in ("start", "channel", "message", "end")]
+    if any(len(tokens) != 1 for tokens in special):
+        raise UserError("a thinking budget needs the tokens of harmony, the format of gpt-oss", "remove the budget")
+    start, channel, message, end = marks = [token for [token] in special]
     analysis, final = ((channel, *encode(word), message) for word in ("analysis", "final"))
-    return Harmony(start, channel, message, end, tuple(encode("assistant")), analysis, final)
-
-
-def _surround(harmony: Harmony, name: str, tokens: Tokens) -> Harmony:
-    """Return the delimiter of a text that contains the end of gpt-oss's thinking."""
-    end = harmony.tokens
-    at = next((at for at in range(len(tokens)) if tokens[at : at + len(end)] == end), len(tokens))
-    before, after = tokens[:at], tokens[at + len(end) :]
-    if at == len(tokens) or {*before, *after} & {harmony.start, harmony.channel, harmony.message, harmony.end}:
+    made = Delimiter(start, channel, message, end, tuple(encode("assistant")), analysis, final)
+    if name == HARMONY:
+        return made
+    text, size = tuple(encode(name)), len(made.tokens)
+    at = next((at for at in range(len(text)) if text[at : at + size] == made.tokens), len(text))
+    before, after = text[:at], text[at + size :]
+    if at == len(text) or {*before, *after} & {*marks}:
         raise UserError(
             f"after the thinking delimiter {name!r}, gpt-oss would not answer in its final message",
-            "use harmony, or a text with <|end|><|start|>assistant<|channel|>final<|message|> in it",
+            f"use {HARMONY}, or a text with <|end|><|start|>assistant<|channel|>final<|message|> in it",
         )
-    return replace(harmony, before=before, after=after)
+    return replace(made, before=before, after=after)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
-"""Where thinking ends, by token ids: against references on text, with the tokenizers of gpt-oss and of `</think>`."""
+"""Where gpt-oss's thinking ends, by token ids: against references on text."""
 
 import re
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
 
 from grpo.rollout.thinking import (
     Budget,
@@ -16,50 +14,46 @@ from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import build_tokenizer
 
 HARMONY = build_tokenizer()
-THINK = build_tokenizer()
-THINK.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in ("<think>", "</think>")])
 FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
 PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
 ANALYSIS = "<|channel|>analysis<|message|>"
 
 
-def encode_text(text: str, tokenizer: Tokenizer = HARMONY) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids
+def encode_text(text: str) -> list[int]:
+    return HARMONY.encode(text, add_special_tokens=False).ids
 
 
-def decode_tokens(tokens, tokenizer: Tokenizer = HARMONY) -> str:
-    return tokenizer.decode(list(tokens), skip_special_tokens=False)
+def decode_tokens(tokens) -> str:
+    return HARMONY.decode(list(tokens), skip_special_tokens=False)
 
 
-def make_delimiter(name: str, tokenizer: Tokenizer = HARMONY):
-    return delimiter(name, lambda some: encode_text(some, tokenizer))
+def make_delimiter(name: str):
+    return delimiter(name, encode_text)
 
 
-def watch_response(name: str, prompt: str, response: str, tokenizer: Tokenizer = HARMONY):
-    watch = make_delimiter(name, tokenizer).watch(encode_text(prompt, tokenizer))
-    for token in encode_text(response, tokenizer):
+def watch_response(name: str, prompt: str, response: str):
+    watch = make_delimiter(name).watch(encode_text(prompt))
+    for token in encode_text(response):
         watch.feed(token)
     return watch
 
 
 @pytest.mark.parametrize(
-    "name, what",
+    "name",
     [
-        ("", "is invalid"),
-        (" ", "is invalid"),
-        ("Harmony", "Harmony"),
-        ("think", "think"),
+        "",
+        "Harmony",
         # gpt-oss would go on in its analysis, or in a message that is not the final one
-        ("Time is up. The answer:", "final message"),
-        ("Time is up.<|end|>", "final message"),
-        ("<|start|>assistant<|channel|>final<|message|>", "final message"),
-        ("<|end|><|start|>assistant<|channel|>commentary<|message|>", "final message"),
-        (FORCED + "I think<|end|>", "final message"),
-        (FORCED + FORCED, "final message"),
+        "</think>",
+        "Time is up.<|end|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+        "<|end|><|start|>assistant<|channel|>commentary<|message|>",
+        FORCED + "I think<|end|>",
+        FORCED + FORCED,
     ],
 )
-def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
-    with pytest.raises(UserError, match=what):
+def test_a_delimiter_after_which_gpt_oss_would_not_answer_is_refused(name):
+    with pytest.raises(UserError, match="final message"):
         make_delimiter(name)
 
 
@@ -83,15 +77,6 @@ def test_a_text_is_inserted_and_the_models_own_end_is_recognized(response, rest)
     assert watch.closed == (rest == "")
     assert decode_tokens(watch.rest()) == rest
     assert watch_response(ENOUGH, PROMPT, response + rest).closed
-
-
-def test_the_own_end_of_a_model_with_think_tokens_is_recognized_without_the_inserted_text():
-    enough = "Time is up.\n</think>\n\nThe answer"
-    assert watch_response(enough, "2 + 2<think>", "so\n</think>4", THINK).closed
-    open_ = watch_response(enough, "2 + 2<think>", "so", THINK)
-    assert not open_.closed and decode_tokens(open_.rest(), THINK) == enough
-    old = "<think>so</think>4\n2 + 2"  # thinking of an earlier turn
-    assert not watch_response(enough, old, "so", THINK).closed
 
 
 def test_harmony_requires_its_special_tokens():
@@ -177,39 +162,6 @@ def test_harmony_is_read_as_its_text_is(words):
     assert watch.closed == any(header not in THINKING for header in headers)
     again = watch_response("harmony", "2 + 2", response + decode_tokens(watch.rest()))
     assert again.closed and len(watch.rest()) <= len(encode_text(FORCED)) + 1
-
-
-@pytest.mark.parametrize("tokens", [*product((1, 2), repeat=3), (1, 1, 2, 1, 1, 1), (1,), (1, 2, 1, 2, 3)])
-@given(response=st.lists(st.integers(1, 3), max_size=14), prompt=st.lists(st.integers(1, 3), max_size=4))
-def test_a_sequence_of_tokens_is_found_at_any_position(tokens, response, prompt):
-    size = len(tokens)
-    watch = delimiter("text", lambda some: list(tokens) if some == "text" else [0, 0]).watch(prompt)
-    ended = tuple(prompt[-size:]) == tokens
-    whole = [*prompt[max(0, len(prompt) - size + 1) :], *response]
-    is_spelled = any(tuple(whole[start : start + size]) == tokens for start in range(len(whole)))
-    for token in response:
-        watch.feed(token)
-    assert watch.closed == (is_spelled or ended)
-    if not watch.closed:
-        longest = max(size_ for size_ in range(size) if tuple(whole[len(whole) - size_ :]) == tokens[:size_])
-        assert tuple(watch.rest()) == tokens[longest:]
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt", "rest"),
-    [
-        ("think", "<think>\n", "</think>"),
-        ("think", "a</think>b<think>", "</think>"),  # the delimiter of an earlier turn
-        ("think", "<think>\n\n</think>\n\n", None),  # a template that switches thinking off
-        ("think", "<think></think>", None),
-        ("\n\n</think>\n\n", "<think>\n\n", "</think>\n\n"),
-        ("\n\n</think>\n\n", "<think>\n\n</think>\n\n", None),
-    ],
-)
-def test_a_prompt_may_have_begun_or_ended_the_thinking(name, prompt, rest):
-    watch = watch_response(name, prompt, "", THINK)
-    assert watch.closed == (rest is None)
-    assert decode_tokens(watch.rest(), THINK) == (rest or "")
 
 
 @given(st.integers(0, 30), st.integers(2, 30), st.integers(0, 80), st.integers(1, 9))

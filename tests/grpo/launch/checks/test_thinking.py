@@ -39,7 +39,6 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
     ("changes", "what", "remedy"),
     [
         ({"generate_max_len": 29}, "--generate_max_len is 29", "--generate_max_len to at least 30"),
-        ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "use harmony"),
         ({"thinking_delimiter": "that is enough"}, "would not answer in its final message", "use harmony, or a text"),
     ],
 )
