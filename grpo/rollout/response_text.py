@@ -5,8 +5,9 @@ people, a spelled name is broken up.
 """
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
@@ -38,13 +39,14 @@ class Codec:
         """Return the tokens of text, none of them special."""
         return list(self._encode(text))
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of text in which the names of special tokens stand for these tokens."""
-        return [
-            token
-            for run, special in self.split(text)
-            for token in ([special] if special is not None else self.encode_text(run))
-        ]
+    def encode(self, text: str, read: Callable[[str], str] = str) -> list[int]:
+        """Return the tokens of text in which the names of special tokens stand for these tokens.
+
+        Args:
+            read: returns what a run of text between such names stands for; by default itself.
+        """
+        runs = ([special] if special is not None else self.encode_text(read(run)) for run, special in self.split(text))
+        return [token for tokens in runs for token in tokens]
 
     def split(self, text: str) -> list[tuple[str, int | None]]:
         """Return the special tokens that text names, each with its id, and the runs of text between them, with None."""
@@ -73,37 +75,24 @@ def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
     A model or a problem can spell such a name with ordinary tokens, which open no message. A BREAK after the first
     character then prevents readers from taking it for the token.
-
-    Args:
-        tokens: [L] ids.
     """
     names, spelled = _list_added(tokenizer)
     parts: list[str] = []
-    start = 0
-    for index, token in enumerate([*tokens, None]):
-        if token is not None and token not in names:
-            continue
-        if index > start:
-            run = tokenizer.decode(list(tokens[start:index]), skip_special_tokens=False)
-            parts.append(spelled.sub(lambda name: f"{name[0][0]}{BREAK}{name[0][1:]}", run))
-        if token is not None:
-            parts.append(names[token])
-        start = index + 1
+    for is_added, run in itertools.groupby(tokens, names.__contains__):
+        if is_added:
+            parts += (names[token] for token in run)
+        else:
+            text = tokenizer.decode(list(run), skip_special_tokens=False)
+            parts.append(spelled.sub(lambda name: f"{name[0][0]}{BREAK}{name[0][1:]}", text))
     return "".join(parts)
 
 
 def encode_text(tokenizer: FastTokenizer, text: str) -> list[int]:
     """Return the tokens of a prompt's text: the inverse of :func:`decode_tokens`."""
-    codec, (_, spelled) = Codec(tokenizer), _list_added(tokenizer)
-
-    def restore(run: str) -> str:
-        return spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), run)
-
-    return [
-        token
-        for run, special in codec.split(text)
-        for token in ([special] if special is not None else codec.encode_text(restore(run)))
-    ]
+    _, spelled = _list_added(tokenizer)
+    return Codec(tokenizer).encode(
+        text, lambda run: spelled.sub(lambda name: name[0][0] + name[0][1:].removeprefix(BREAK), run)
+    )
 
 
 def _list_added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:

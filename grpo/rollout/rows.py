@@ -4,7 +4,7 @@ B rows, S tokens of a row with its prompt, and A = S - 1 positions that predict 
 t + 1. Rows are padded on the right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -45,17 +45,17 @@ class Rows:
 
     def to_device(self, device: str) -> Self:
         """Move the tensors to a device, and return the rows."""
-        for name, value in vars(self).items():
-            if isinstance(value, torch.Tensor):
-                setattr(self, name, value.to(device))
-        self.info = {name: value.to(device) for name, value in self.info.items()}
-        return self
+        return self._change_tensors(lambda tensor: tensor.to(device))
 
     def pin_memory(self) -> Self:
         """Pin the memory of the tensors, as torch's ``DataLoader`` asks for, and return the rows."""
+        return self._change_tensors(torch.Tensor.pin_memory)
+
+    def _change_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        self.info = {name: change(value) for name, value in self.info.items()}
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
-                setattr(self, name, value.pin_memory())
+                setattr(self, name, change(value))
         return self
 
 
@@ -117,13 +117,13 @@ def list_inputs(batches: "Sequence[Batch]") -> dict[str, list[Any]]:
 
     ``routing`` is among them if the choices of experts are replayed.
     """
-    names = ("sequences", "action_mask", "attention_mask")
-    inputs: dict[str, list[Any]] = {name: [getattr(batch, name) for batch in batches] for name in names}
-    routings = [batch.routing for batch in batches]
-    return inputs if None in routings else inputs | {"routing": routings}
+    names = ["sequences", "action_mask", "attention_mask"]
+    if all(batch.routing is not None for batch in batches):
+        names.append("routing")
+    return {name: [getattr(batch, name) for batch in batches] for name in names}
 
 
-_OF_ROWS = ("attention_mask", "action_mask", "rollout_log_probs")
+_OF_ROWS = ("sequences", "attention_mask", "action_mask", "rollout_log_probs", "index", "routing")
 _OF_BATCHES = ("action_log_probs", "base_action_log_probs", "kl", "advantages")
 
 
@@ -134,11 +134,12 @@ def join(rollouts: Sequence[Rows], pad_token_id: int, branches: Sequence[Rows] =
         pad_token_id: of ``sequences``; other tensors are padded with 0.
     """
     rows = [*rollouts, *branches]
-    names = [name for name in (*_OF_ROWS, *_OF_BATCHES) if getattr(rows[0], name, None) is not None]
-    joined: dict[str, Any] = {name: _join([getattr(row, name) for row in rows], 0) for name in names}
     routings = [row.routing for row in rows if row.routing is not None]
     batch = Batch(
         sequences=_join([row.sequences for row in rows], pad_token_id),
+        attention_mask=_join([row.attention_mask for row in rows]),
+        action_mask=_join([row.action_mask for row in rows]),
+        rollout_log_probs=None,
         prompts=[prompt for row in rollouts for prompt in row.prompts],
         labels=[label for row in rollouts for label in row.labels],
         rewards=torch.cat([row.rewards for row in rollouts]),
@@ -146,14 +147,14 @@ def join(rollouts: Sequence[Rows], pad_token_id: int, branches: Sequence[Rows] =
         info={name: torch.cat([row.info[name] for row in rollouts if name in row.info]) for name in rollouts[0].info},
         index=[number for row in rows for number in row.index],
         routing=[one for routing in routings for one in routing] if len(routings) == len(rows) else None,
-        **{"rollout_log_probs": None} | {name: joined[name] for name in _OF_ROWS if name in joined},
     )
-    for name in joined.keys() & set(_OF_BATCHES):
-        setattr(batch, name, joined[name])
+    for name in ("rollout_log_probs", *_OF_BATCHES):
+        if getattr(rows[0], name, None) is not None:
+            setattr(batch, name, _join([getattr(row, name) for row in rows]))
     return batch
 
 
-def _join(tensors: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+def _join(tensors: Sequence[torch.Tensor], value: int = 0) -> torch.Tensor:
     longest = max(tensor.shape[-1] for tensor in tensors)
     return torch.cat([pad(tensor, (0, longest - tensor.shape[-1]), value=value) for tensor in tensors])
 
@@ -161,7 +162,7 @@ def _join(tensors: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 def part(batch: Batch, rows: slice, rollouts: slice) -> Batch:
     """Return some rows of a micro-batch, with the prompts, labels, rewards and logs of some of its rollouts."""
     chosen = copy(batch)
-    for name in ("sequences", *_OF_ROWS, *_OF_BATCHES, "index", "routing"):
+    for name in (*_OF_ROWS, *_OF_BATCHES):
         if (value := getattr(batch, name, None)) is not None:
             setattr(chosen, name, value[rows])
     for name in ("prompts", "labels", "rewards", "scores"):
@@ -178,9 +179,8 @@ def drop_branches(batch: Batch) -> Batch:
 
 def dump_sample(sample: Sample) -> dict[str, Any]:
     """Return a rollout with its branches as a dictionary, for a checkpoint."""
-    return vars(sample) | (
-        {"branches": [dump_sample(row) for row in sample.branches]} if hasattr(sample, "branches") else {}
-    )
+    values = vars(sample)
+    return values | {"branches": list(map(dump_sample, sample.branches))} if "branches" in values else values
 
 
 def restore_sample(values: dict[str, Any]) -> Sample:
@@ -188,5 +188,5 @@ def restore_sample(values: dict[str, Any]) -> Sample:
     sample = object.__new__(Sample)
     vars(sample).update(values)
     if "branches" in values:
-        sample.branches = [restore_sample(branch) for branch in values["branches"]]
+        sample.branches = list(map(restore_sample, values["branches"]))
     return sample
