@@ -101,8 +101,6 @@ SCHEMA = (
            "rollout", when="--thinking_budget"),
     Metric("answer_truncated", "share", 3, "rollouts whose answer was cut at its budget",
            "rollout", (None, 0.3), when="--thinking_budget"),
-    Metric("delimiter_log_prob", "nat", 3, "the engine's log-prob of the whole forced delimiter, over rollouts whose "
-           "thinking was cut", "rollout", when="--thinking_budget"),
     Metric("reward_thinking_truncated", "", 3, "mean reward of rollouts whose thinking was cut",
            "rows", when="--thinking_budget"),
     Metric("reward_thinking_whole", "", 3, "mean reward of rollouts whose thinking was not cut",

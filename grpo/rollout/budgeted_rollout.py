@@ -14,7 +14,6 @@ from grpo.rollout.trajectory import Call, Origin, Trajectory
 from grpo.stack.upstream.engine import Streams
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
 
@@ -27,14 +26,12 @@ class Rollout:
         thought: sampled tokens up to the end of the thinking, including a delimiter that the model sampled.
         is_closed: whether the thinking ended, naturally or by force.
         is_truncated: whether the answer was cut.
-        delimiter_log_prob: sum over the forced tokens, in nats; NaN if none was forced or the engine cannot say.
     """
 
     trajectory: Trajectory
     thought: int = 0
     is_closed: bool = False
     is_truncated: bool = False
-    delimiter_log_prob: float = math.nan
 
     @property
     def response(self) -> list[int]:
@@ -52,7 +49,6 @@ class Rollout:
             "thinking_length": float(self.thought),
             "answer_length": float(answer) if self.is_closed else math.nan,
             "answer_truncated": float(self.is_truncated),
-            "delimiter_log_prob": self.delimiter_log_prob,
         }
 
 
@@ -74,7 +70,6 @@ def merge_turn_logs(turns: Sequence[Rollout]) -> dict[str, float]:
         "thinking_length": merge("thinking_length", sum),
         "answer_length": merge("answer_length", sum),
         "answer_truncated": merge("answer_truncated", max),
-        "delimiter_log_prob": merge("delimiter_log_prob", lambda known: sum(known) / len(known)),
     }
 
 
@@ -94,8 +89,7 @@ async def budgeted_response(
     in flight. The second call finds the thinking in the engine's prefix cache, unless a sync came between.
 
     Args:
-        params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` the delimiter has no
-            log-probs either.
+        params: ``SamplingParams``; ``max_tokens`` is for the whole response.
         max_length: of prompt and response, in tokens.
 
     Raises:
@@ -121,7 +115,7 @@ async def budgeted_response(
     if limit > 0:
         most = limit if watch.closed else budget.thinking + budget.answer
         first = _change_params(params, max_tokens=most)
-        call, _ = await _stream(llm, rollout.trajectory.tokens, first, may_follow)
+        call = await _stream(llm, rollout.trajectory.tokens, first, may_follow)
         rollout.trajectory.add(call)
         is_over = call.is_over
     if watch.closed or is_over:
@@ -139,12 +133,9 @@ async def _answer(llm: Streams, rollout: Rollout, params: "SamplingParams", forc
         max_tokens=most,
         min_tokens=max(0, params.min_tokens - rollout.trajectory.count(Origin.SAMPLED)),
         seed=None if params.seed is None else answer_seed(params.seed),
-        # The engine computes no log-probs for cached tokens; the forced delimiter is new and gets them.
-        prompt_logprobs=None if params.logprobs is None else 0,
         skip_reading_prefix_cache=False,
     )
-    call, output = await _stream(llm, [*rollout.trajectory.tokens, *forced], second)
-    rollout.delimiter_log_prob = _log_prob_of_end(output, forced, len(call.prompt))
+    call = await _stream(llm, [*rollout.trajectory.tokens, *forced], second)
     rollout.trajectory.add(call)
     rollout.is_closed, rollout.is_truncated = True, not call.is_over
 
@@ -160,24 +151,20 @@ def answer_seed(seed: int) -> int:
 
 async def _stream(
     llm: Streams, prompt: Sequence[int], params: "SamplingParams", may_follow: Callable[[int], bool] = lambda _: True
-) -> tuple[Call, "RequestOutput | None"]:
-    """Make one call, and end it at the first token that no other may follow; later tokens are dropped.
-
-    Returns the call, and its first output, which has the log-probs of the prompt.
-    """
-    call, first = Call(list(prompt)), None
+) -> Call:
+    """Make one call, and end it at the first token that no other may follow; later tokens are dropped."""
+    call = Call(list(prompt))
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:
-            if first is None:
-                first, call.given = output, list(output.prompt_token_ids or ())
+            call.given = list(output.prompt_token_ids or ())
             [new] = output.outputs
             end = next((at for at, token in enumerate(new.token_ids, 1) if not may_follow(token)), None)
             call.take(new, end)
             if end is not None and not (output.finished and end == len(new.token_ids)):
                 break
             call.is_over = output.finished and new.finish_reason != "length"
-    return call, first
+    return call
 
 
 def _change_params(params: "SamplingParams", **changes: Any) -> "SamplingParams":
@@ -188,15 +175,3 @@ def _change_params(params: "SamplingParams", **changes: Any) -> "SamplingParams"
     for name, value in {"output_kind": RequestOutputKind.DELTA, "detokenize": False, **changes}.items():
         setattr(mine, name, value)
     return mine
-
-
-def _log_prob_of_end(output: "RequestOutput | None", tokens: Sequence[int], end: int) -> float:
-    """Return the log-prob of the tokens before position `end` of a call's prompt; NaN if the cache held one of them.
-
-    The engine computes log-probs of a prompt without temperature.
-    """
-    first = end - len(tokens)
-    if output is None or output.prompt_logprobs is None or first <= (output.num_cached_tokens or 0):
-        return math.nan
-    choices = output.prompt_logprobs[first:end]
-    return sum(((known or {})[token].logprob for known, token in zip(choices, tokens, strict=True)), start=0.0)

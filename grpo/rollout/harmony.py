@@ -119,10 +119,8 @@ class Template:
             UserError: for messages that do not fit.
         """
         first, last = messages[0]["role"], messages[-1]["role"]
-        if first not in ("system", "developer", "user"):
-            raise UserError(f"the first message has the role {first}", "begin with system, developer, or user")
-        if last == "assistant":
-            raise UserError("the last message is the assistant's, so there is nothing to answer", "remove it")
+        if first not in ("system", "developer", "user") or last == "assistant":
+            raise UserError(f"messages from {first} to {last} leave nothing to answer", "begin and end with the user")
         return [(self._head(messages[0], tools), Origin.TEMPLATE), *self.tail(messages[1:])]
 
     def _head(self, message: Message, tools: Sequence[dict[str, Any]]) -> list[int]:

@@ -163,11 +163,6 @@ class Budget:
         Raises:
             UserError: if not even the delimiter and an answer of 2 tokens fit.
         """
-        if room < delimiter + 2:
-            raise UserError(
-                f"only {room} tokens are left for a response; its delimiter and answer take at least {delimiter + 2}",
-                "shorten the prompt or raise the limit",
-            )
         answer = min(self.answer, room - delimiter)
         return Budget(min(self.thinking, room - delimiter - answer), answer)
 

@@ -175,16 +175,6 @@ def missing_log_prob(row: Rows) -> str | None:
     return f"the engine returned no log-prob for the token at position {int(sampled[0]) + 1}" if len(sampled) else None
 
 
-def is_truncated(response: Mapping[str, Any], limit: int) -> bool:
-    """Return whether a response was cut, by the engine (as its executor says) or by OpenRLHF at `limit` tokens.
-
-    Args:
-        response: an agent executor's, see :meth:`Trajectory.as_response`.
-        limit: of prompt and response, in tokens.
-    """
-    return bool(response.get("truncated")) or len(response["observation_tokens"]) > limit
-
-
 def response_tokens(sample: Sample) -> list[int]:
     """Return the tokens of a single-sample ``Experience`` from the end of the prompt to the last sampled token.
 

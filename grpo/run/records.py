@@ -5,9 +5,8 @@ What was generated:
   generation.
 - `response`: the text with special tokens; `response_length`: its tokens. `answer_length`: the tokens after the header
   of the last final message, None without one. `truncated`: 1.0 if the token limit cut it.
-- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md). A
-  standalone evaluation leaves `delimiter_log_prob` None. `response` includes the forced delimiter, which no length
-  counts. `truncated` refers to the answer.
+- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md). The
+  response includes the forced delimiter, which no length counts. `truncated` refers to the answer.
 
 What the grader says about it:
 - `correct`: 1.0 or 0.0, or the score of a conversation; None if it could not be graded, which counts neither way.

@@ -9,7 +9,7 @@ import torch
 from grpo.rollout import routing
 from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.rows import Sample
-from grpo.rollout.trajectory import check_row, is_truncated, missing_log_prob
+from grpo.rollout.trajectory import check_row, missing_log_prob
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.train import rewards
@@ -69,7 +69,7 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
     action_mask = sampled[1:limit]  # [A]: token t + 1 is predicted at position t
     log_probs = response["rollout_log_probs"]
     reward, score = rewards.scalar(response.get("reward")), rewards.scalar(response.get("scores"))
-    is_cut = torch.tensor([is_truncated(response, limit)])
+    is_cut = torch.tensor([bool(response.get("truncated")) or len(tokens) > limit])  # by the engine, or here
     info = {
         "response_length": torch.tensor([action_mask.sum().item()]),
         "total_length": torch.tensor([float(len(tokens[:limit]))]),

@@ -105,7 +105,7 @@ def test_concurrent_samples_equal_training_rollouts(pairs, thinking, answer, see
 
     calls = 0
     for rollout, params_, pair in zip(asyncio.run(draw()), asked, pairs, strict=True):
-        alone = Engine(list(pair if thinking else pair[1:]), cached=99)
+        alone = Engine(list(pair if thinking else pair[1:]))
         expected = asyncio.run(budgeted_response(alone, PROMPT, params_, HARMONY, budget, CONTEXT))
         assert rollout.trajectory == expected.trajectory
         assert rollout.logs() == pytest.approx(expected.logs(), nan_ok=True)

@@ -21,7 +21,7 @@ def test_a_second_stage_with_a_thinking_budget_a_reference_and_a_schedule_of_len
         assert step["length_limit"] == limit and step["thinking_length"] <= thinking and step["answer_length"] <= 16
         assert 0 < step["thinking_truncated"] <= 1
         assert step["response_length"] <= thinking + 16, "forced tokens are no part of the response"
-        assert step["delimiter_log_prob"] < 0 and step["grad_norm"] > 0 and step["dropped_values"] == 0
+        assert step["grad_norm"] > 0 and step["dropped_values"] == 0
         assert step["token_mismatch"] == 0
         # Rounding explains few choices that differ; those of other tokens would differ in most layers.
         assert 0 < step["routing_differs"] < 0.05

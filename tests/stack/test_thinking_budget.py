@@ -1,21 +1,17 @@
-"""A thinking budget on a real vLLM engine: calls that are given up, the prefix cache, log-probs."""
+"""A thinking budget on a real vLLM engine: calls that are given up, and the prefix cache."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
 from benchmarks.engine_speed import make_actor
-from grpo.model.vocabulary import Allocated
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
-
-from .rounding import bound_differences, compute_log_probs, load_reference_model, simulate
 
 LENGTH, THINKING, ANSWER, SAMPLES = 512, 150, 20, 4
 PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant<|channel|>analysis<|message|>"
@@ -62,23 +58,11 @@ async def cut_thoughts(actor, tokenizer):
         short.seed = seed
         plain.append(list((await actor.generate(prompt, short)).outputs[0].token_ids))
         unreached.append(await budgeted_response(actor.llm, prompt, short, made, budget, LENGTH))
-    await actor.llm.reset_prefix_cache()
-    texts, expected = [], []
     for one in rollouts:
-        size = one.trajectory.count(Origin.FORCED)
-        end = one.trajectory.origins.index(Origin.FORCED) + size
-        text = one.trajectory.tokens[:end]
-        assert tuple(text[-size:]) == made.tokens
-        whole = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        output = await actor.generate(text, whole)
-        expected.append(
-            sum(output.prompt_logprobs[position][text[position]].logprob for position in range(end - size, end))
-        )
-        texts.append(text)
-    return SimpleNamespace(
-        rollouts=rollouts, firsts=recorder.firsts, expected=expected, left=left, texts=texts, forced=len(made.tokens),
-        plain=plain, unreached=unreached,
-    )  # fmt: skip
+        forced = [token for token, origin in zip(one.trajectory.tokens, one.trajectory.origins, strict=True)
+                  if origin is Origin.FORCED]  # fmt: skip
+        assert tuple(forced) == made.tokens
+    return SimpleNamespace(rollouts=rollouts, firsts=recorder.firsts, left=left, plain=plain, unreached=unreached)
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +94,6 @@ def test_a_budget_that_is_not_reached_changes_no_token(cut):
 
 @pytest.mark.timeout(400)
 def test_the_second_call_finds_the_thought_in_the_cache(cut):
-    seconds = [output for output in cut.firsts if output.prompt_logprobs is not None]
+    seconds = [output for output in cut.firsts if len(output.prompt_token_ids) > THINKING]
     assert len(seconds) == SAMPLES
     assert all(output.num_cached_tokens >= THINKING // 2 for output in seconds)
-
-
-@pytest.mark.timeout(400)
-def test_delimiter_log_prob_matches_an_engine_without_a_cache(cut, tiny_model):
-    model = load_reference_model(tiny_model / "bf16")
-    model.kept = Allocated(model.config.vocab_size)  # this engine lacks our worker, which would mask some rows
-
-    def sum_delimiters() -> torch.Tensor:
-        return torch.stack([values[-cut.forced :].sum() for values in compute_log_probs(model, cut.texts)])
-
-    limits = bound_differences(simulate(model, sum_delimiters))
-    expected = torch.tensor(cut.expected)
-    assert ((torch.tensor([one.delimiter_log_prob for one in cut.rollouts]) - expected).abs() <= limits).all()
-    assert ((expected.roll(1) - expected).abs() > limits).any(), "all thoughts are alike: the comparison proves nothing"

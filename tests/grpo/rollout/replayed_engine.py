@@ -1,7 +1,6 @@
 """An engine that replays token streams, can be cut at every token, and rejects invalid requests."""
 
 import asyncio
-import math
 import random
 from dataclasses import dataclass, field
 
@@ -39,13 +38,11 @@ class Engine:
 
     Attributes:
         streams: token ids of each call, without end where no stop token is among them (the last one is repeated).
-        cached: of the tokens of a second call's prompt, how many the prefix cache has.
         calls, aborted: the requests, and the number of aborted calls.
     """
 
     streams: list[list[int]]
     chunk: random.Random = field(default_factory=lambda: random.Random(0))
-    cached: int = 0
     calls: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     aborted: int = 0
 
@@ -57,6 +54,7 @@ class Engine:
             before = self.calls[-1][0]
             assert tokens[: len(before)] == before, "another prefix: nothing of it is cached"
             assert not any(token in STOPS for token in tokens[len(before) :]), "called after an end of sequence"
+            assert params.skip_reading_prefix_cache is False, "the cache is not used"
         self.calls.append((tokens, params))
         return self._stream(tokens, params, self.streams[len(self.calls) - 1])
 
@@ -69,14 +67,6 @@ class Engine:
 
     async def _stream(self, prompt, params, stream):
         tokens, reason = self.make_whole_output(len(self.calls) - 1, params.max_tokens)
-        scores = None
-        if params.prompt_logprobs is not None:
-            assert params.skip_reading_prefix_cache is False, "the cache is not used"
-            # Cached tokens are not computed; their values are garbage.
-            scores = [None] + [
-                {token: make_log_prob(token)} if index > self.cached else {-7: Logprob(math.inf)}
-                for index, token in enumerate(prompt[1:], 1)
-            ]
         sent, over = 0, False
         try:
             while sent < len(tokens):
@@ -84,8 +74,7 @@ class Engine:
                 sent += len(some)
                 over = sent == len(tokens)
                 yield RequestOutput(
-                    request_id="", prompt=None, prompt_token_ids=prompt, prompt_logprobs=scores, finished=over,
-                    num_cached_tokens=self.cached,
+                    request_id="", prompt=None, prompt_token_ids=prompt, prompt_logprobs=None, finished=over,
                     outputs=[
                         CompletionOutput(
                             index=0, text="", token_ids=some, cumulative_logprob=None,
@@ -96,7 +85,6 @@ class Engine:
                         )
                     ],
                 )  # fmt: skip
-                scores = None
                 await asyncio.sleep(0)
         finally:
             self.aborted += not over

@@ -3,20 +3,28 @@
 Sampled tokens, forced tokens and calls do not depend on a model: the engine replays token streams.
 """
 
+import argparse
 import asyncio
 import math
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from transformers import AutoTokenizer
 from vllm import SamplingParams
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
+from grpo.rollout.budget_executor import AgentExecutor
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
-from grpo.rollout.thinking import Budget
+from grpo.rollout.thinking import Budget, ThinkingSettings, environment, pass_to_engines, read_settings
 from grpo.rollout.trajectory import Origin
-from scripts.tiny_model.tokenizer import STOP_TOKENS
+from grpo.stack.cluster import runtime_env
+from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 from tests.grpo.rollout.replayed_engine import (
     ANALYSIS,
     CONTEXT,
@@ -35,8 +43,8 @@ from tests.grpo.rollout.replayed_engine import (
 SIZE = len(HARMONY.tokens)
 
 
-def roll_out_streams(streams, thinking, answer, prompt=PROMPT, seed=0, cached=0, max_length=CONTEXT, **params):
-    engine = Engine([list(stream) for stream in streams], random.Random(seed), cached)
+def roll_out_streams(streams, thinking, answer, prompt=PROMPT, seed=0, max_length=CONTEXT, **params):
+    engine = Engine([list(stream) for stream in streams], random.Random(seed))
     asked = SamplingParams(**{"max_tokens": CONTEXT, "min_tokens": 1, "seed": 7, "logprobs": 0, **params})
     budget = Budget(thinking, answer)
     made = asyncio.run(budgeted_response(engine, prompt, asked, HARMONY, budget, max_length))
@@ -89,7 +97,7 @@ def test_a_budget_that_is_not_hit_changes_no_token(first, thinking, answer, prom
         return
     [(_, params)] = engine.calls
     response = made.trajectory.tokens[len(prompt) :]
-    assert params.seed == 7 and params.prompt_logprobs is None
+    assert params.seed == 7
     assert response == alone[: len(response)]
     assert (response == alone and reason == "stop") or made.is_truncated
     assert made.trajectory.log_probs[len(prompt) :] == [make_log_prob(token).logprob for token in response]
@@ -116,14 +124,10 @@ def test_thought_that_ends_in_time_is_unchanged(thinking):
     forced, made, engine = cut_thought(WHOLE, thinking)
     assert forced == "" and len(engine.calls) == 1 and engine.aborted == 0
     assert made.trajectory.tokens[len(PROMPT) :] == encode_text(WHOLE)
-    assert made.logs() == pytest.approx(
-        {
-            "prompt_length": len(PROMPT), "thinking_truncated": 0, "thinking_closed": 1,
-            "thinking_length": len(encode_text(ANALYSIS + "777" + FINAL)), "answer_length": 3, "answer_truncated": 0,
-            "delimiter_log_prob": math.nan,
-        },
-        nan_ok=True,
-    )  # fmt: skip
+    assert made.logs() == {
+        "prompt_length": len(PROMPT), "thinking_truncated": 0, "thinking_closed": 1,
+        "thinking_length": len(encode_text(ANALYSIS + "777" + FINAL)), "answer_length": 3, "answer_truncated": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("end", STOP_TOKENS)
@@ -154,7 +158,7 @@ def test_a_prompt_that_leaves_little_room_shortens_the_thinking_and_then_the_ans
         assert len(made.trajectory.tokens) <= CONTEXT and len(engine.calls) == 1 + (made.thought > 0)
     # Without thinking, the delimiter is shorter: it begins in the prompt.
     assert lengths == [(0, 2), (0, 3), (0, 4), (1, 4), (2, 3), (3, 4), (4, 4), (5, 4), (5, 4), (5, 4)]
-    with pytest.raises(ValueError, match="prompt"):
+    with pytest.raises(ValueError, match="answer"):
         cut_thought(WHOLE, 5, prompt=encode_text("7" * (CONTEXT - len(PROMPT) - SIZE - 1)) + PROMPT)
 
 
@@ -167,21 +171,104 @@ def test_the_second_call_draws_from_another_stream():
     assert (first.min_tokens, second.min_tokens) == (1, 0) and first.output_kind is RequestOutputKind.DELTA
 
 
-@pytest.mark.parametrize(
-    "cached, is_known", [(0, True), (len(PROMPT) + 4, True), (len(PROMPT) + 5, False), (99, False)]
-)
-def test_forced_tokens_have_a_log_prob_unless_cached(cached, is_known):
-    forced, made, _ = cut_thought(ANALYSIS + "77", 5, cached=cached)
-    assert len(encode_text(ANALYSIS + "77")) == 5 and forced == FINAL
-    if is_known:
-        assert made.delimiter_log_prob == pytest.approx(
-            sum(make_log_prob(token).logprob for token in encode_text(FINAL))
-        )
-    else:
-        assert math.isnan(made.delimiter_log_prob)
-    assert not any(pick_log_probs(made, Origin.FORCED)), "none is trained on"
+# In training: the executor, with its reward, its logs, and its settings, beside the single-turn executor
 
 
-def pick_log_probs(made, origin) -> list[float]:
-    pairs = zip(made.trajectory.log_probs, made.trajectory.origins, strict=True)
-    return [value for value, one in pairs if one is origin]
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+REWARD = """
+calls = []
+def reward_func(queries, prompts, labels):
+    calls.append((queries, prompts, labels))
+    return {"rewards": 0.5, "scores": 1.0, "extra_logs": {"correct": 1.0}}
+"""
+
+
+@pytest.fixture
+def reward(tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text(REWARD)
+    return str(file)
+
+
+@dataclass
+class Actor:
+    """OpenRLHF's engine actor: `llm` for us, `generate` for the single-turn executor."""
+
+    llm: Engine
+
+    async def generate(self, prompt, params):
+        tokens, reason = self.llm.make_whole_output(0, params.max_tokens)
+        part = CompletionOutput(0, "", tokens, None, [{token: make_log_prob(token)} for token in tokens], reason)
+        return RequestOutput("", None, prompt, None, [part], True)
+
+
+def make_executor(reward: str, thinking: int, answer: int = 20) -> AgentExecutor:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(thinking, answer, "harmony", reward).items():
+            patch.setenv(name, value)
+        return AgentExecutor()
+
+
+def execute_prompt(one, tokenizer, streams, prompt=PROMPT, **params):
+    asked = SamplingParams(**{"max_tokens": 32, "min_tokens": 1, "seed": 7, "logprobs": 0, **params})
+    engine = Actor(Engine([encode_text(stream) for stream in streams]))
+    text = tokenizer.decode(prompt)
+    return asyncio.run(one.execute(text, "7", asked, CONTEXT, tokenizer, engine)), engine.llm
+
+
+@pytest.mark.parametrize("response", [WHOLE, ANALYSIS + "777<|return|>", "8<|call|>"])
+@pytest.mark.parametrize("prompt", [PROMPT, encode_text("7" * 60) + PROMPT])
+def test_a_budget_that_is_not_hit_is_the_single_turn_executor(tokenizer, reward, response, prompt):
+    ours, theirs = make_executor(reward, 14, 12), SingleTurnAgentExecutor(reward)
+    output, _ = execute_prompt(ours, tokenizer, [response], prompt)
+    expected, _ = execute_prompt(theirs, tokenizer, [response], prompt)
+    logs, account = output.pop("extra_logs"), output.pop("engine")
+    assert account["tokens"] == output["observation_tokens"] and account["ranges"] == output["action_ranges"]
+    assert logs.items() >= expected.pop("extra_logs").items()
+    assert output == expected
+    assert ours.reward_func.__globals__["calls"] == theirs.reward_func.__globals__["calls"] != []
+
+
+def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
+    ours = make_executor(reward, 4)
+    output, engine = execute_prompt(ours, tokenizer, [WHOLE, "9<|return|>"])
+    response = ANALYSIS + "7" + FINAL + "9<|return|>"
+    [(queries, _, labels)] = ours.reward_func.__globals__["calls"]
+    assert queries == [tokenizer.decode(PROMPT) + response] and labels == ["7"] and len(engine.calls) == 2
+    assert output["observation_tokens"] == PROMPT + encode_text(response)
+    first, second = output["action_ranges"]
+    assert first == (len(PROMPT), len(PROMPT) + 4) and second == (len(PROMPT) + 4 + SIZE, len(PROMPT) + 6 + SIZE)
+    assert output["reward"] == 0.5 and output["truncated"] is False
+    # The tokens that the engine reports; the trainer compares its sample with them.
+    log_probs = [value for start, end in (first, second) for value in output["rollout_log_probs"][start:end]]
+    assert output["engine"] == {
+        "tokens": output["observation_tokens"], "ranges": output["action_ranges"], "log_probs": log_probs,
+    }  # fmt: skip
+    assert output["engine"]["tokens"] is not output["observation_tokens"]
+    assert output["extra_logs"]["correct"] == 1.0 and output["extra_logs"]["thinking_truncated"] == 1.0
+
+
+def test_logs_have_the_same_keys_and_log_probs_only_on_request(tokenizer, reward):
+    streams = [(WHOLE,), (ANALYSIS + "7<|return|>",), (ANALYSIS + "7", "8")]
+    outputs = [execute_prompt(make_executor(reward, 20, 4), tokenizer, some, logprobs=None)[0] for some in streams]
+    assert len({tuple(output["extra_logs"]) for output in outputs}) == 1
+    assert [output["rollout_log_probs"] for output in outputs] == [None] * 3
+
+
+def test_the_flags_reach_the_engines(monkeypatch, reward):
+    for name in environment(0, 2, "", ""):
+        monkeypatch.setenv(name, "")
+    args = argparse.Namespace(
+        thinking_budget=12, answer_budget=5, thinking_delimiter="harmony", remote_rm_url=reward, agent_func_path=None
+    )
+    pass_to_engines(args)
+    variables = runtime_env()["env_vars"]
+    assert read_settings(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
+    loaded = _load_agent_executor(args.agent_func_path)
+    assert loaded.reward_func is not None and loaded.settings.budget == Budget(12, 5)

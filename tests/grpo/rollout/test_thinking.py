@@ -167,7 +167,7 @@ def test_harmony_is_read_as_its_text_is(words):
 @given(st.integers(0, 30), st.integers(2, 30), st.integers(0, 80), st.integers(1, 9))
 def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, room, size):
     if room < size + 2:
-        with pytest.raises(ValueError, match="prompt"):
+        with pytest.raises(ValueError, match="answer"):
             Budget(thinking, answer).within(room, size)
         return
     fitted = Budget(thinking, answer).within(room, size)
