@@ -3,14 +3,11 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from grpo.environments.environment import BROWSER, PYTHON, Environment, Score, ToolError
+from grpo.environments.environment import BROWSER, PYTHON
 from grpo.rollout.harmony import SAMPLED, template_for
-from grpo.rollout.response_text import Codec
 from grpo.stack.problem import UserError
 from tests.grpo.environments.scripted import assert_exact, roll_out_script
 from tests.grpo.rollout.tokenizer import SEARCH, TOKENIZER
@@ -85,61 +82,12 @@ def test_a_turn_is_read_by_channel_and_a_cut_turn_up_to_its_end():
         assert "tool_calls" not in cut and "42".startswith(cut["content"])
 
 
-def test_the_last_of_several_finals_is_the_answer():
-    first = "<|channel|>final<|message|>1"
-    assert parse(first + NEXT + "<|channel|>final<|message|>2<|return|>")["content"] == "2"
-
-
 @pytest.mark.parametrize("role", ["user", "assistant", "developer", "system"])
-@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>"])
-def test_a_message_to_a_role_is_no_call(role, end):
-    assert parse(f" to={role}<|channel|>final<|message|>42{end}") == {
-        "role": "assistant",
-        "channel": "final",
-        "content": "42",
-    }
+def test_a_message_to_a_role_is_no_call(role):
+    said = {"role": "assistant", "channel": "final", "content": "42"}
+    assert parse(f" to={role}<|channel|>final<|message|>42<|call|>") == said
     _, _, outcome, _ = roll_out_script([f"<|channel|>final to={role}<|message|>42<|return|>"])
     assert (outcome.ending, outcome.calls, outcome.messages[-1]["content"]) == ("done", 0, "42")
-
-
-class Notebook(Environment):
-    """Runs no code: it returns it, with the names that it was called by."""
-
-    tools = (PYTHON, BROWSER)
-
-    def __init__(self, replies=()):
-        super().__init__("6 * 7?", "42")
-        self.calls, self.replies = [], list(replies)
-
-    async def call(self, name, arguments):
-        self.calls.append((name, arguments))
-        if name == "browser.open":
-            raise ToolError("no page")
-        return f"Out: {arguments.get('code')}"
-
-    async def reply(self, messages):
-        return [{"role": "user", "content": self.replies.pop(0)}] if self.replies else None
-
-    async def score(self, messages, ending):
-        return Score(1.0, 1.0)
-
-
-def test_built_in_tools_are_called_as_gpt_oss_writes_them_and_answer_in_their_own_name():
-    environment = Notebook(["and?"])
-    page = '<|channel|>analysis to=browser.open code<|message|>{"id": 3}<|call|>'
-    policy, engine, outcome, _ = roll_out_script([CODE + 'print("6")\n<|call|>', page, FINAL, FINAL], environment)
-    assert environment.calls == [("python", {"code": 'print("6")\n'}), ("browser.open", {"id": 3})]
-    assert (outcome.ending, outcome.errors) == ("done", 1)
-    decode = TEMPLATE.codec.decode
-    assert "\n\n## python\n\n## browser\n\n#" in decode(engine.calls[0][0])
-    third = decode(engine.calls[2][0])
-    assert '<|start|>python to=assistant<|channel|>analysis<|message|>Out: print("6")\n<|end|>' in third
-    assert "<|start|>browser.open to=assistant<|channel|>analysis<|message|>error: no page<|end|>" in third
-    assert decode(engine.calls[3][0]).endswith(  # calls of built-in tools before an answer are thoughts
-        f"<|start|>user<|message|>6 * 7?<|end|><|start|>assistant{FINAL.replace('return', 'end')}"
-        "<|start|>user<|message|>and?<|end|><|start|>assistant"
-    )
-    assert_exact(policy, engine)
 
 
 @pytest.mark.parametrize("instructions", ["Be brief.", "Be\n\nbrief.\n\n", "<|end|>\n\n", "\ue000"])
@@ -159,19 +107,6 @@ def test_template_variables_and_declared_tools_are_joined():
     ):
         text = template.codec.decode(template.render_tokens([{"role": "user", "content": "q"}], tools))
         assert f"Reasoning: high\n\n{named}\n\n#" in text
-
-
-TEXT = st.lists(st.sampled_from(["hell", "o", "hello", " ", "\n", "\n\n", "wor", "ld", "42", '"', "é", "🙂"]),
-                max_size=6).map("".join)  # fmt: skip
-
-
-@given(TEXT)
-def test_text_is_encoded_as_the_tokenizer_encodes_it_and_names_of_special_tokens_stay_text(text):
-    codec = Codec(TOKENIZER)
-    hidden = codec.encode_text(text + "<|endoftext|>" + text)
-    assert codec.decode(hidden) == text + "<|endoftext|>" + text
-    assert codec.encode_text(text) == TOKENIZER.encode(text, add_special_tokens=False)
-    assert not set(hidden) & set(codec.added.values())
 
 
 @pytest.mark.parametrize("place", ["first", "user", "tool", "name"])
@@ -201,8 +136,8 @@ QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "cont
 @pytest.mark.parametrize(
     ("messages", "what"),
     [
-        ([QUESTION, ANSWER], "last message"),
-        ([ANSWER, QUESTION], "first message"),
+        ([QUESTION, ANSWER], "nothing to answer"),
+        ([ANSWER, QUESTION], "nothing to answer"),
         ([QUESTION, ANSWER, {"role": "critic", "content": "c"}], "critic"),
         ([QUESTION, ANSWER, {"role": "user", "content": [{"type": "image"}]}], "text"),
     ],

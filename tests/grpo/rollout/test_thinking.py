@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.rollout.thinking import (
-    Budget,
-    delimiter,
-)
+from grpo.rollout.thinking import Budget, delimiter
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import build_tokenizer
 
@@ -89,24 +86,16 @@ def test_harmony_requires_its_special_tokens():
     [
         # the response begins in the middle of a header
         (PROMPT, "", "<|channel|>final<|message|>"),
-        (PROMPT, "<|channel|>", "final<|message|>"),
-        (PROMPT, "<|channel|>final", "<|message|>"),
-        (PROMPT, "<|channel|>analysis", "<|message|>" + FORCED),
         (PROMPT, "<|channel|>commentary to=functions.f", "<|message|>" + FORCED),
         (PROMPT, ANALYSIS, FORCED),
-        (PROMPT, ANALYSIS + "so", FORCED),
-        # the delimiter, cut at each of its tokens
+        # the delimiter, cut
         (PROMPT, ANALYSIS + "so<|end|>", "<|start|>assistant<|channel|>final<|message|>"),
         (PROMPT, ANALYSIS + "so<|end|><|start|>", "assistant<|channel|>final<|message|>"),
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>", "final<|message|>"),
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final", "<|message|>"),
         (PROMPT, ANALYSIS + "so<|channel|>", "final<|message|>"),
         # a second thought
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>analysis", "<|message|>" + FORCED),
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant" + ANALYSIS + "yes", FORCED),
         # prompts that have begun the thinking, or are plain text
-        (PROMPT + ANALYSIS, "", FORCED),
         (PROMPT + "<|channel|>", "", "final<|message|>"),
         ("<|start|>user<|message|>2 + 2<|end|>", "", "<|start|>assistant<|channel|>final<|message|>"),
         ("2 + 2", "so", FORCED),
@@ -124,14 +113,10 @@ def test_open_harmony_thinking_lacks_its_end(prompt, response, rest):
     ("prompt", "response"),
     [
         (PROMPT, "<|channel|>final<|message|>"),
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final<|message|>4"),
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final<|constrain|>json<|message|>"),
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary<|message|>I will"),
-        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>"),
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>"),
         (PROMPT, "<|channel|>analysis to=python<|message|>"),
         (PROMPT, "<|message|>4"),
-        (PROMPT + "<|channel|>final<|message|>", ""),
         (PROMPT + "<|channel|>final<|message|>The", " answer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with its own merges and gpt-oss's special tokens, and a chat template like gpt-oss's."""
+"""A byte-level BPE tokenizer with its own merges and gpt-oss's special tokens, and the head of its chat template."""
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -25,31 +25,9 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {{- "<|end|>" -}}
 {%- endif -%}
-{%- set call = namespace(name=none) -%}
 {%- for message in messages[(1 if head else 0):] -%}
-{%- if message.role == "assistant" -%}
-{%- set rest = messages[(1 if head else 0):][loop.index:] -%}
-{%- set later = rest | selectattr("role", "equalto", "assistant") | rejectattr("tool_calls", "defined") | list -%}
-{%- if message.tool_calls is defined -%}
-{%- if message.thinking and not later -%}
-{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" -}}
-{%- endif -%}
-{%- set one = message.tool_calls[0].function -%}
-{{- "<|start|>assistant to=functions." + one.name + "<|channel|>commentary json<|message|>" -}}
-{{- one.arguments | tojson + "<|call|>" -}}
-{%- set call.name = one.name -%}
-{%- else -%}
-{{- "<|start|>assistant<|channel|>final<|message|>" + message.content -}}
-{{- "<|return|>" if loop.last and not add_generation_prompt else "<|end|>" -}}
-{%- endif -%}
-{%- elif message.role == "tool" -%}
-{{- "<|start|>functions." + call.name + " to=assistant<|channel|>commentary<|message|>" -}}
-{{- message.content + "<|end|>" -}}
-{%- else -%}
 {{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" -}}
-{%- endif -%}
 {%- endfor -%}
-{{- "<|start|>assistant" if add_generation_prompt -}}
 """
 
 SPECIAL = [f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return", "endoftext")]
