@@ -157,7 +157,7 @@ async def _stream(
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:
-            call.given = list(output.prompt_token_ids or ())
+            call.given = call.given or list(output.prompt_token_ids or ())
             [new] = output.outputs
             end = next((at for at, token in enumerate(new.token_ids, 1) if not may_follow(token)), None)
             call.take(new, end)

@@ -42,7 +42,7 @@ class RolloutHistory:
         self.rows: list[Trajectory] = []
         self.differences: list[str] = []
         self._decode = decode
-        self._next, self._why = Trajectory(), "the rollout begins"
+        self._next, self._why = Trajectory(), ""
 
     def prompt(self, rendered: Sequence[Piece]) -> list[int]:
         """Return the prompt for the engine, given a render of the whole history. Only :meth:`add` keeps it."""
@@ -50,10 +50,9 @@ class RolloutHistory:
         for tokens, origin in rendered:
             render.append(tokens, origin)
         size = len(last.tokens)
-        if mismatch := describe("the history", last.tokens, render.tokens[:size], self._decode):
-            self.branch(render.tokens, mismatch)
-        elif not self.rows:
-            self.branch(render.tokens, self._why)
+        mismatch = describe("the history", last.tokens, render.tokens[:size], self._decode)
+        if mismatch or not self.rows:
+            self.branch(render.tokens, mismatch or "the rollout begins")
         else:
             origins, log_probs = last.origins + render.origins[size:], last.log_probs + render.log_probs[size:]
             self._next, self._why = Trajectory(render.tokens, origins, log_probs, list(last.calls)), ""
