@@ -119,9 +119,8 @@ def test_cut_thought_gets_the_missing_part_of_the_delimiter(thinking):
     assert len(engine.calls) == 2 and engine.aborted == 1
 
 
-@pytest.mark.parametrize("thinking", range(len(encode_text(ANALYSIS + "777" + FINAL)), 25))
-def test_thought_that_ends_in_time_is_unchanged(thinking):
-    forced, made, engine = cut_thought(WHOLE, thinking)
+def test_a_thought_that_ends_with_the_last_token_of_its_budget_is_unchanged():
+    forced, made, engine = cut_thought(WHOLE, len(encode_text(ANALYSIS + "777" + FINAL)))
     assert forced == "" and len(engine.calls) == 1 and engine.aborted == 0
     assert made.trajectory.tokens[len(PROMPT) :] == encode_text(WHOLE)
     assert made.logs() == {
@@ -131,18 +130,13 @@ def test_thought_that_ends_in_time_is_unchanged(thinking):
 
 
 @pytest.mark.parametrize("end", STOP_TOKENS)
-@pytest.mark.parametrize("slack", [0, 1, 9])
-def test_an_end_of_sequence_inside_the_thinking_ends_the_sample(end, slack):
+def test_an_end_of_sequence_inside_the_thinking_ends_the_sample_and_one_token_after_the_budget_it_is_ignored(end):
     response = ANALYSIS + "777" + end
-    forced, made, engine = cut_thought(response, len(encode_text(response)) + slack)
-    assert forced == "" and len(engine.calls) == 1 and made.trajectory.tokens[len(PROMPT) :] == encode_text(response)
+    forced, made, _ = cut_thought(response, len(encode_text(response)))
     logs = made.logs()
+    assert forced == "" and made.trajectory.tokens[len(PROMPT) :] == encode_text(response)
     assert logs["thinking_truncated"] == logs["thinking_closed"] == logs["answer_truncated"] == 0
     assert math.isnan(logs["answer_length"]) and logs["thinking_length"] == len(encode_text(response))
-
-
-def test_an_end_of_sequence_one_token_after_the_budget_is_ignored():
-    response = ANALYSIS + "777<|return|>"
     for seed in range(9):  # in the same output as the last token, and in the next one
         forced, made, _ = cut_thought(response, len(encode_text(response)) - 1, seed=seed)
         assert forced == FINAL and made.logs()["answer_length"] == 2
