@@ -62,8 +62,8 @@ class Call:
 
     @property
     def has_log_probs(self) -> bool:
-        """Return whether each sampled token has a log-prob that is finite and at most 0, up to rounding."""
-        return all(-math.inf < value < 1e-3 for value in self.log_probs)
+        """Return whether each sampled token has a finite log-prob."""
+        return all(map(math.isfinite, self.log_probs))
 
 
 @dataclass

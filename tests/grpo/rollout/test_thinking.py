@@ -133,10 +133,10 @@ def test_a_delimiter_spelled_in_text_does_not_count():
     assert decode_tokens(spelled) == FORCED and not watch.closed
 
 
-MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "assistant", "analysis", "final", "so"]
+THINKING = ("<|start|>assistant" + ANALYSIS, ANALYSIS)
+MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "assistant", "analysis", "final", "so", *THINKING]
 SOME = st.lists(st.sampled_from(MARKS), max_size=16)
 HEADER = re.compile(r"<\|(?:start|channel)\|>((?!<\|(?:message|start)\|>).)*<\|message\|>")
-THINKING = ("<|start|>assistant" + ANALYSIS, ANALYSIS)
 
 
 @given(SOME)
