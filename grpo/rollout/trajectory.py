@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from grpo.rollout.rows import Rows, Sample
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands that only render prompts start without PyTorch
     from vllm.outputs import CompletionOutput
+
+    from grpo.rollout.rows import Rows, Sample
 
 CONTEXT = 8  # tokens that a mismatch quotes on each side
 
@@ -137,7 +135,7 @@ def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decod
     )
 
 
-def check_row(row: Rows, account: Mapping[str, Any], decode: Decode) -> str | None:
+def check_row(row: "Rows", account: Mapping[str, Any], decode: Decode) -> str | None:
     """Say where a row of the trainer differs from what the engine reported; None if it does not.
 
     Args:
@@ -153,7 +151,7 @@ def check_row(row: Rows, account: Mapping[str, Any], decode: Decode) -> str | No
     log_probs = row.rollout_log_probs[0][mask]
     ours = dict(zip((mask.nonzero().flatten() + 1).tolist(), log_probs.tolist(), strict=True))
     positions = [position for start, end in account["ranges"] for position in range(start, end)]
-    reported = torch.tensor(account["log_probs"], dtype=log_probs.dtype).tolist()
+    reported = log_probs.new_tensor(account["log_probs"]).tolist()
     theirs = dict(zip(positions, reported, strict=True))
     if ours == theirs:
         return None
@@ -162,7 +160,7 @@ def check_row(row: Rows, account: Mapping[str, Any], decode: Decode) -> str | No
     return f"the {what} differs first at position {at}, after {decode(tokens[max(0, at - CONTEXT) : at])!r}"
 
 
-def missing_log_prob(row: Rows) -> str | None:
+def missing_log_prob(row: "Rows") -> str | None:
     """Name the first sampled token without a log-prob of the engine (NaN), and replace NaN with 0 for the arithmetic.
 
     Returns None if every sampled token has one, or none were requested.
@@ -171,11 +169,11 @@ def missing_log_prob(row: Rows) -> str | None:
         return None
     missing = row.rollout_log_probs.isnan()
     row.rollout_log_probs = row.rollout_log_probs.nan_to_num(nan=0.0)
-    sampled = torch.nonzero(missing[0] & row.action_mask[0].bool()).flatten()
+    sampled = (missing[0] & row.action_mask[0].bool()).nonzero().flatten()
     return f"the engine returned no log-prob for the token at position {int(sampled[0]) + 1}" if len(sampled) else None
 
 
-def response_tokens(sample: Sample) -> list[int]:
+def response_tokens(sample: "Sample") -> list[int]:
     """Return the tokens of a single-sample ``Experience`` from the end of the prompt to the last sampled token.
 
     They include forced tokens and an environment's: people and the grader could not read it without them.

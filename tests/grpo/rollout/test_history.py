@@ -1,5 +1,6 @@
 """A rollout's samples against an engine that keeps its own books."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,15 +107,19 @@ def test_merges_across_boundaries_never_change_a_token_that_was_sampled(texts, r
             assert tokens[:-1] in (prompt[start : start + size] for start in range(len(prompt)))
 
 
-def test_a_prompt_that_the_engine_changed_begins_a_new_sample(caplog):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_prompt_that_the_engine_changed_begins_a_new_row(caplog, lost):
     policy, engine, _, response = roll_out_script(
         [make_call(), make_answer()],
-        change=lambda prompt: prompt if len(prompt) < 100 else [*prompt[:5], 7, *prompt[6:]],
+        change=lambda prompt: prompt if len(prompt) < 100 else [*prompt[:5], 7, *prompt[6 + lost :]],
     )
     changed = [given for given, _ in engine.calls if given[5] == 7]
     assert policy.mismatches == len(changed) > 0 and response["extra_logs"]["token_mismatch"] == len(changed)
     assert "differs first at position 5, after " in caplog.text
     assert_exact(policy, engine)  # training uses the engine's tokens
+    for row in policy.history.rows:
+        account = row.account()
+        assert account["tokens"] == row.tokens and account["ranges"] == row.action_ranges()
 
 
 def test_a_turn_without_log_probs_is_counted_and_not_trained_on(caplog):
