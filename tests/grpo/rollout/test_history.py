@@ -30,6 +30,7 @@ def test_a_history_that_grows_is_one_row_of_the_policys_own_tokens():
     assert outcome.ending == "done" and len(policy.history.rows) == 1 and not response["branches"]
     assert_exact(policy, engine)
     assert engine.calls[1][0] != TOKENIZER.encode(CODEC.decode(engine.calls[1][0])), "the policy's own tokens"
+    assert response["engine"]["ranges"] == response["action_ranges"] and len(response["action_ranges"]) == 3
 
 
 def test_environment_and_template_tokens_are_distinguished():
