@@ -8,62 +8,54 @@ Exit code: 0.
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.stack import command
 
-SOURCES = {
-    "openrlhf": "OpenRLHF",
-    "eval": "the held-out evaluation",
-    "actor": "the training ranks",
-    "rows": "the rows of a step, with log-probs and advantages",
-    "reward": "the reward function; mean over rollouts",
-    "rollout": "the executor of a thinking budget or an environment; mean over rollouts",
-    "launcher": "the controller",
-}
 _HEAD = """\
 # Metrics
 
 This page lists a run's metrics. `python -m scripts.metrics > docs/metrics.md` writes it from
-`grpo/metrics/metric_schema.py`: edit that file. The [glossary](glossary.md) explains the terms.
+`grpo/metrics/metric_schema.py`: edit that file.
 
-Each line of `metrics.jsonl` describes one step. It has:
+A line of `metrics.jsonl` is a step. It has `step`, `time` (seconds since 1970), `grad_norms` (one for each optimizer
+step), `seconds` (of each phase), and every metric that has a value. OpenRLHF's metrics keep their names, and so do the
+numbers in `extra_logs` of your own reward. Former names: `has_answer` is `answered`, `correctness` is `correct`, and
+`reasoning_q` is `judge_quality`.
 
-- `step`, `time` in seconds since 1970, and `grad_norms`, one for each optimizer step
-- `seconds`, with the time of each phase: its `train` is `seconds.train` below
-- all other metrics by name, except those without a value in the step
+A line of `eval.jsonl` is an evaluation:
 
-Each line of `eval.jsonl` describes one evaluation. It has:
+| key | value |
+|---|---|
+| `exact_match`, or `score` with your own reward | with its 95% interval, `ci_low` to `ci_high` |
+| `problems`, `n`, `samples`, `ungraded` | numbers of problems, graded problems, rollouts, ungraded rollouts |
+| `no_final`, `no_answer`, `truncated` | shares of rollouts |
+| `response_length`, `thinking_length`, `answer_length`, `seconds` | means; the duration |
+| `pass_at_k` | for each k, `value` with its interval |
+| `by_source`, `by_environment` | all of these for each data source, and for each of several environments |
+| `greedy` | the numbers of one greedy answer per problem, unless `--eval_temperature` is 0 |
 
-- `exact_match`, or `score` with a reward of your own, and its 95% interval from `ci_low` to `ci_high`
-- the numbers of `problems`, graded problems (`n`), rollouts (`samples`), and ungraded rollouts (`ungraded`)
-- the shares of rollouts without a final message (`no_final`), without an answer (`no_answer`), and `truncated`
-- mean lengths (`response_length`, `thinking_length`, `answer_length`) and `seconds`
-- `pass_at_k`: for each k, `value` with `ci_low` and `ci_high`
-- `by_source`: all of these except `seconds` for each data source; with several environments, also `by_environment`
-- `greedy`: the numbers of one greedy answer to each problem, unless `--eval_temperature` is 0
-
-A share is from 0 to 1. Nats use natural logarithms. In names, `*` is a reward file or an environment.
-`scripts.watch` and `scripts.report` mark values outside the healthy range. If none is given, it depends on the run."""
+A share is from 0 to 1. Nats use natural logarithms. `*` is a reward file or an environment. `scripts.watch` and
+`scripts.report` mark values outside the healthy range. Without one, it depends on the run."""
 
 
 def markdown() -> str:
     """Return the document."""
-    parts = [_HEAD, "| source | values come from |\n|---|---|"]
-    parts[-1] += "".join(f"\n| {name} | {meaning} |" for name, meaning in SOURCES.items())
+    parts = [_HEAD]
     for tier, question in TIERS.items():
         rows = "".join(f"\n{_row(metric)}" for metric in SCHEMA if metric.tier == tier)
         parts.append(f"## {tier}. {question}")
-        parts.append("| metric | unit | meaning | healthy | source | only with |\n|---|---|---|---|---|---|" + rows)
+        parts.append("| metric | meaning | healthy |\n|---|---|---|" + rows)
     return "\n\n".join(parts) + "\n"
 
 
 def _row(metric: Metric) -> str:
-    cells = [f"`{metric.name}`", metric.unit, metric.meaning, _range(metric), metric.source, metric.when]
+    name = f"`{metric.name}`" + f" ({metric.unit})" * bool(metric.unit)
+    cells = [name, metric.meaning + f" (with {metric.when})" * bool(metric.when), _range(metric)]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _range(metric: Metric) -> str:
     low, high = metric.healthy or (None, None)
     if low is None:
-        return "" if high is None else f"up to {high:g}"
-    return f"from {low:g}" + ("" if high is None else f" to {high:g}")
+        return "" if high is None else f"≤ {high:g}"
+    return f"≥ {low:g}" if high is None else f"{low:g} to {high:g}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ scripts/launch.sh calls it before setup, which can take minutes.
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from grpo.flags import ours, parser
 from grpo.flags.upstream import make_strict, parse_given
@@ -15,12 +15,38 @@ from grpo.stack.problem import UserError
 
 _HEAD = """# Flags
 
-This page lists the flags that this project adds to OpenRLHF's. `./train_grpo.sh --help` prints all flags, and
-[Coming from OpenRLHF](coming-from-openrlhf.md) says what became of OpenRLHF's. A flag can stand in `train_grpo.sh`, or
-in a copy of it, and on the command line, which wins. `--no-NAME` turns a switch off. An empty value undoes a flag.
+This page lists this project's flags, then what differs from OpenRLHF's, then the names of other trainers.
+`./train_grpo.sh --help` lists all flags of OpenRLHF, too. A flag stands in `train_grpo.sh`, in a copy of it, or on the
+command line, which wins. `--no-NAME` turns a switch off. An empty value undoes a flag.
 
 `python -P -m grpo.flags --page > docs/flags.md` generates this page.
 """
+_FROM_OPENRLHF = """## Coming from OpenRLHF
+
+A script of OpenRLHF becomes a copy of `train_grpo.sh`: its arrays take your flags, and its last command takes the place
+of `ray job submit`. The names are those of 0.9.3; dotted names of 0.11.2 that have no such name are refused. A flag
+without a line in the copy has OpenRLHF's default, except:
+
+| Flag | Here |
+|---|---|"""
+_OTHER_MEANING = {
+    "--remote_rm_url": "Your .py files, or the URL of a server. Without it, this project's reward.",
+    "--use_wandb": "A switch; the key is in WANDB_API_KEY, because every user of a machine can read a command line.",
+    "--use_tensorboard": "A switch; the files are in the run directory.",
+    "--save_path": "Follows from --run-dir.",
+    "--load_checkpoint": "--resume RUN_DIR",
+    "--agent_func_path": "An agent of OpenRLHF's; --environment names an environment.",
+    "--async_train": "--pipeline",
+    "--target_modules": "Projections of the attention, and experts.",
+}
+_FROM_OTHERS = """## Coming from TRL, Unsloth, or verl
+
+A name of another trainer on the command line is refused, and the refusal names the flag. Three things differ:
+--train_batch_size counts rollouts and --rollout_batch_size prompts; --init_kl_coef subtracts the KL from the reward,
+unless --use_kl_loss moves it into the loss; a reward is a function in a file.
+
+| Here | TRL, Unsloth | verl, by the end of its name |
+|---|---|---|"""
 
 
 def make_page() -> str:
@@ -30,7 +56,35 @@ def make_page() -> str:
         rows = [_make_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
         if rows and group.title in _TITLES:
             parts += [f"## {group.title}\n", "| Flag | Default | |", "|---|---|---|", *rows, ""]
+    parts += [_FROM_OPENRLHF, *_list_openrlhf(), "", _FROM_OTHERS, *_list_other_names(), ""]
     return "\n".join(parts)
+
+
+def _list_openrlhf() -> list[str]:
+    """Return rows: other defaults and meanings, and what is refused with its reason."""
+    shipped = parser.shipped_values()
+    defaults = {name: value for name, value in ours.DEFAULTS.items() if name not in shipped and value is not None}
+    words = {name: "" if value is True else f" {value}" for name, value in defaults.items()}
+    rows = [f"| {_join(f'{name}{word}' for name, word in words.items())} | The defaults here. |"]
+    rows += [f"| {_join(name for name, value in ours.DEFAULTS.items() if value is None)} | Follow from other flags. |"]
+    rows += [f"| `{flag}` | {text} |" for flag, text in _OTHER_MEANING.items() if flag[2:] not in ours.GONE]
+    for reason in dict.fromkeys(ours.GONE.values()):
+        rows.append(f"| {_join(name for name, why in ours.GONE.items() if why == reason)} | Refused: {reason}. |")
+    return rows
+
+
+def _list_other_names() -> list[str]:
+    """Return rows: a flag of ours, and the names that other trainers have for it."""
+    names = {"TRL": other_names.TRL | other_names.UNSLOTH, "verl": other_names.VERL}
+    rows = []
+    for flag in sorted({*names["TRL"].values(), *names["verl"].values()}):
+        cells = [", ".join(f"`{name}`" for name, ours_ in of.items() if ours_ == flag) for of in names.values()]
+        rows.append(f"| {flag} | {cells[0]} | {cells[1]} |")
+    return rows
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(f"`--{name}`" for name in names)
 
 
 def _make_row(action: argparse.Action) -> str:
