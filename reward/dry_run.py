@@ -10,7 +10,7 @@ from typing import Any
 from reward import user_files
 from reward.returned import ACCEPTED, ReturnError, read
 
-_EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/own-reward.md has an example"
+_EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/reward.md has an example"
 
 
 def call_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:

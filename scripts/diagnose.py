@@ -2,7 +2,7 @@
 
     python -m scripts.diagnose RUN_DIR [--json]
 
-The run may be in progress, ended, crashed or resumed. docs/diagnosis.md describes the findings.
+The run may be in progress, ended, crashed or resumed. docs/tuning.md lists the findings.
 
 Exit code: 0 with or without findings; 2 if RUN_DIR is not a run or cannot be read.
 """

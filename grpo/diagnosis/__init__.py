@@ -1,1 +1,1 @@
-"""Diagnoses a run from its metrics. docs/diagnosis.md is the page of its table."""
+"""Diagnoses a run from its metrics. docs/tuning.md has its findings."""

@@ -17,7 +17,7 @@ class Finding:
     """One ailment of a run.
 
     Attributes:
-        name: as in docs/diagnosis.md, or "out_of_range:METRIC".
+        name: as in docs/tuning.md, or "out_of_range:METRIC".
         tier: of the metric that shows it, see :data:`grpo.metrics.metric_schema.TIERS`.
         severity: "critical", "warning", or "watch": worth a look, no alarm.
         step: the first that shows it.

@@ -17,15 +17,15 @@ from tests.grpo.launch.recipe import call as launch
 
 
 def write_example(page: str, file: Path) -> Path:
-    """Write the one block of Python of a page."""
-    [code] = [block for language, block in get_page(page).blocks if language == "python"]
+    """Write the first block of Python of a page."""
+    code = next(block for language, block in get_page(page).blocks if language == "python")
     file.parent.mkdir(exist_ok=True)
     file.write_text(code)
     return file
 
 
 def test_the_reward_pays_right_answers_and_no_others(tmp_path: Path) -> None:
-    file = write_example("docs/own-reward.md", tmp_path / "mine.py")
+    file = write_example("docs/reward.md", tmp_path / "mine.py")
     prompt = "<|start|>user<|message|>\\boxed{7}?<|end|><|start|>assistant"
     for response, reward in (("It is 42.<|return|>", 1.0), ("42 or \\boxed{43}<|return|>", 0.0), ("No.", 0.0)):
         sample = {"query": prompt + response, "prompt": prompt, "label": "42"}

@@ -181,7 +181,7 @@ def test_peft_loads_both_by_hub_id_as_the_page_says(checkpoint, adapter, tmp_pat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)  # of transformers 4
-    [lines] = [block for language, block in get_page("docs/after-training.md").blocks if language == "python"]
+    [lines] = [block for language, block in get_page("docs/evaluation.md").blocks if language == "python"]
     exec(lines, names := {})
     expected = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint, "eager", packed=False), adapter)
     parameters, loaded = (dict(model.named_parameters()) for model in (expected, names["model"]))

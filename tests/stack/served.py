@@ -1,4 +1,4 @@
-"""`vllm serve` as the page on what comes after training has it, and the log-probs that its API returns."""
+"""`vllm serve` as docs/evaluation.md has it, and the log-probs that its API returns."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ LIMIT = 300  # seconds until something has gone wrong
 
 def read_page_commands() -> list[str]:
     """Return the page's `vllm serve` commands: with the adapter, and with the merged model."""
-    blocks = get_page("docs/after-training.md").blocks
+    blocks = get_page("docs/evaluation.md").blocks
     lines = (line for _, block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [line for line in lines if line.startswith("vllm serve ")]
 

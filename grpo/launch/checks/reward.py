@@ -58,7 +58,7 @@ def describe(config: Config) -> list[str]:
     first = "answer to the first line of TRAIN_DATA"
     lines.append(f"            pays {right:g} for the right {first}, {wrong:g} for a wrong one")
     if right <= wrong:
-        lines.append("WARNING: REWARD pays no more for a right boxed answer than for a wrong one: docs/own-reward.md")
+        lines.append("WARNING: REWARD pays no more for a right boxed answer than for a wrong one: docs/reward.md")
     return lines
 
 
