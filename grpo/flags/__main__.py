@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 
-from grpo.flags import ours, parser
+from grpo.flags import other_names, ours, parser
 from grpo.flags.upstream import make_strict, parse_given
 from grpo.stack import command
 from grpo.stack.problem import UserError
@@ -34,9 +34,9 @@ _OTHER_MEANING = {
     "--use_wandb": "A switch; the key is in WANDB_API_KEY, because every user of a machine can read a command line.",
     "--use_tensorboard": "A switch; the files are in the run directory.",
     "--save_path": "Follows from --run-dir.",
-    "--load_checkpoint": "--resume RUN_DIR",
+    "--load_checkpoint": "Refused; --resume RUN_DIR continues a run.",
     "--agent_func_path": "An agent of OpenRLHF's; --environment names an environment.",
-    "--async_train": "--pipeline",
+    "--async_train": "Refused; --pipeline samples while the actor trains.",
     "--target_modules": "Projections of the attention, and experts.",
 }
 _FROM_OTHERS = """## Coming from TRL, Unsloth, or verl
@@ -61,16 +61,15 @@ def make_page() -> str:
 
 
 def _list_openrlhf() -> list[str]:
-    """Return rows: other defaults and meanings, and what is refused with its reason."""
+    """Return rows: other defaults and meanings, and what is refused."""
     shipped = parser.shipped_values()
     defaults = {name: value for name, value in ours.DEFAULTS.items() if name not in shipped and value is not None}
     words = {name: "" if value is True else f" {value}" for name, value in defaults.items()}
     rows = [f"| {_join(f'{name}{word}' for name, word in words.items())} | The defaults here. |"]
     rows += [f"| {_join(name for name, value in ours.DEFAULTS.items() if value is None)} | Follow from other flags. |"]
-    rows += [f"| `{flag}` | {text} |" for flag, text in _OTHER_MEANING.items() if flag[2:] not in ours.GONE]
-    for reason in dict.fromkeys(ours.GONE.values()):
-        rows.append(f"| {_join(name for name, why in ours.GONE.items() if why == reason)} | Refused: {reason}. |")
-    return rows
+    rows += [f"| `{flag}` | {text} |" for flag, text in _OTHER_MEANING.items()]
+    refused = sorted(name for name in ours.GONE if f"--{name}" not in _OTHER_MEANING)
+    return [*rows, f"| {_join(refused)} | Refused; the message says why. |"]
 
 
 def _list_other_names() -> list[str]:
