@@ -1,11 +1,10 @@
-"""The rung about the whole actor: all layers at full size with random weights, log-probs and training steps.
+"""The check of the whole actor: all layers at full size with random weights, log-probs and training steps.
 
 Model, adapter and DeepSpeed are set up as in a run with --actor_shard none. Weights are made on the GPU.
 """
 
 import os
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.ladder import Passed, Skipped, choose_device, note
+from benchmarks.checks import Passed, Skipped, choose_device, note
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.parity import add_adapter, score_tokens
 from benchmarks.random_model import RandomWeights, write_config
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 LENGTHS = (4096, 16_384, 32_768)
 RANK = 64
 CUDA = 1e9  # bytes, as the plan assumes
-_NAMES = ("tokens", "old_s", "train_s", "peak_gb", "reserved_gb", "planned_gb")
+_NAMES = ("tokens", "old_s", "train_s", "peak_gb", "planned_gb")
 
 
 def check(gpus: int) -> Passed:
     """Train the largest model that one GPU holds."""
-    name = choose_model(memory_of_gpu(), compute_needed)
-    return measure_lengths(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS)
+    name, shape = choose_model(lambda shape: plan_bytes(shape, LENGTHS[0]) + CUDA)
+    return measure_lengths(gpus, name, shape, LENGTHS)
 
 
 def memory_of_gpu() -> int:
@@ -43,17 +42,17 @@ def memory_of_gpu() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def choose_model(memory: int, needed: Callable[[Architecture], float]) -> str:
-    """Return the name of the largest released model whose needed bytes a GPU has. Raises Skipped if none fits."""
+def choose_model(needed: Callable[[Architecture], float]) -> tuple[str, Architecture]:
+    """Return the name and shape of the largest released model whose needed bytes the first GPU has.
+
+    Raises:
+        Skipped: if none fits.
+    """
+    memory = memory_of_gpu()
     for name, shape in RELEASED.items():  # the largest first
         if needed(shape) <= memory:
-            return name
+            return name.rpartition("/")[2], shape
     raise Skipped(f"{name} needs {needed(shape) / 1e9:.0f} GB here; the GPU has {memory / 1e9:.0f} GB")
-
-
-def compute_needed(shape: Architecture) -> float:
-    """Return the bytes of a GPU that the shortest sequence needs."""
-    return plan_bytes(shape, LENGTHS[0]) + CUDA
 
 
 def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
@@ -68,11 +67,10 @@ def plan_bytes(shape: Architecture, tokens: int, maps: bool = False) -> int:
 
 def measure_lengths(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:
     """Time log-probs and a training step at some lengths, as far as they fit."""
-    device, begin = torch.device(choose_device(gpus)), time.perf_counter()
+    device = torch.device(choose_device(gpus))
     torch.manual_seed(0)
     engine = build(shape, device)
-    gpu = torch.cuda.get_device_name(device) if gpus else "CPU"
-    numbers: dict[str, Any] = {"model": model, "gpu": gpu, "start_s": time.perf_counter() - begin}
+    numbers: dict[str, Any] = {"model": model, "gpu": torch.cuda.get_device_name(device) if gpus else "CPU"}
     line = time_lengths(engine, shape, lengths, numbers)
     return Passed(f"{model}: {line}", numbers)
 
@@ -87,7 +85,7 @@ def build(shape: Architecture, device: torch.device, base: "MappedBase | None" =
 
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
     deepspeed_start.shorten()
-    folder = Path(tempfile.mkdtemp())  # it goes with the rung's TMPDIR: groups of ranks still meet in it
+    folder = Path(tempfile.mkdtemp())  # it goes with the check's TMPDIR: groups of ranks still meet in it
     get_accelerator().set_device(0)
     deepspeed.init_distributed(
         get_accelerator().communication_backend_name(), auto_mpi_discovery=False,
@@ -120,7 +118,7 @@ def time_lengths(
     parts: list[str] = []
     for tokens in lengths:
         try:
-            old, train, peak, reserved = measure_at_length(engine, shape, tokens)
+            old, train, peak = measure_at_length(engine, shape, tokens)
         except torch.OutOfMemoryError:
             if not parts:
                 raise
@@ -128,7 +126,7 @@ def time_lengths(
             parts.append(f"{tokens:,} tokens do not fit")
             break
         plan = plan_bytes(shape, tokens, maps) / 1e9
-        for name, value in zip(_NAMES, (tokens, old, train, peak, reserved, plan), strict=True):
+        for name, value in zip(_NAMES, (tokens, old, train, peak, plan), strict=True):
             numbers[name].append(value)
         note(**numbers)
         seconds = f"log-probs {old:.2f} s, a step {train:.2f} s"
@@ -136,33 +134,32 @@ def time_lengths(
     return "; ".join(parts)
 
 
-def measure_at_length(engine: Any, shape: Architecture, tokens: int) -> tuple[float, float, float, float]:
-    """Return the seconds of log-probs and of a training step, and the GB that the step held and reserved at most.
+def measure_at_length(engine: Any, shape: Architecture, tokens: int) -> tuple[float, float, float]:
+    """Return the seconds of log-probs and of a training step, and the GB that the step held at most.
 
     Raises:
         UserError: if a log-prob or the gradient is not finite, or if steps change nothing.
     """
     from grpo.model.vocabulary import Allocated
 
-    kept, device = Allocated(shape.vocabulary - 1), engine.device
+    allocated, device = Allocated(shape.vocabulary - 1), engine.device
     ids = torch.randint(shape.vocabulary - 1, (1, tokens), device=device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     upstream = torch.randn(1, tokens - 1, device=device) / tokens  # advantages
-    score = torch.no_grad()(lambda: score_tokens(engine, ids, mask, kept))
+    score = torch.no_grad()(lambda: score_tokens(engine, ids, mask, allocated))
 
     def train() -> None:
-        engine.backward((score_tokens(engine, ids, mask, kept) * upstream).sum())
+        engine.backward((score_tokens(engine, ids, mask, allocated) * upstream).sum())
         engine.step()
 
-    before, is_gpu = score(), device.type == "cuda"
+    before = score()
     whole = (*engine.module.parameters(), *engine.module.buffers())
-    held = torch.cuda.memory_allocated(device) if is_gpu else sum(tensor.nbytes for tensor in whole)
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else sum(tensor.nbytes for tensor in whole)
     peak = held + measure_peak(train, device)  # two steps
-    reserved = torch.cuda.max_memory_reserved(device) if is_gpu else peak
     seconds = time_in_turn({"old": score, "train": train}, 1, device)
     after, norm = score(), float(engine.get_global_grad_norm())
     if not bool(before.isfinite().all() and after.isfinite().all()) or not 0 < norm < float("inf"):
         raise UserError(f"{tokens:,} tokens: log-probs are not finite, or the gradient's norm is {norm}")
     if torch.equal(before, after):
         raise UserError(f"{tokens:,} tokens: steps do not change the log-probs")
-    return seconds["old"], seconds["train"], peak / 1e9, reserved / 1e9
+    return seconds["old"], seconds["train"], peak / 1e9

@@ -30,22 +30,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for pair, result in zip(packed, results, strict=True):
         if not torch.equal(convert_moe_packed_tensors(*pair).view(torch.int16), result.contiguous().view(torch.int16)):
             raise RuntimeError("ours and transformers differ: run pytest tests/grpo/model/test_mxfp4.py")
-    seconds = time_in_turn(
-        {
-            "stock": lambda: [convert_moe_packed_tensors(*pair) for pair in packed],
-            "ours": lambda: [mxfp4.unpack_weights(*pair) for pair in packed],
-            "copy": lambda: [result.clone() for result in results],
-        },
-        options.repeat,
-        device,
-    )
+    ways = {
+        "stock": lambda: [convert_moe_packed_tensors(*pair) for pair in packed],
+        "ours": lambda: [mxfp4.unpack_weights(*pair) for pair in packed],
+        "copy": lambda: [result.clone() for result in results],
+    }
     written = sum(result.nbytes for result in results) / 1e9
-    return compare(
-        what=f"bf16 written by unpacking {options.experts} experts of gpt-oss-120b on {device}"
-        + (f", whose sides are divided by {options.shrink}" if options.shrink > 1 else ""),
-        unit="GB/s",
-        stock=written / seconds["stock"],
-        ours=written / seconds["ours"],
-        details={"written_mb": 1e3 * written, "copy_gb_per_s": written / seconds["copy"]},
-        higher_is_better=True,
-    )
+    rates = {name: written / seconds for name, seconds in time_in_turn(ways, options.repeat, device).items()}
+    what = f"bf16 written by unpacking {options.experts} experts of gpt-oss-120b on {device}"
+    what += f", whose sides are divided by {options.shrink}" if options.shrink > 1 else ""
+    details = {"written_mb": 1e3 * written, "copy_gb_per_s": rates["copy"]}
+    return compare(what, "GB/s", rates["stock"], rates["ours"], details, higher_is_better=True)

@@ -1,4 +1,4 @@
-"""The rung about generation: seconds per pass of an engine at full size with random weights, eager and with graphs.
+"""The check of generation: seconds per pass of an engine at full size with random weights, eager and with graphs.
 
 The time of a pass is the difference of two calls of different length, divided by the tokens between them. Prompts are
 in the prefix cache. As in a run, the adapter's side path is in the layers, and each request has its own seed.
@@ -6,22 +6,23 @@ in the prefix cache. As in a run, the adapter's side path is in the layers, and 
 
 import asyncio
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ladder import Passed, note
+from benchmarks.checks import Passed, note
 from benchmarks.random_model import write_config
 from grpo.model.architecture import Architecture
-from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
 
 SEQUENCES = (1, 8, 32, 64)
-EAGER, GRAPHS = "eager", "graphs"
+EAGER, GRAPHS, MARLIN = "eager", "graphs", "graphs with Marlin"
 Answer = tuple[list[int], list[float]]  # sampled tokens, and their log-probs
 _UTILIZATION = 0.9  # --vllm_gpu_memory_utilization's default
 _WORKER = "benchmarks.engine_worker.SpeedWorker"
@@ -37,15 +38,14 @@ class Lengths:
     long: int = 112
 
 
-def check(gpus: int) -> Passed:
+def check(gpus: int, ways: Sequence[str] = (EAGER, GRAPHS)) -> Passed:
     """Measure the largest model that one GPU holds."""
     import torch
 
     from benchmarks import actor
 
     del gpus
-    name = actor.choose_model(actor.memory_of_gpu(), compute_needed)
-    return measure_ways(name.rpartition("/")[2], RELEASED[name], torch.cuda.get_device_name(0))
+    return measure_ways(*actor.choose_model(compute_needed), torch.cuda.get_device_name(0), ways)
 
 
 def compute_needed(shape: Architecture) -> float:
@@ -54,38 +54,29 @@ def compute_needed(shape: Architecture) -> float:
 
 
 def measure_ways(
-    model: str,
-    shape: Architecture,
-    gpu: str,
-    ways: Sequence[str] = (EAGER, GRAPHS),
-    sequences: Sequence[int] = SEQUENCES,
+    model: str, shape: Architecture, gpu: str, ways: Sequence[str], sequences: Sequence[int] = SEQUENCES,
     lengths: Lengths = Lengths(),
-) -> Passed:
+) -> Passed:  # fmt: skip
     """Start an engine each way, and time its passes with each of these numbers of sequences."""
     numbers: dict[str, Any] = {"model": model, "gpu": gpu}
-    numbers |= {name: {} for name in ("decode_s", "start_s", "cache_tokens", "memory_gb")}  # by way
+    numbers |= {name: {} for name in ("decode_s", "start_s", "cache_tokens", "memory_gb", "experts")}  # by way
+    parts = []
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), shape)
         for way in ways:
             begin = time.perf_counter()
             with start_engine(Path(folder), max(sequences), lengths, way) as engine:
-                numbers["start_s"][way] = time.perf_counter() - begin
-                for name, value in engine.describe().items():
+                described = engine.describe() | {"start_s": time.perf_counter() - begin, "decode_s": {}}
+                for name, value in described.items():
                     numbers[name][way] = value
-                if way == EAGER:
-                    numbers["distinct_experts"] = engine.distinct_experts(max(sequences), shape)
-                numbers["decode_s"][way] = {}
+                if way == MARLIN and described["experts"] != "MARLIN":
+                    raise UserError(f"vLLM computes the experts with {described['experts']}, not with Marlin's kernels")
                 for count in sequences:
                     numbers["decode_s"][way][str(count)] = engine.seconds_per_pass(count)
-                    note(**numbers)  # graphs may fail
-    parts = []
-    for way, of_way in numbers["decode_s"].items():
-        used, cache = numbers["memory_gb"][way], numbers["cache_tokens"][way]
-        parts.append(f"{way} {describe_times(of_way)}, {used:.1f} GB in use, cache of {cache:,} tokens")
-    line = f"{model}: ms a pass at {', '.join(map(str, sequences))} sequences: {'; '.join(parts)}"
-    if "distinct_experts" in numbers:
-        line += f"; {numbers['distinct_experts']:.0f} of {shape.experts} experts a layer"
-    return Passed(line, numbers)
+                    note(**numbers)  # the next may fail
+            times = describe_times(numbers["decode_s"][way])
+            parts.append(f"{way} {times}, {described['memory_gb']:.1f} GB in use")
+    return Passed(f"{model}: ms a pass at {', '.join(map(str, sequences))} sequences: {'; '.join(parts)}", numbers)
 
 
 def describe_times(decode_s: dict[str, float]) -> str:
@@ -104,31 +95,13 @@ class Engine:
         [result] = self.loop.run(self.actor.llm.collective_rpc(method, args=arguments))
         return result
 
-    def describe(self) -> dict[str, float]:
-        """Return the tokens of the cache and the memory in use."""
+    def describe(self) -> dict[str, Any]:
+        """Return the tokens of the cache, the memory in use, and what computes the experts."""
         described = self.call("describe")
         needed = len(self._prompts) * (self._lengths.prompt + self._lengths.long)
         if described["cache_tokens"] < needed:
             raise UserError(f"the cache holds {described['cache_tokens']:,} tokens; the measurement needs {needed:,}")
         return dict(described)
-
-    def distinct_experts(self, count: int, shape: Architecture) -> float:
-        """Return how many experts of a layer a pass reads; raise UserError if half of independent choices are more."""
-        self.generate(count, self._lengths.short)  # with the prompts in the prefix cache, all are decoded at once
-        self.call("watch_routers", count)
-        self.generate(count, self._lengths.short)
-        of_layers = self.call("distinct_experts")
-        if not of_layers:
-            raise UserError(f"no pass had {count} sequences at once")
-        found = sum(of_layers) / len(of_layers)
-        independent = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** count)
-        if found < independent / 2:
-            raise UserError(
-                f"{count} sequences choose {found:.1f} of {shape.experts} experts a layer, but independent ones "
-                f"{independent:.0f}: passes with these weights would look too fast",
-                "report it: the random weights do not tell tokens apart",
-            )
-        return float(found)
 
     def seconds_per_pass(self, count: int) -> float:
         """Return the seconds in which each of this many sequences gets a token."""
@@ -200,6 +173,8 @@ def start_engine(folder: Path, sequences: int, lengths: Lengths, way: str = EAGE
     given: dict[str, Any] = {"additional_config": {"lora_rank": 64, "lora_scale": 2.0}, "worker_extension_cls": _WORKER}
     if torch.cuda.is_available():
         given["gpu_memory_utilization"] = _UTILIZATION
+    if way == MARLIN:
+        given |= choose_marlin()
     length = lengths.prompt + lengths.long + 1
     actor = make_actor(folder, sequences, length, eager=way == EAGER, **given | options)
     vocabulary, generator = read_json(folder / "config.json")["vocab_size"], torch.Generator().manual_seed(0)
@@ -209,3 +184,13 @@ def start_engine(folder: Path, sequences: int, lengths: Lengths, way: str = EAGE
             yield Engine(actor, loop, prompts, lengths)
     finally:
         actor.llm.shutdown()
+
+
+def choose_marlin() -> dict[str, Any]:
+    """Return arguments with which an engine takes Marlin's kernels for the experts instead of Triton's."""
+    from vllm import AsyncEngineArgs
+
+    if "moe_backend" in signature(AsyncEngineArgs).parameters:
+        return {"moe_backend": "marlin"}
+    os.environ["VLLM_MXFP4_USE_MARLIN"] = "1"  # vLLM 0.15, for all later engines of this process
+    return {}

@@ -1,4 +1,4 @@
-"""Rungs about the kernels of the actor, each against a reference: transformers' code or a formula, in float64.
+"""Checks of the actor's kernels, each against a reference: transformers' code or a formula, in float64.
 
 Unpacking MXFP4 and the receipt of a sync must be equal bit for bit. The others round to bf16, whose step is 0.4%: a
 result or a gradient may differ from float64 by ROUNDING of its norm.
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.ladder import Passed, choose_device
-from benchmarks.random_model import draw_experts
+from benchmarks.checks import Passed, choose_device
+from benchmarks.random_model import fill_
 from grpo.stack.problem import UserError
 
 ROUNDING = 0.02
@@ -27,8 +27,7 @@ def judge(what: str, pairs: Pairs) -> Passed:
     name, worst = max(errors.items(), key=lambda pair: pair[1] if pair[1] == pair[1] else float("inf"))
     if not worst < ROUNDING:
         raise UserError(f"{what}: {name} differs from float64 by {worst:.2%} of its norm; {ROUNDING:.0%} are rounding")
-    numbers = {"errors": errors, "limit": ROUNDING}
-    return Passed(f"{what}: at most {worst:.2%} from float64 ({name})", numbers)
+    return Passed(f"{what}: at most {worst:.2%} from float64 ({name})", {"errors": errors, "limit": ROUNDING})
 
 
 def mxfp4(gpus: int) -> Passed:
@@ -58,7 +57,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
 
     device, generator = choose_device(gpus), torch.Generator().manual_seed(0)
     config = GptOssConfig(num_local_experts=count, hidden_size=hidden, intermediate_size=hidden)
-    values = dict(draw_experts(count, hidden, generator))
+    values = _draw_experts(Experts(config, packed=True), generator)
     states, upstream = torch.randn(2, 1, tokens, hidden, generator=generator).bfloat16().unbind()
     top, choices = torch.randn(tokens, count, generator=generator).topk(4)
     weights = routing.format_router_weights(top.softmax(-1), choices, count).bfloat16()
@@ -81,6 +80,20 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
     expected = run(stock, states.double(), choices, weights.double(), upstream.double())
     pairs = dict(zip(("result", "gradient"), zip(results[True], expected, strict=True), strict=True))
     return judge(f"{count} experts, {tokens} tokens; packed equals bf16 bit for bit", pairs)
+
+
+def _draw_experts(layer: torch.nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return the tensors of a layer's experts by name, packed and in bf16."""
+    from grpo.model import mxfp4
+    from grpo.model.architecture import is_packed
+
+    values = {}
+    for name, parameter in layer.named_parameters():
+        values[name] = torch.empty(parameter.shape, dtype=torch.uint8 if is_packed(name) else torch.bfloat16)
+        fill_(name, values[name], parameter.shape[-1], generator)
+    for name in ("gate_up_proj", "down_proj"):
+        values[name] = mxfp4.dequantize(values[f"{name}_blocks"], values[f"{name}_scales"])
+    return values
 
 
 def attention(gpus: int, length: int = 300, window: int = 128) -> Passed:
@@ -142,98 +155,18 @@ def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
 
 
 def receipt(gpus: int) -> Passed:
-    """The checksums of an adapter's slices on GPUs add up to the receipt that the trainer computes on the CPU."""
+    """The checksums of an adapter's tensors on a GPU add up to the receipt that the trainer computes on the CPU."""
     from grpo.lora import adapter
+    from grpo.model.architecture import ATTENTION_PROJECTIONS
 
-    device, generator = choose_device(gpus), torch.Generator().manual_seed(0)
-    shapes = {
-        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight": shape
-        for layer in range(3)
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj")
-        for half, shape in (("A", (16, 256)), ("B", (128, 16)))
-    }
+    prefix, halves = "base_model.model.model.layers.0.self_attn", (("A", (16, 256)), ("B", (128, 16)))
+    shapes = {f"{prefix}.{name}.lora_{half}.weight": shape for name in ATTENTION_PROJECTIONS for half, shape in halves}
     specs = adapter.layout(shapes, shapes.values())
+    generator = torch.Generator().manual_seed(0)
     flat = torch.randn(specs[-1].offset + specs[-1].numel, generator=generator).bfloat16()
-    expected = adapter.Checksums.of(flat, specs)
-    tensors = adapter.unflatten(flat.to(device), specs)
-    for workers in (1, 2):
-        total = 0
-        for worker in range(workers):
-            sums, rows = [], []
-            for number, (name, tensor) in enumerate(tensors.items()):
-                part, first = tensor, 0
-                if adapter.is_split(name):  # a worker has a part of o's inputs, and of the outputs of q, k and v
-                    part = tensor.chunk(workers, 1 if "o_proj" in name else 0)[worker].contiguous()
-                    first = 0 if "o_proj" in name else worker * len(part)
-                sums.append(adapter.row_sums(part))
-                rows.append((number, first, len(part)))
-            total += int(adapter.checksum(sums, tuple(rows)))
-        if total % 2**64 != expected.checksum(workers):
-            raise UserError(f"the receipt of {workers} workers on {device} is not the CPU's")
-    return Passed(f"{len(specs)} tensors, whole and in two halves: equal to the CPU's", {"tensors": len(specs)})
-
-
-class Frozen:
-    """Stands in for vLLM's method of a linear layer: a plain product."""
-
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.nn.functional.linear(x, layer.weight, bias)
-
-
-@torch.no_grad()
-def side_path(gpus: int, hidden: int = 2880, rank: int = 64, tokens: int = 64, scale: int = 2) -> Passed:
-    """Compare gpt-oss-120b's two layers: that of q, k and v, cut by output, and o, whose parts are added."""
-    device, pairs = choose_device(gpus), Pairs()
-    layers = {"qkv": (hidden, {"q_proj": 4096, "k_proj": 512, "v_proj": 512}), "o": (4096, {"o_proj": hidden})}
-    torch.manual_seed(0)
-    for name, (inputs, outputs) in layers.items():
-        peft = list(_make_layers(inputs, outputs, rank, scale).to(device, torch.bfloat16).values())
-        x = torch.randn(tokens, inputs, device=device, dtype=torch.bfloat16)
-        exact = []
-        for weight, a, b in ((matrix.double().cpu() for matrix in _matrices(each)) for each in peft):
-            exact.append(x.double().cpu() @ (weight + scale * b @ a).T)
-        pairs[f"{name} in PEFT"] = torch.cat([each(x) for each in peft], -1), torch.cat(exact, -1)
-        for parts in (1, 2):
-            results = [_worker_output(peft, x, part, parts, scale) for part in range(parts)]
-            pair = torch.stack(results).sum(0), exact[0]
-            if name == "qkv":  # each worker has its part of q, k and v
-                halves = [each.chunk(parts, -1)[part] for part in range(parts) for each in exact]
-                pair = torch.cat(results, -1), torch.cat(halves, -1)
-            pairs[f"{name} in {parts} part{'s' * (parts > 1)}"] = pair
-    return judge("side path, and PEFT", pairs)
-
-
-def _make_layers(inputs: int, outputs: dict[str, int], rank: int, scale: int) -> torch.nn.ModuleDict:
-    """Return PEFT's layers of these sizes, with random weights and adapters."""
-    from peft import LoraConfig, get_peft_model
-
-    base: Any = torch.nn.ModuleDict({name: torch.nn.Linear(inputs, size, bias=False) for name, size in outputs.items()})
-    lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=list(outputs))
-    model: Any = get_peft_model(base, lora, autocast_adapter_dtype=False)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
-    return model.base_model.model
-
-
-def _matrices(projection: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return projection.base_layer.weight, projection.lora_A["default"].weight, projection.lora_B["default"].weight
-
-
-def _worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: int, scale: int) -> torch.Tensor:
-    """Return what one of this many workers of an engine computes."""
-    from grpo.lora.vllm_lora import LoraLinearMethod
-
-    weights, below, above = map(list, zip(*map(_matrices, projections), strict=True))
-    if len(projections) > 1:
-        weights, above = ([matrix.chunk(parts)[part] for matrix in each] for each in (weights, above))
-    else:
-        weights, below = ([matrix.chunk(parts, 1)[part] for matrix in each] for each in (weights, below))
-        x = x.chunk(parts, -1)[part]
-    layer: Any = torch.nn.Module()
-    base: Any = Frozen()
-    layer.register_parameter("weight", torch.nn.Parameter(torch.cat(weights), requires_grad=False))
-    path = LoraLinearMethod(base, layer, list(map(len, weights)), x.shape[1], len(below[0]), scale)
-    layer.lora_A.copy_(torch.cat(below))
-    layer.lora_B.copy_(torch.block_diag(*above))
-    return path.apply(layer, x)
+    tensors = adapter.unflatten(flat.to(choose_device(gpus)), specs).values()
+    sums = [adapter.row_sums(tensor) for tensor in tensors]
+    rows = tuple((number, 0, len(tensor)) for number, tensor in enumerate(tensors))
+    if int(adapter.checksum(sums, rows)) % 2**64 != adapter.Checksums.of(flat, specs).checksum(1):
+        raise UserError("the receipt of an adapter on the GPU is not the CPU's")
+    return Passed(f"{len(specs)} tensors: equal to the CPU's", {"tensors": len(specs)})

@@ -1,6 +1,5 @@
-"""The rung about speed: one full-size layer of gpt-oss-120b and its log-probs, and from them the seconds of a step."""
+"""The check of speed: one full-size layer of gpt-oss-120b and its log-probs, and from them the seconds of a step."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,27 +9,25 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
-from benchmarks.ladder import Passed, choose_device
+from benchmarks.checks import Passed, choose_device
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.random_model import FULL, fill_
 from grpo.launch.cost import fit_update
-from grpo.model import attention, experts, mxfp4
+from grpo.model import attention, experts
 from grpo.model.architecture import Architecture
 from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
 from grpo.train.log_probs import token_scores
 
 LENGTHS = (4096, 16_384)
-_GROUPED = "aten::_grouped_mm"
 Ways = dict[str, Callable[[], torch.Tensor]]
 
 
 def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = FULL) -> Passed:
     """Time a layer at two lengths. From these, :mod:`grpo.launch.cost` predicts the seconds of a step."""
-    device, begin = torch.device(choose_device(gpus)), time.perf_counter()
+    device = torch.device(choose_device(gpus))
     layer, config = _build(shape, device)
-    numbers: dict[str, Any] = {"tokens": list(lengths)}
-    numbers |= {name: [] for name in ("forward_s", "train_s", "scores_s", "peak_gb")}
+    numbers: dict[str, Any] = {"tokens": list(lengths), "forward_s": [], "train_s": [], "scores_s": [], "peak_gb": []}
     parts = []
     for tokens in lengths:
         ways = _make_passes(layer, config, tokens, device)
@@ -47,15 +44,9 @@ def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = F
             numbers[f"{name}_s"].append(value)
         train, forward = 1e3 * seconds["train"], 1e3 * seconds["forward"]
         parts.append(f"{tokens:,} tokens {train:.0f} ms (forward {forward:.0f}), {peak:.1f} GB")
-    numbers["launches"] = _count_launches(_make_passes(layer, config, lengths[0], device)["train"], device)
-    numbers["weights_gb"] = sum(p.numel() * p.itemsize for p in layer.parameters()) / 1e9
-    packed = layer.mlp.experts.down_proj_blocks, layer.mlp.experts.down_proj_scales
-    unpacking = time_in_turn({"unpack": lambda: mxfp4.unpack_weights(*packed)}, 3, device)["unpack"]
-    numbers["unpacking_gb_per_s"] = 4 * packed[0].numel() / unpacking / 1e9
-    numbers["whole_check_s"] = time.perf_counter() - begin
     of_batch, of_token = fit_update(numbers)
     predicted = f"{16 * (of_batch + of_token * lengths[0]):.0f} s to train on 16 rollouts of {lengths[0]:,}"
-    return Passed(f"{'; '.join(parts)}; {numbers['launches']} launches; predicted: {predicted}", numbers)
+    return Passed(f"{'; '.join(parts)}; predicted: {predicted}", numbers)
 
 
 def _build(shape: Architecture, device: torch.device) -> tuple[Any, GptOssConfig]:
@@ -103,21 +94,5 @@ def _make_scoring(tokens: int, shape: Architecture, device: torch.device) -> Cal
     torch.manual_seed(2)
     weight = torch.randn(shape.vocabulary, shape.hidden, device=device, dtype=torch.bfloat16) * 0.02
     states = torch.randn(tokens, shape.hidden, device=device).bfloat16().requires_grad_()
-    targets, kept = torch.randint(shape.vocabulary - 1, (tokens,), device=device), Allocated(shape.vocabulary - 1)
-    return lambda: torch.autograd.grad(token_scores(states, weight, targets, kept).log_probs.sum(), states)[0]
-
-
-def _count_launches(run_pass: Callable[[], object], device: torch.device) -> int:
-    """Return how many kernels a pass launches; on a CPU, how many operations of PyTorch it has."""
-    with torch.profiler.profile() as profile:
-        run_pass()
-    if device.type == "cuda":
-        return sum("LaunchKernel" in event.name for event in profile.events())
-    operations = [one for one in profile.events() if one.name.startswith("aten::") and not _is_inside_grouped(one)]
-    return sum(one.name == _GROUPED or not one.cpu_children for one in operations)
-
-
-def _is_inside_grouped(event: Any) -> bool:
-    """Return whether an operation is part of a grouped product: one kernel on a GPU, and a loop on a CPU."""
-    parent = event.cpu_parent
-    return parent is not None and (parent.name == _GROUPED or _is_inside_grouped(parent))
+    targets, allocated = torch.randint(shape.vocabulary - 1, (tokens,), device=device), Allocated(shape.vocabulary - 1)
+    return lambda: torch.autograd.grad(token_scores(states, weight, targets, allocated).log_probs.sum(), states)[0]

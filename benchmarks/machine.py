@@ -1,12 +1,8 @@
-"""Rungs about the machine: driver, compilers, NCCL, copies from and to the host, NUMA, memory to pin.
-
-`python -m benchmarks.machine` prints what PyTorch sees as JSON, in a process of its own: it starts CUDA, and may fail.
-"""
+"""Checks of the machine: driver, compilers, NCCL, copies from and to the host, NUMA, memory to pin."""
 
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.ladder import Passed, Skipped, choose_device
+from benchmarks.checks import Passed, Skipped, choose_device
 from grpo.stack import machine
 from grpo.stack import numa as numa_nodes
 from grpo.stack.checkout import CHECKOUT
@@ -35,7 +31,8 @@ def look() -> dict[str, Any]:
             versions[one.name] = one.version
     found: dict[str, Any] = {"versions": versions | {"driver": machine.find_driver()}, "gpus": [], "fault": ""}
     found["hardware"] = machine.describe()
-    command = [sys.executable, "-m", "benchmarks.machine"]
+    # In a process of its own: it starts CUDA, and may fail.
+    command = [sys.executable, "-c", "from benchmarks import machine; machine.print_torch()"]
     try:
         done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -47,8 +44,8 @@ def look() -> dict[str, Any]:
     return found | {"gpus": torch["gpus"]}
 
 
-def describe_torch() -> dict[str, Any]:
-    """Return what PyTorch was built for, and the GPUs that it can use."""
+def print_torch() -> None:
+    """Print as JSON what PyTorch was built for, and the GPUs that it can use."""
     import torch
 
     gpus = []
@@ -57,7 +54,7 @@ def describe_torch() -> dict[str, Any]:
         memory = round(of.total_memory / 1e9, 1)
         gpus.append({"name": of.name, "memory_gb": memory, "capability": f"{of.major}.{of.minor}"})
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus else None
-    return {"cuda": torch.version.cuda, "nccl": nccl, "gpus": gpus}
+    print(json.dumps({"cuda": torch.version.cuda, "nccl": nccl, "gpus": gpus}))
 
 
 def driver(gpus: int) -> Passed:
@@ -78,11 +75,8 @@ def driver(gpus: int) -> Passed:
             remedy = "the GPU is broken: look at nvidia-smi -q and dmesg"
             raise UserError(f"GPU {index} sums 0 to 1023 to {total}", remedy)
     used = [f"{gpu.used / 1e9:.1f} GB of {gpu.name}" for gpu in listed if gpu.used > 2 * machine.GB]
-    return Passed(
-        f"{gpus} GPUs compute; driver {version or 'unknown (no NVML)'}, CUDA {torch.version.cuda} in PyTorch"
-        + (f"; in use by others: {', '.join(used)}" if used else ""),
-        {"gpus": gpus},
-    )
+    line = f"{gpus} GPUs compute; driver {version or 'unknown (no NVML)'}, CUDA {torch.version.cuda} in PyTorch"
+    return Passed(line + (f"; in use by others: {', '.join(used)}" if used else ""), {"gpus": gpus})
 
 
 def toolkit(gpus: int) -> Passed:
@@ -102,36 +96,51 @@ def toolkit(gpus: int) -> Passed:
 
 
 def all_reduce(gpus: int, megabytes: int = 1024) -> Passed:
-    """Sum and gather over all GPUs at once, and say how they are connected."""
+    """Sum and gather over all GPUs at once."""
     from benchmarks.ranks import run_ranks
 
-    ranks, link = gpus or 2, _find_links()
+    ranks = gpus or 2
     job = {"device": choose_device(gpus), "megabytes": megabytes}
-    reports = run_ranks("collective_worker", ranks, job, own_gpu=gpus > 0)
+    reports = run_ranks("benchmarks.machine:sum_and_gather", ranks, job, own_gpu=gpus > 0)
     if wrong := [rank for rank, report in enumerate(reports) if not report["right"]]:
         raise UserError(f"ranks {wrong} received wrong sums or parts")
-    reduce, gather = (min(report[name] for report in reports) for name in ("all_reduce", "all_gather"))
+    reduce, gather = (min(report[name] for report in reports) for name in ("reduce", "gather"))
+    line = f"{ranks} ranks: all-reduce {reduce:.0f}, all-gather {gather:.0f} GB/s per GPU"
     if gpus and min(reduce, gather) < _SLOW:
-        raise UserError(f"all-reduce {reduce:.1f}, all-gather {gather:.1f} GB/s per GPU over {link}: far too slow")
-    return Passed(
-        f"{ranks} ranks over {link}: all-reduce {reduce:.0f}, all-gather {gather:.0f} GB/s per GPU",
-        {"all_reduce_gb_per_s": reduce, "all_gather_gb_per_s": gather, "link": link, "ranks": ranks},
-    )
+        raise UserError(f"{line}: far too slow")
+    return Passed(line, {"all_reduce_gb_per_s": reduce, "all_gather_gb_per_s": gather, "ranks": ranks})
 
 
-def _find_links() -> str:
-    if not shutil.which("nvidia-smi"):
-        return "unknown"
-    return parse_links(subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60).stdout)
+def sum_and_gather(job: dict[str, Any]) -> dict[str, Any]:
+    """On each rank: sum, gather bf16 and bytes; return whether they are right, and GB/s per rank."""
+    import torch
+    import torch.distributed as dist
 
+    from benchmarks.measure import time_in_turn
 
-def parse_links(matrix: str) -> str:
-    """Return how the GPUs are connected by `nvidia-smi topo -m`: NV18 is NVLink; PIX, PXB, PHB, NODE, SYS are PCIe."""
-    plain = re.sub(r"\x1b\[[\d;]*m", "", matrix)
-    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
-    cells = " ".join(cell for row in rows for cell in row[1 : 1 + len(rows)])
-    kinds = {"NVLink": r"\bNV\d+\b", "PCIe": r"\b(PIX|PXB|PHB|NODE|SYS)\b"}
-    return " and ".join(name for name, pattern in kinds.items() if re.search(pattern, cells)) or "unknown"
+    device = torch.device(job["device"])
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    values = torch.full((job["megabytes"] << 19,), rank + 1, dtype=torch.bfloat16, device=device)  # 2 bytes each
+    dist.all_reduce(values)
+    right = bool((values == ranks * (ranks + 1) // 2).all())
+    part = torch.full((len(values) // ranks,), rank + 1, dtype=torch.bfloat16, device=device)
+    whole = torch.empty(ranks * len(part), dtype=torch.bfloat16, device=device)
+    dist.all_gather_into_tensor(whole, part)
+    packed = torch.empty(ranks * len(part), dtype=torch.uint8, device=device)  # as packed experts are gathered
+    dist.all_gather_into_tensor(packed, part.to(torch.uint8))
+    for received in (whole, packed):
+        right &= bool((received.view(ranks, -1) == torch.arange(1, ranks + 1, device=device)[:, None]).all())
+    values.zero_()
+    ways = {"reduce": lambda: dist.all_reduce(values), "gather": lambda: dist.all_gather_into_tensor(whole, part)}
+    seconds = time_in_turn(ways, 5, device)
+    share = (ranks - 1) / ranks / 1e9  # what a rank's link carries: NCCL's tests call it bus bandwidth
+    dist.barrier()
+    rates = {
+        "reduce": 2 * share * values.nbytes / seconds["reduce"],
+        "gather": share * whole.nbytes / seconds["gather"],
+    }
+    return {"right": right, **rates}
 
 
 def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
@@ -153,22 +162,18 @@ def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
     slowest, back = min(rates["to"]), min(rates["from"])
     if gpus and slowest < _SLOW:
         raise UserError(f"GPU {rates['to'].index(slowest)} gets {slowest:.1f} GB/s of pinned memory: far too slow")
-    numbers = {"to_device_gb_per_s": slowest, "from_device_gb_per_s": back}
-    return Passed(
-        f"pinned memory: {slowest:.1f} to {max(rates['to']):.1f} GB/s to a GPU, {back:.1f} GB/s back",
-        numbers | {"of_each_gpu_gb_per_s": [round(rate, 1) for rate in rates["to"]]},
-    )
+    line = f"pinned memory: {slowest:.1f} to {max(rates['to']):.1f} GB/s to a GPU, {back:.1f} GB/s back"
+    return Passed(line, {"to_device_gb_per_s": slowest, "from_device_gb_per_s": back})
 
 
 def numa(gpus: int) -> Passed:
     """Say which GPUs are next to which NUMA node, and how many of its cores this process may use."""
     del gpus
-    listed = machine.gpus()
-    if not listed:
-        raise Skipped("NVML, which tells where GPUs are, lists none")
     groups: dict[int | None, list[str]] = {}
-    for gpu in listed:
+    for gpu in machine.gpus():
         groups.setdefault(numa_nodes.find_node(gpu), []).append(str(gpu.index))
+    if not groups:
+        raise Skipped("NVML, which tells where GPUs are, lists none")
     parts = []
     for node, indices in groups.items():
         where = "an unknown node, or the only one"
@@ -190,17 +195,12 @@ def pin_memory(gpus: int, gigabytes: float = 8.0) -> Passed:
     if available < 2 * gigabytes:
         remedy = "free memory, or raise the container's limit"
         raise UserError(f"{available:.0f} GB of host memory are available", remedy)
-    begin = time.perf_counter()
-    block = min(2**30, int(gigabytes * 2**30))
+    begin, block = time.perf_counter(), min(2**30, int(gigabytes * 2**30))
     blocks = [torch.empty(block, dtype=torch.uint8, pin_memory=gpus > 0) for _ in range(max(1, round(gigabytes)))]
     seconds, size = time.perf_counter() - begin, sum(one.nbytes for one in blocks) / 1e9
     offload = "enough" if available > _OFFLOADED_120B + 10 else "not enough"
-    return Passed(
+    line = (
         f"pinned {size:.1f} GB in {seconds:.1f} s; {available:.0f} GB available, {offload} for --offload, which pins "
-        f"{_OFFLOADED_120B} GB for the 120b",
-        {"available_gb": available, "pinning_gb_per_s": size / seconds},
     )
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe_torch()))
+    line += f"{_OFFLOADED_120B} GB for the 120b"
+    return Passed(line, {"available_gb": available, "pinning_gb_per_s": size / seconds})

@@ -1,4 +1,4 @@
-"""The rung about one copy of the model: engine and actor on one GPU, all layers at full size with random weights.
+"""The check of one copy of the model: engine and actor on one GPU, all layers at full size with random weights.
 
 As in a run with --actor_shard engine, the engine holds the base and the actor maps it. On a CPU, in tests, both are
 tiny and a stand-in in the engine's process holds the base: :mod:`grpo.model.base_on_cpu`.
@@ -12,11 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import actor, parity
+from benchmarks.checks import Passed, Skipped, choose_device, note
 from benchmarks.engine_speed import Lengths, describe_times, start_engine
-from benchmarks.ladder import Passed, Skipped, choose_device, note
 from benchmarks.random_model import write_config
 from grpo.model.architecture import OF_ENGINE, Architecture
-from grpo.model.released import RELEASED
 from grpo.stack import machine
 from grpo.stack.problem import UserError
 
@@ -29,8 +28,7 @@ def check(gpus: int) -> Passed:
     """Let engine and actor share the largest model for which one GPU has room, if vLLM leaves its experts in place."""
     if gpu := machine.find_gpu_that_cannot_share():
         raise Skipped(f"{gpu.name} has compute capability {gpu.capability}, and this needs {machine.SHARES_MODEL}")
-    name = actor.choose_model(actor.memory_of_gpu(), compute_needed)
-    return share_model(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS, SEQUENCES, TIMED)
+    return share_model(gpus, *actor.choose_model(compute_needed), LENGTHS, SEQUENCES, TIMED)
 
 
 def compute_needed(shape: Architecture) -> float:

@@ -1,6 +1,6 @@
 """Whether engine and actor compute the same log-probs: an engine samples with an adapter, and the actor's model scores.
 
-The rungs of this module do so at the 120b's width, with few layers and random weights.
+The checks of this module do so at the 120b's width, with few layers and random weights.
 
 Near a tie, rounding decides which experts a token gets. With routing replay the actor takes the engine's choices, and
 what is left is the difference of the kernels.
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.engine_speed import Answer, Engine, Lengths, read_answer, start_engine
-from benchmarks.ladder import Passed, choose_device, note
+from benchmarks import engine_speed
+from benchmarks.checks import Passed, choose_device, note
+from benchmarks.engine_speed import GRAPHS, MARLIN, Answer, Engine, Lengths, read_answer, start_engine
 from benchmarks.random_model import FULL, write_config, write_model
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.stack.problem import UserError
@@ -32,6 +33,72 @@ TOKENS = 96  # of a response
 SHAPE = replace(FULL, layers=2)  # one sliding, one full
 _RANK, _EXPERT_RANK, _SCALE = 8, 16, 0.7
 _UTILIZATION = 0.4  # of a GPU for the engine: with the actor's two layers, it fits into 24 GB
+
+
+def check(gpus: int) -> Passed:
+    """Compare at the width of gpt-oss-120b."""
+    return measure_width(gpus, SHAPE)
+
+
+def check_experts(gpus: int) -> Passed:
+    """Compare at the width of gpt-oss-120b, with an adapter of the experts, too."""
+    return measure_width(gpus, SHAPE, _EXPERT_RANK)
+
+
+def check_marlin(gpus: int) -> Passed:
+    """Time an engine with Triton's kernels for the experts and with Marlin's; compare the latter with the actor."""
+    timed = engine_speed.check(gpus, (GRAPHS, MARLIN))
+    note(**timed.numbers)
+    agreed = measure_width(gpus, SHAPE, way=MARLIN)
+    return Passed(f"{timed.line}; {agreed.line}", {**timed.numbers, **agreed.numbers})
+
+
+def measure_width(gpus: int, shape: Architecture, expert_rank: int = 0, way: str = engine_speed.EAGER) -> Passed:
+    """Write a checkpoint of this shape, sample from it, and score the same tokens with the actor's model.
+
+    Args:
+        shape: in MXFP4; its vocabulary becomes that of the tiny model's tokenizer.
+        expert_rank: of each expert's adapter; 0 for one of the attention alone.
+        way: of the engine, as in engine_speed.
+    """
+    from grpo.lora import adapter
+    from grpo.model import loading
+
+    args: Any = SimpleNamespace(lora_rank=_RANK, lora_alpha=2 * _RANK, routing_replay=True, actor_shard=NO_SHARD)
+    options: dict[str, Any] = {"additional_config": adapter.engine_config(args, expert_rank), "load_format": "auto"}
+    options |= {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
+    with tempfile.TemporaryDirectory() as folder:
+        packed = Path(folder, "mxfp4")
+        for_engine, tokenizer, shape = write_for_both(packed, shape, gpus)
+        prompts = make_prompts(tokenizer)
+        lengths = Lengths(prompt=max(map(len, prompts)), long=TOKENS)
+        what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
+        what += f" with adapters of rank {expert_rank}" if expert_rank else ""
+        with start_engine(for_engine, len(prompts), lengths, way, **options) as engine:
+            model = add_adapter(loading.load_gpt_oss(packed), _RANK, compute_scale(shape, _RANK), expert_rank)
+            model = model.to(choose_device(gpus)).eval()
+            return compare_with_replay(what, engine, model, tokenizer)
+
+
+def write_for_both(packed: Path, shape: Architecture, gpus: int) -> tuple[Path, Any, Architecture]:
+    """Write a checkpoint for the actor; return what the engine loads, the tokenizer, and the shape with its vocabulary.
+
+    vLLM on a CPU has no kernel for MXFP4.
+    """
+    from scripts.dequantize_checkpoint import dequantize_checkpoint
+
+    tokenizer = write_config(packed, shape)
+    shape = replace(shape, vocabulary=(len(tokenizer) // 64 + 1) * 64)
+    write_model(packed, shape)
+    if gpus:
+        return packed, tokenizer, shape
+    dequantize_checkpoint(packed, packed.with_name("bf16"))
+    return packed.with_name("bf16"), tokenizer, shape
+
+
+def compute_scale(shape: Architecture, rank: int) -> float:
+    """Return the scale of an adapter whose projections change about as much as they compute."""
+    return float(_SCALE * (shape.hidden * rank) ** -0.25)
 
 
 def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> Any:
@@ -57,12 +124,12 @@ def add_adapter(model: Any, rank: int, scale: float, expert_rank: int = 0) -> An
     return model.train()
 
 
-def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
+def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, allocated: "Allocated") -> torch.Tensor:
     """Return the log-probs of all tokens but the first, `[B, S - 1]`; ids and tokens, False for padding: `[B, S]`."""
     from grpo.train import log_probs
 
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
-    with log_probs.scoring(model, ids.roll(-1, 1), kept, 1.0):
+    with log_probs.scoring(model, ids.roll(-1, 1), allocated, 1.0):
         output = model(ids, attention_mask=tokens.long(), position_ids=positions)
     return log_probs.scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]
 
@@ -81,14 +148,14 @@ def score(model: Any, prompts: Sequence[list[int]], answers: Sequence[Answer], t
     from grpo.metrics.scored_rollouts import Rollout
     from grpo.model.vocabulary import find_allocated
 
-    kept, device = find_allocated(tokenizer), next(model.parameters()).device
+    allocated, device = find_allocated(tokenizer), next(model.parameters()).device
     texts = [prompt + ids for prompt, (ids, _) in zip(prompts, answers, strict=True)]
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
     tokens = torch.tensor([[at < len(text) for at in range(longest)] for text in texts], device=device)
-    now = score_tokens(model, ids, tokens, kept).cpu()
+    now = score_tokens(model, ids, tokens, allocated).cpu()
     with model.disable_adapter():
-        base = score_tokens(model, ids, tokens, kept).cpu()
+        base = score_tokens(model, ids, tokens, allocated).cpu()
     result = []
     for row, (text, prompt, (_, sampled)) in enumerate(zip(texts, prompts, answers, strict=True)):
         positions = torch.arange(len(prompt), len(text))
@@ -124,16 +191,38 @@ def compare_with_replay(what: str, engine: Engine, model: Any, tokenizer: Any) -
     responses = engine.loop.run(_draw(engine.actor, *adapter.gather(model), prompts))
     answers = [response["answer"] for response in responses]
     free = compare(score(model, prompts, answers, tokenizer)).rows[0].mean.value
-    note(without_replay_nat=free)
+    recorded = [torch.from_numpy(response["routing"]) for response in responses]  # [tokens, layers, choices]
+    distinct = count_experts(torch.stack([choices[-1] for choices in recorded]), model.config.num_local_experts)
+    note(without_replay_nat=free, distinct_experts=distinct)
     longest = max(len(response["observation_tokens"]) for response in responses)
-    recorded = [torch.from_numpy(response["routing"]) for response in responses]
     with routing.replay_choices(model, recorded, longest, next(model.parameters()).device) as replay:
         found = score(model, prompts, answers, tokenizer)
     assert replay is not None
     differing, choices = replay.counts()
     passed, share = judge(f"{what}, with routing replay", found), differing / choices
-    numbers = {**passed.numbers, "without_replay_nat": free, "choices_differing": share}
-    return Passed(f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ", numbers)
+    line = f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ"
+    return Passed(line, {**passed.numbers, "choices_differing": share})
+
+
+def count_experts(choices: torch.Tensor, experts: int) -> float:
+    """Return how many experts of a layer a pass reads, on average over the layers.
+
+    Args:
+        choices: of a token of each sequence, ``[B, layers, choices]``.
+
+    Raises:
+        UserError: if half of independent choices are more: the random weights do not tell tokens apart.
+    """
+    count, _, chosen = choices.shape
+    found = sum(len(of_layer.unique()) for of_layer in choices.unbind(1)) / choices.shape[1]
+    independent = experts * (1 - (1 - chosen / experts) ** count)
+    if found < independent / 2:
+        raise UserError(
+            f"{count} sequences choose {found:.1f} of {experts} experts a layer, but independent ones "
+            f"{independent:.0f}: passes with these weights look too fast",
+            "report it: the random weights do not tell tokens apart",
+        )
+    return found
 
 
 class _Single:
@@ -159,60 +248,3 @@ async def _draw(actor: Any, flat: torch.Tensor, specs: list[Any], prompts: list[
     params, length = mark_recorded(sampling), max(map(len, prompts)) + TOKENS + 1
     calls = [actor.generate_responses(prompt, "", params, length, None, 1) for prompt in prompts]
     return [response for [response] in await asyncio.gather(*calls)]
-
-
-def check(gpus: int) -> Passed:
-    """Compare at the width of gpt-oss-120b."""
-    return measure_width(gpus, SHAPE)
-
-
-def check_experts(gpus: int) -> Passed:
-    """Compare at the width of gpt-oss-120b, with an adapter of the experts, too."""
-    return measure_width(gpus, SHAPE, _EXPERT_RANK)
-
-
-def measure_width(gpus: int, shape: Architecture, expert_rank: int = 0) -> Passed:
-    """Write a checkpoint of this shape, sample from it, and score the same tokens with the actor's model.
-
-    Args:
-        shape: in MXFP4; its vocabulary becomes that of the tiny model's tokenizer.
-        expert_rank: of each expert's adapter; 0 for one of the attention alone.
-    """
-    from grpo.lora import adapter
-    from grpo.model import loading
-
-    args: Any = SimpleNamespace(lora_rank=_RANK, lora_alpha=2 * _RANK, routing_replay=True, actor_shard=NO_SHARD)
-    options: dict[str, Any] = {"additional_config": adapter.engine_config(args, expert_rank), "load_format": "auto"}
-    options |= {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
-    with tempfile.TemporaryDirectory() as folder:
-        packed = Path(folder, "mxfp4")
-        for_engine, tokenizer, shape = write_for_both(packed, shape, gpus)
-        prompts = make_prompts(tokenizer)
-        lengths = Lengths(prompt=max(map(len, prompts)), long=TOKENS)
-        what = f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts"
-        what += f" with adapters of rank {expert_rank}" if expert_rank else ""
-        with start_engine(for_engine, len(prompts), lengths, **options) as engine:
-            model = add_adapter(loading.load_gpt_oss(packed), _RANK, compute_scale(shape, _RANK), expert_rank)
-            model = model.to(choose_device(gpus)).eval()
-            return compare_with_replay(what, engine, model, tokenizer)
-
-
-def compute_scale(shape: Architecture, rank: int) -> float:
-    """Return the scale of an adapter whose projections change about as much as they compute."""
-    return float(_SCALE * (shape.hidden * rank) ** -0.25)
-
-
-def write_for_both(packed: Path, shape: Architecture, gpus: int) -> tuple[Path, Any, Architecture]:
-    """Write a checkpoint for the actor; return what the engine loads, the tokenizer, and the shape with its vocabulary.
-
-    vLLM on a CPU has no kernel for MXFP4.
-    """
-    from scripts.dequantize_checkpoint import dequantize_checkpoint
-
-    tokenizer = write_config(packed, shape)
-    shape = replace(shape, vocabulary=(len(tokenizer) // 64 + 1) * 64)
-    write_model(packed, shape)
-    if gpus:
-        return packed, tokenizer, shape
-    dequantize_checkpoint(packed, packed.with_name("bf16"))
-    return packed.with_name("bf16"), tokenizer, shape

@@ -3,14 +3,12 @@
 The values have a sensible scale: activations stay finite, and tokens stay different.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo.model import mxfp4
 from grpo.model.architecture import Architecture, is_packed
 from grpo.model.model_files import read_json
 from grpo.model.released import RELEASED
@@ -88,15 +86,3 @@ def shrink(vocabulary: int = 1024, **sizes: Any) -> Architecture:
     """Return gpt-oss-120b with other sizes, such as fewer layers."""
     shape = replace(FULL, vocabulary=vocabulary, **sizes)
     return replace(shape, experts_per_token=min(FULL.experts_per_token, shape.experts))
-
-
-def draw_experts(count: int, hidden: int, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a layer's experts by name, packed and in bf16."""
-    for name, outputs in (("gate_up_proj", 2 * hidden), ("down_proj", hidden)):
-        shape = (count, outputs, hidden // mxfp4.GROUP)
-        blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(*_SCALES, shape, dtype=torch.uint8, generator=generator)
-        yield f"{name}_blocks", blocks
-        yield f"{name}_scales", scales
-        yield name, mxfp4.dequantize(blocks, scales)
-        yield f"{name}_bias", torch.randn(count, outputs, generator=generator).bfloat16()

@@ -1,5 +1,6 @@
-"""Runs a module on several ranks, as Ray runs the actor's, and collects their reports."""
+"""Runs a function on several ranks, as Ray runs the actor's, and collects what they return."""
 
+import importlib
 import json
 import os
 import socket
@@ -16,8 +17,8 @@ from grpo.stack import rendezvous
 start_process: Callable[..., Any] = subprocess.Popen  # tests have a faster one
 
 
-def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = False) -> list[dict[str, Any]]:
-    """Run the module `benchmarks.WORKER` on `world` ranks, and return each rank's report.
+def run_ranks(function: str, world: int, job: dict[str, Any], own_gpu: bool = False) -> list[dict[str, Any]]:
+    """Call the function `module:function` with the job in a process of each rank; return their results, which JSON has.
 
     Args:
         own_gpu: whether each rank sees one GPU alone, as in Ray's actors.
@@ -39,7 +40,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
             for rank, file in enumerate(logs):
                 own = shared | {"RANK": rank} | ({"CUDA_VISIBLE_DEVICES": visible[rank]} if own_gpu else {})
                 environment = os.environ | {name: str(value) for name, value in own.items()}
-                words = ["-m", f"benchmarks.{worker}", json.dumps(job), str(file.with_suffix(".json"))]
+                words = ["-m", "benchmarks.ranks", function, json.dumps(job), str(file.with_suffix(".json"))]
                 with file.open("w") as log:
                     ranks.append(start_process([sys.executable, *words], env=environment, stdout=log, stderr=log))
             while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
@@ -51,17 +52,14 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
                 process.wait()
         for code, file in zip(codes, logs, strict=True):
             if code:
-                raise ValueError(f"{worker} ended with {code}: {file.read_text()[-2000:]}")
+                raise ValueError(f"{function} ended with {code}: {file.read_text()[-2000:]}")
         return [json.loads(file.with_suffix(".json").read_text()) for file in logs]
 
 
-def read_job() -> dict[str, Any]:
-    """Return the job passed to `run_ranks`, in a worker. Its ranks then meet through files, as those of a run."""
-    rendezvous.install()
-    return dict(json.loads(sys.argv[1]))
-
-
-def report(**values: Any) -> None:
-    """Report this rank's results to `run_ranks`, and end: a thread of the libraries may abort Python's own exit."""
-    Path(sys.argv[2]).write_text(json.dumps(values), encoding="utf-8")
-    os._exit(0)
+if __name__ == "__main__":
+    name, given, out = sys.argv[1:]
+    rendezvous.install()  # ranks meet through files, as those of a run
+    module, _, function = name.partition(":")
+    result = getattr(importlib.import_module(module), function)(json.loads(given))
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    os._exit(0)  # a thread of the libraries may abort Python's own exit

@@ -7,19 +7,22 @@ adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small.
 import argparse
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from benchmarks.engine import start_engines
 from benchmarks.measure import compare, time_in_turn
 from benchmarks.random_model import shrink, write_config
-from grpo.hooks import vllm_engine
-from grpo.lora.adapter import TensorSpec, layout
-from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.launch.supervise import ray_head
+from grpo.lora import adapter
+from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
+from grpo.stack import rendezvous
 
 _RANK = 64
 _WORKER = "benchmarks.engine_worker.OneByOneWorker"
@@ -36,13 +39,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for name in ATTENTION_PROJECTIONS
         for half, matrix in (("A", (_RANK, shape.projection(name)[1])), ("B", (shape.projection(name)[0], _RANK)))
     }
-    specs = layout(shapes, shapes.values())
+    specs = adapter.layout(shapes, shapes.values())
     flat = torch.randn(specs[-1].offset + specs[-1].numel, dtype=torch.bfloat16) * 0.01
-    given = vllm_engine.engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
-    stub = mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given)
-    with tempfile.TemporaryDirectory() as model, stub:
+    with tempfile.TemporaryDirectory() as model:
         write_config(Path(model), shape)
-        with start_engines(Path(model), size, 0, options.engines, rank=_RANK) as engines:
+        with _start_engines(Path(model), options.engines, size) as engines:
             from grpo.lora import sync
 
             ways = {"stock": _send_one_by_one, "ours": sync.send}
@@ -60,6 +61,34 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
+@contextmanager
+def _start_engines(model: Path, count: int, workers: int) -> Iterator[list[Any]]:
+    """Start Ray and engines with an adapter and random weights, as OpenRLHF does in a run, and end both."""
+    with tempfile.TemporaryDirectory(prefix="", ignore_cleanup_errors=True) as name:  # short, for sockets lie in it
+        # Before Ray is imported
+        os.environ.update(ray_head.variables() | rendezvous.variables(Path(name, "rendezvous")))
+        import ray
+        from openrlhf.trainer.ray import create_vllm_engines
+
+        from grpo.hooks import vllm_engine
+        from grpo.stack import cluster
+        from scripts import local_ray
+
+        given = vllm_engine.engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
+        stub = mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given)
+        total = count * workers
+        with local_ray.start_ray(Path(name, "ray"), total + 4, total, 300_000_000, shows_logs=True), stub:
+            args: Any = SimpleNamespace(
+                lora_rank=_RANK, lora_alpha=2 * _RANK, routing_replay=False, parity_limit=0, actor_shard=NO_SHARD
+            )
+            engines = create_vllm_engines(
+                count, workers, str(model), 1, False, True, True, 512,
+                gpu_memory_utilization=0.3, adapter_config=adapter.engine_config(args),
+            )  # fmt: skip
+            ray.get(cluster.engines_ready(engines))
+            yield engines
+
+
 class _Counted:
     """Stands in for an engine's Ray actor and counts the calls that it passes on."""
 
@@ -71,7 +100,7 @@ class _Counted:
         return getattr(self.engine, name)
 
 
-def _send_one_by_one(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
+def _send_one_by_one(flat: torch.Tensor, specs: list[adapter.TensorSpec], engines: list[Any]) -> None:
     """Call every engine once per tensor, awaited before the next, as OpenRLHF 0.9.3 sends parameters."""
     import ray
 

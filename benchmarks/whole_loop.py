@@ -1,6 +1,7 @@
-"""The last rungs: `./train_grpo.sh --tiny` on the GPUs there are, ten steps and a resume, without and with CUDA graphs.
+"""The checks of the loop: `./train_grpo.sh --tiny` on the GPUs there are, briefly, then ten steps and a resume.
 
-One GPU holds engine and actor. With several, they have their own.
+One GPU holds engine and actor. With several, they have their own. The run itself compares the log-probs of engines and
+actor in its first step, whose adapter is zero, in its second, and in the first after a resume.
 """
 
 import shutil
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ladder import Passed, note
+from benchmarks.checks import Passed, note
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import held_out, saved_steps
 from grpo.stack.checkout import CHECKOUT
@@ -21,36 +22,40 @@ from grpo.stack.problem import UserError
 STEPS, MORE = 10, 3  # before and after the resume
 
 
+def short(gpus: int) -> Passed:
+    """Run two steps with engines that launch each kernel."""
+    return _run(gpus, "--enforce_eager", 2)
+
+
 def eager(gpus: int) -> Passed:
     """Run the loop with engines that launch each kernel."""
-    return _check(gpus, "--enforce_eager")
+    return _run(gpus, "--enforce_eager", STEPS, MORE)
 
 
 def graphs(gpus: int) -> Passed:
     """Run the loop with engines that replay CUDA graphs."""
-    return _check(gpus, "--no-enforce_eager")
+    return _run(gpus, "--no-enforce_eager", STEPS, MORE)
 
 
-def _check(gpus: int, enforce_eager: str) -> Passed:
-    # Outside of TMPDIR, which is deleted with the rung: the run directory is kept if the run fails.
+def _run(gpus: int, enforce_eager: str, steps: int, more: int = 0) -> Passed:
+    # Outside of TMPDIR, which is deleted with the check: the run directory is kept if the run fails.
     run_dir = Path(tempfile.mkdtemp(prefix="gpu-check-run-", dir="/tmp"), "tiny")
-    flags = [*_list_flags(gpus), enforce_eager]
-    for steps, options in ((STEPS, ["--tiny", *flags, "--run-dir", run_dir]), (STEPS + MORE, ["--resume", run_dir])):
+    parts = [(steps, ["--tiny", *_list_flags(gpus), enforce_eager, "--run-dir", run_dir])]
+    parts += [(steps + more, ["--resume", run_dir])] if more else []
+    for until, options in parts:
         begin = time.time()
-        command = ["./train_grpo.sh", *map(str, options), "--steps", str(steps)]
+        command = ["./train_grpo.sh", *map(str, options), "--steps", str(until)]
         print(*command, flush=True)
         code = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL).returncode
-        numbers = verdict(run_dir, code, steps)
+        numbers = verdict(run_dir, code, until, 0 if until == steps else steps)
         first = next(row for row in read_rows(RunFiles(run_dir).metrics) if row["time"] > begin)
         numbers["start_s"] = first["time"] - first["seconds"]["total"] - begin
-        note(**{f"until step {steps}": numbers})
+        note(**{f"until step {until}": numbers})
     shutil.rmtree(run_dir.parent)
     means, rewards = ", ".join(f"{mean:.4f}" for mean in numbers["mean_nat"]), numbers["reward"]
-    line = (
-        f"{STEPS} steps, and {len(rewards) - STEPS} after a resume, engine in {numbers['engine_model']}: reward "
-        f"{rewards[0]:.3f} to {rewards[-1]:.3f}, comparisons {means} nat apart; a step "
-        f"{numbers['seconds']['total']:.1f} s, started in {numbers['start_s']:.0f} s"
-    )
+    line = f"{steps} steps" + (f", and {more} after a resume" if more else "")
+    line += f", engine in {numbers['engine_model']}: reward {rewards[0]:.3f} to {rewards[-1]:.3f}, comparisons {means} "
+    line += f"nat apart; a step {numbers['seconds']['total']:.1f} s, started in {numbers['start_s']:.0f} s"
     return Passed(line, numbers)
 
 
@@ -64,8 +69,13 @@ def _list_flags(gpus: int) -> list[str]:
     return [*flags, *(word for name, count in counts.items() for word in (f"--{name}", str(count)))]
 
 
-def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
-    """Judge an ended run of this many steps by its exit code and by what it wrote; return its numbers."""
+def verdict(run_dir: Path, code: int, steps: int, resumed: int = 0) -> dict[str, Any]:
+    """Judge an ended run by its exit code and by what it wrote; return its numbers.
+
+    Args:
+        steps: that the run has.
+        resumed: after this step; 0 if it was not.
+    """
     files = RunFiles(run_dir)
     rows, metrics = read_rows(files.parity), read_rows(files.metrics)
     if problems := [problem for row in rows for problem in row["problems"]]:
@@ -80,7 +90,7 @@ def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
         "a comparison with an adapter that is not zero": not any(row["has_adapter"] for row in rows),
         "an evaluation after the first step": not any(evaluations),
         "a checkpoint": not saved,
-        "a comparison after the resume": steps > STEPS and not any(row["step"] > STEPS for row in rows),
+        "a comparison after the resume": bool(resumed) and not any(row["step"] > resumed for row in rows),
     }
     if lacking := [name for name, is_missing in missing.items() if is_missing]:
         raise UserError(f"the run ended without {' and '.join(lacking)}", f"look at {run_dir}/logs")

@@ -1,14 +1,17 @@
-"""Check what this machine's GPUs can do, rung by rung, before the first run.
+"""Check what this machine's GPUs can do, one check after the other, before the first run.
 
-    python -m scripts.gpu_check [--out FILE] [--seconds N] [--only RUNG ...]
+    python -m scripts.gpu_check [--quick | --only CHECK ...] [--out FILE] [--seconds N]
 
-Each rung takes seconds to minutes, and ends with a verdict: passed, failed with a remedy, or skipped with the reason.
+Each check takes seconds to minutes, and ends with a verdict: passed, failed with a remedy, or skipped with the reason.
 The report is one JSON file. `./train_grpo.sh --plan` uses its figures.
 A machine with one GPU and PyTorch, transformers and Triton alone is checked as far as these go.
 
-SIGTERM, SIGHUP and Ctrl-C end the present rung with all that it started; the report then has the rungs before it.
+--quick runs the machine's checks, the kernels and a loop of two steps on the GPUs there are. It takes 10 minutes at
+most: the sum of its checks' time limits, which are calculated, not measured. It measures nothing at full size.
 
-Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call; 130 Ctrl-C, 129 SIGHUP, 143 SIGTERM.
+SIGTERM, SIGHUP and Ctrl-C end the present check with all that it started; the report then has the checks before it.
+
+Exit code: 0 no check failed, also without a GPU; 1 a check failed; 2 invalid call; 130 Ctrl-C, 129 SIGHUP, 143 SIGTERM.
 """
 
 import sys
@@ -16,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.ladder import FAILED, LADDER, PASSED, SKIPPED, Result, climb
+from benchmarks.checks import CHECKS, FAILED, PASSED, SKIPPED, Check, Result, run_all
 from grpo.launch import signals
 from grpo.stack import command
 from grpo.stack.checkout import GPU_REPORT
@@ -25,31 +28,42 @@ from grpo.stack.checkout import GPU_REPORT
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = command.parser("scripts.gpu_check", __doc__)
-    names = [each.name for each in LADDER]
+    names = [each.name for each in CHECKS]
     parser.add_argument("--out", "--json", type=Path, metavar="FILE", help=f"the report (default: {GPU_REPORT})")
-    only = f"some rungs; writes no report without --out ({names})"
-    parser.add_argument("--only", nargs="+", choices=names, metavar="RUNG", help=only)
-    parser.add_argument("--seconds", type=int, metavar="N", default=3600, help="end each rung after N seconds at most")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--quick", action="store_true", help="a smoke test; writes no report without --out")
+    only = f"some checks; writes no report without --out ({names})"
+    some.add_argument("--only", nargs="+", choices=names, metavar="CHECK", help=only)
+    parser.add_argument("--seconds", type=int, metavar="N", default=3600, help="end each check after N seconds at most")
     options = parser.parse_args(argv)
     if options.seconds < 1:
         parser.error("--seconds must be at least 1")
-    out = options.out or (None if options.only else GPU_REPORT)
+    out = options.out or (None if options.only or options.quick else GPU_REPORT)
     if out and out.is_dir():
         parser.error(f"--out {out} is a folder; name a file")
-    chosen = [each for each in LADDER if not options.only or each.name in options.only]
     found = machine.look()
     print("versions ", ", ".join(f"{name} {version or 'missing'}" for name, version in found["versions"].items()))
     gpus = [f"{gpu['name']} ({gpu['memory_gb']} GB, {gpu['capability']})" for gpu in found["gpus"]]
     print("GPUs     ", ", ".join(gpus) or "none", flush=True)
     if found["fault"]:
         print("fault     PyTorch cannot be used:", found["fault"], flush=True)
-    results = climb([replace(each, seconds=min(each.seconds, options.seconds)) for each in chosen], found, _say, out)
+    chosen = choose(options.only, options.quick)
+    results = run_all([replace(each, seconds=min(each.seconds, options.seconds)) for each in chosen], found, _say, out)
     for verdict in (FAILED, SKIPPED):
         if named := [result.name for result in results if result.verdict == verdict]:
             print(f"{verdict}: {', '.join(named)}")
     passed = sum(result.verdict == PASSED for result in results)
-    print(f"{passed} of {len(results)} rungs passed" + (f"; report: {out}" if out else ""))
+    print(f"{passed} of {len(results)} checks passed" + (f"; report: {out}" if out else ""))
     return int(any(result.verdict == FAILED for result in results))
+
+
+def choose(only: list[str] | None, quick: bool) -> list[Check]:
+    """Return the checks to run, in their order, with their time limits."""
+    if only:
+        return [each for each in CHECKS if each.name in only]
+    if quick:
+        return [replace(each, seconds=each.quick) for each in CHECKS if each.quick]
+    return [each for each in CHECKS if not each.on_request]
 
 
 def _say(result: Result) -> None:
@@ -63,5 +77,5 @@ if __name__ == "__main__":
     try:
         command.run(main, outlives=True)
     except signals.Signalled as end:
-        print(f"{end.name}: the rung and all that it started have been ended", file=sys.stderr)
+        print(f"{end.name}: the check and all that it started have been ended", file=sys.stderr)
         sys.exit(end.code)

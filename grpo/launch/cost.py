@@ -22,7 +22,7 @@ from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.counted import format_count
 from grpo.train import optimizer_steps
 
-Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's rungs that passed, by name
+Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's checks that passed, by name
 _LARGE = RELEASED["openai/gpt-oss-120b"]
 # Of the judge, assumed: tokens of instructions, problem and gold answer; tokens of a reply, thoughts included; seconds.
 _INSTRUCTIONS, _REPLY, _CALL = 1_000, 2_000, 30.0
@@ -93,8 +93,8 @@ def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
 def read_report() -> Numbers:
     """Return what gpu_check measured on this machine; {} if it did not, or if its report cannot be read."""
     try:
-        rungs = json.loads(GPU_REPORT.read_text(encoding="utf-8"))["rungs"]
-        return {rung["name"]: rung["numbers"] for rung in rungs if rung["verdict"] == "passed"}
+        checks = json.loads(GPU_REPORT.read_text(encoding="utf-8"))["checks"]
+        return {check["name"]: check["numbers"] for check in checks if check["verdict"] == "passed"}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -121,7 +121,7 @@ def _calculate_pass(model: Architecture, width: int, eager: bool, sequences: int
 
 
 def fit_update(layer: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the seconds of a micro-batch and of a token, given the numbers of gpu_check's rung "layer"."""
+    """Return the seconds of a micro-batch and of a token, given the numbers of gpu_check's check "layer"."""
     seconds = [_LARGE.layers * t + s for t, s in zip(layer["train_s"], layer["scores_s"], strict=True)]
     of_token = (seconds[-1] - seconds[0]) / (layer["tokens"][-1] - layer["tokens"][0])
     return seconds[0] - layer["tokens"][0] * of_token, of_token

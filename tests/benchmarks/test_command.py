@@ -77,5 +77,5 @@ def test_unmeasured_values_have_no_ratio(ours: float) -> None:
 @pytest.mark.timeout(300)
 def test_a_rank_that_fails_ends_the_others(monkeypatch) -> None:
     monkeypatch.setattr(ranks, "start_process", forked.Program)
-    with pytest.raises(ValueError, match=r"zero3_worker ended with 1: (.|\n)*nowhere"):
-        ranks.run_ranks("zero3_worker", 2, {"scratch": "/nowhere", "lora_rank": 1, "offload": "cpu", "task": "save"})
+    with pytest.raises(ValueError, match=r"save_rank ended with 1: (.|\n)*nowhere"):
+        ranks.run_ranks("benchmarks.save:save_rank", 2, {"scratch": "/nowhere", "lora_rank": 1})

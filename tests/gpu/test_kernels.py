@@ -22,7 +22,7 @@ def test_attention_and_its_gradients(device, length, size, window):
         assert kernels.relative(values, wanted) < limit or wanted.norm() < limit
 
 
-def test_the_rung_passes_and_lost_sinks_are_noticed(device, monkeypatch):
+def test_the_check_passes_and_lost_sinks_are_noticed(device, monkeypatch):
     gpus = int(device == "cuda")
     assert len(kernels.attention(gpus, 40, 16).numbers["errors"]) == 10
     apply = attention_triton.SinkAttention.apply

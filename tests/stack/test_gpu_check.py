@@ -1,4 +1,4 @@
-"""The rungs about engines, and `sync`, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
+"""The checks of engines, and `sync`, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import engine_speed, ladder, parity
+from benchmarks import engine_speed, parity
 from benchmarks.random_model import shrink
 from grpo.stack.checkout import CHECKOUT
 
@@ -17,14 +17,6 @@ TINY = shrink(
     768, layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, intermediate=128, mxfp4=False
 )
 SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
-
-
-def test_an_engine_agrees_with_the_actor(tiny_model):
-    [one] = [each for each in ladder.LADDER if each.name == "engine"]
-    result = ladder.run_apart(one, 0)
-    assert result.verdict == ladder.PASSED, result
-    assert result.numbers["workers"] == 2
-    assert result.numbers["difference_nat"] < 0.05 < result.numbers["without_adapter_nat"]
 
 
 def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
@@ -39,7 +31,6 @@ def test_the_passes_of_an_engine_are_timed():
     numbers = engine_speed.measure_ways("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT).numbers
     times = numbers["decode_s"]["eager"]
     assert list(times) == ["1", "4"] and all(map(math.isfinite, times.values()))
-    assert 4 < numbers["distinct_experts"] <= 16  # four tokens with four experts each
     assert numbers["cache_tokens"]["eager"] > 1000 and numbers["model"] == "tiny"
 
 

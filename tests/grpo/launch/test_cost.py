@@ -119,10 +119,10 @@ def test_a_step_is_sampling_judging_and_the_update(setting) -> None:
 def test_what_was_measured_here_takes_the_place_of_what_is_calculated(setting, report) -> None:
     calculated = read_seconds(describe(setting))
     passes = {"model": "gpt-oss-20b", "decode_s": {"graphs": {"8": 1.0, "32": 2.0}}}
-    rungs = [("engine speed", passes, "passed"), ("layer", LAYER, "failed")]
-    report.write_text(json.dumps({"rungs": [{"name": n, "numbers": v, "verdict": how} for n, v, how in rungs]}))
+    checks = [("engine speed", passes, "passed"), ("layer", LAYER, "failed")]
+    report.write_text(json.dumps({"checks": [{"name": n, "numbers": v, "verdict": how} for n, v, how in checks]}))
     text = describe(setting)
     assert "(measured)" in text and "(calculated; see" in text and read_seconds(text) > 10 * calculated
-    for broken in ("", "{}", '{"rungs": 5}', "[]"):
+    for broken in ("", "{}", '{"checks": 5}', "[]"):
         report.write_text(broken)
         assert read_seconds(describe(setting)) == calculated

@@ -1,6 +1,6 @@
-"""Rungs on a CPU, at small sizes: what is right passes, and what is broken is noticed.
+"""Checks of hardware on a CPU, at small sizes: what is right passes, and what is broken is noticed.
 
-The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_kernels.py; rungs with engines in
+The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_kernels.py; checks with engines in
 tests/stack/test_gpu_check.py.
 """
 
@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
-from benchmarks.ladder import Skipped
+from benchmarks.checks import Skipped
 from benchmarks.random_model import FULL, shrink
 from grpo.flags.parser import Asked, fill
 from grpo.launch import cost
@@ -51,8 +50,8 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
 
 
 def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.receipt(0).numbers["tensors"] == 24
-    monkeypatch.setattr(adapter.Checksums, "of", lambda flat, specs: adapter.Checksums(24, 1, 2))
+    assert kernels.receipt(0).numbers["tensors"] == 8
+    monkeypatch.setattr(adapter.Checksums, "of", lambda flat, specs: adapter.Checksums(8, 1, 2))
     with pytest.raises(UserError, match="receipt of"):
         kernels.receipt(0)
 
@@ -68,19 +67,12 @@ Path(sys.argv[1]).write_text(json.dumps([passed.line, passed.numbers]))
 
 
 def run_program(folder: Path, module: str, call: str) -> tuple[str, dict]:
-    """Run a rung in a process of its own: it changes vLLM's classes, or leaves a group of ranks."""
+    """Run a check in a process of its own: it leaves a group of ranks."""
     program, result = folder / "program.py", folder / "result.json"
     program.write_text(PROGRAM.format(module=module, call=call))
     done = forked.run([sys.executable, str(program), str(result)], 250)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(result.read_text())
-
-
-@pytest.mark.timeout(300)
-def test_the_side_path_equals_peft_in_halves(tmp_path: Path) -> None:
-    _, numbers = run_program(tmp_path, "kernels", "side_path(0)")
-    assert {"o in 2 parts", "qkv in 2 parts", "qkv in PEFT"} < numbers["errors"].keys()
-    assert 0 < max(numbers["errors"].values()) < 0.01
 
 
 @pytest.mark.timeout(300)
@@ -96,7 +88,7 @@ def test_lengths_that_do_not_fit_are_said_unless_none_fits(monkeypatch: pytest.M
     def measure(engine: object, shape: object, tokens: int) -> tuple[float, ...]:
         if tokens > most:
             raise torch.OutOfMemoryError
-        return 1.0, 2.0, 3.0, 4.0
+        return 1.0, 2.0, 3.0
 
     monkeypatch.setattr(actor, "build", lambda shape, device: None)
     monkeypatch.setattr(actor, "measure_at_length", measure)
@@ -108,13 +100,15 @@ def test_lengths_that_do_not_fit_are_said_unless_none_fits(monkeypatch: pytest.M
         actor.measure_lengths(0, "tiny", SMALL, (64, 128, 256))
 
 
-@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_needed, one_copy.compute_needed])
-def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
-    large, small = RELEASED
-    sizes = {84e9: large, 80e9: large, 64e9: small, 25e9: small}  # H100, A100, two cards of others
-    assert {memory: actor.choose_model(memory, needed) for memory in sizes} == sizes
+@pytest.mark.parametrize("needed", [engine_speed.compute_needed, one_copy.compute_needed])
+def test_a_gpu_gets_the_largest_model_that_it_holds(monkeypatch: pytest.MonkeyPatch, needed) -> None:
+    large, small = (name.rpartition("/")[2] for name in RELEASED)
+    for memory, model in {84e9: large, 80e9: large, 64e9: small, 25e9: small}.items():  # H100, A100, cards of others
+        monkeypatch.setattr(actor, "memory_of_gpu", lambda memory=memory: memory)
+        assert actor.choose_model(needed) == (model, RELEASED[f"openai/{model}"])
+    monkeypatch.setattr(actor, "memory_of_gpu", lambda: 12e9)
     with pytest.raises(Skipped, match=r"gpt-oss-20b needs \d\d GB here; the GPU has 12 GB"):
-        actor.choose_model(12e9, needed)
+        actor.choose_model(needed)
 
 
 def test_the_plan_is_that_of_the_docs() -> None:
@@ -126,7 +120,7 @@ def test_the_plan_is_that_of_the_docs() -> None:
 def test_a_layer_is_timed_and_what_does_not_repeat_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = layer.check(0, (64, 128), SMALL).numbers
     assert [len(numbers[name]) for name in ("forward_s", "train_s", "scores_s", "peak_gb")] == [2] * 4
-    assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100 and len(cost.fit_update(numbers)) == 2
+    assert min(numbers["train_s"]) > 0 and len(cost.fit_update(numbers)) == 2
     right = layer.experts.activate
     monkeypatch.setattr(layer.experts, "activate", lambda *given: right(*given) * torch.rand(()))
     with pytest.raises(UserError, match="differs when it is repeated"):
@@ -139,34 +133,24 @@ def test_zero3_resumes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> No
     passed = zero3.check(0, experts=4, intermediate=64)
     numbers = passed.numbers
     assert numbers["ranks"] == 2 and numbers["losses_apart"] < 1e-3
-    # Two trainers of two ranks: a forward pass per step, four experts' tensors a layer that are packed.
-    packed, passes = 2 * 4, 2 * (4 + 2)
-    assert numbers["gathered"]["uint8"] == packed * passes and numbers["gathered"]["bfloat16"] > 10 * passes
+    assert numbers["gathered"]["uint8"] == 2 * 4 and numbers["gathered"]["bfloat16"] > 10
 
 
-def test_other_bytes_after_a_gather_or_a_resume_are_noticed() -> None:
-    right = {"right": {"uint8": 4, "bfloat16": 9}, "wrong": [], "rank": 1}
-    with pytest.raises(UserError, match=r"rank 1 computed with .* lm_head\.weight"):
-        zero3.count_gathered([right, right | {"wrong": ["lm_head.weight", "model.norm.weight"]}])
-    with pytest.raises(UserError, match="parameters of bfloat16 were compared"):
-        zero3.count_gathered([right | {"right": {"bfloat16": 9}}])
+def test_other_state_after_a_resume_is_noticed() -> None:
     with pytest.raises(UserError, match="rank 0: draws differs after a resume"):
         zero3.compare([{"saved": {"master": "a", "draws": [1, 2]}}], [{"saved": {"master": "a", "draws": [1, 3]}}])
 
 
-def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
+def test_a_parameter_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
     from benchmarks.random_model import write_model
-    from benchmarks.zero3_worker import Gathered
     from grpo.model import loading
 
     write_model(tmp_path, shrink(layers=1, experts=4, intermediate=64))
     model = parity.add_adapter(loading.load_gpt_oss(tmp_path, "eager"), 4, 0.1)
-    gathered, ids = Gathered(model, tmp_path), torch.arange(8)[None]
-    model(ids)
-    assert not gathered.wrong and gathered.right["uint8"] >= 4
+    assert zero3.compare_gathered(model, tmp_path)["uint8"] == 4
     model.base_model.model.model.layers[0].mlp.experts.down_proj_blocks.data[3, 5, 1, 7] ^= 1
-    model(ids)
-    assert gathered.wrong == {"model.layers.0.mlp.experts.down_proj_blocks"}
+    with pytest.raises(UserError, match=r"model\.layers\.0\.mlp\.experts\.down_proj_blocks"):
+        zero3.compare_gathered(model, tmp_path)
 
 
 @pytest.mark.timeout(200)
@@ -181,13 +165,6 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
     with pytest.raises(UserError, match=r"Python\.h"):
         machine.toolkit(0)
-
-
-@pytest.mark.parametrize(("link", "name"), [("NV18", "NVLink"), ("PHB", "PCIe"), ("SYS", "PCIe"), ("??", "unknown")])
-def test_links_are_read_from_the_matrix(link: str, name: str) -> None:
-    head = "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
-    rows = f"GPU0\t X \t{link}\tSYS\t0-23\t0\nGPU1\t{link}\t X \tSYS\t24-47\t1\nNIC0\tSYS\tSYS\t X\n"
-    assert machine.parse_links(head + rows) == name
 
 
 def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,16 +198,12 @@ def test_engines_and_actors_are_judged() -> None:
             parity.judge("2 layers", make(*numbers))
 
 
-def test_weights_that_choose_the_same_experts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = replace(SMALL, experts=128)  # four tokens: 15.3 if they are independent
-    engine = engine_speed.Engine(None, None, [], engine_speed.Lengths())
-    monkeypatch.setattr(engine, "generate", lambda count, tokens: 1 + tokens / 2)
-    assert engine.seconds_per_pass(4) == pytest.approx(0.5)
-    monkeypatch.setattr(engine, "call", lambda method, *_: [8, 8])
-    assert engine.distinct_experts(4, shape) == 8
-    monkeypatch.setattr(engine, "call", lambda method, *_: [4, 4])
+def test_weights_that_choose_the_same_experts_are_noticed() -> None:
+    torch.manual_seed(0)
+    choices = torch.rand(4, 3, 128).topk(4).indices  # four tokens: 15.3 if they are independent
+    assert 12 < parity.count_experts(choices, 128) <= 16
     with pytest.raises(UserError, match=r"choose 4\.0 of 128 .* independent ones 15"):
-        engine.distinct_experts(4, shape)
+        parity.count_experts(choices[:1].expand(4, 3, 4), 128)
 
 
 def write_run(run_dir: Path, steps: int, left_out: str = "") -> Path:
@@ -253,7 +226,7 @@ def write_run(run_dir: Path, steps: int, left_out: str = "") -> Path:
 def test_a_loop_must_leave_everything(tmp_path: Path, left_out: str) -> None:
     steps = 13 if left_out == "comparison_11" else 10
     with pytest.raises(UserError, match=r"ended without (a|an) [a-z]+"):
-        whole_loop.verdict(write_run(tmp_path / "run", steps, left_out), 0, steps)
+        whole_loop.verdict(write_run(tmp_path / "run", steps, left_out), 0, steps, 10 if steps > 10 else 0)
 
 
 @pytest.mark.parametrize("fails", ["", "first", "resumed"])

@@ -1,4 +1,4 @@
-"""The ladder: verdicts, processes of their own, the report, the command."""
+"""Checks: verdicts, processes of their own, the report, the command."""
 
 import importlib
 import json
@@ -12,23 +12,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import ladder, machine
-from benchmarks.ladder import FAILED, LADDER, PASSED, SKIPPED, Passed, Rung, Skipped, climb, run_apart, run_here
+from benchmarks import checks, machine
+from benchmarks.checks import CHECKS, FAILED, PASSED, SKIPPED, Check, Passed, Skipped, run_all, run_apart, run_here
 from grpo.stack.problem import UserError
 from scripts import gpu_check
 
-TOOLKIT = LADDER[1]
+TOOLKIT = CHECKS[1]
 
 
-def test_every_rung_names_a_function_and_a_remedy_and_is_named_once() -> None:
-    assert len({each.name for each in LADDER}) == len(LADDER) == 22
-    for each in LADDER:
-        module, function = each.check.split(":")
+def test_every_check_names_a_function_and_a_remedy_and_is_named_once() -> None:
+    assert len({each.name for each in CHECKS}) == len(CHECKS)
+    for each in CHECKS:
+        module, function = each.function.split(":")
         assert callable(getattr(importlib.import_module(module), function)) and each.remedy
 
 
-def test_a_rung_says_what_is_missing() -> None:
-    one = Rung("one", "benchmarks.machine:driver", "", gpus=2, packages=("json", "no_such_package"))
+def test_a_check_says_what_is_missing() -> None:
+    one = Check("one", "benchmarks.machine:driver", "", gpus=2, packages=("json", "no_such_package"))
     assert one.find_lack(0) == "needs 2 GPUs; PyTorch finds none"
     assert one.find_lack(2) == "needs no_such_package, not installed"
     assert not replace(one, packages=("json",)).find_lack(3)
@@ -40,20 +40,20 @@ def test_a_rung_says_what_is_missing() -> None:
         (IndexError("index out of range"), (FAILED, "IndexError: index out of range", TOOLKIT.remedy)),
         (UserError("broken", "mend it"), (FAILED, "broken", "mend it")),
         (Skipped("no driver"), (SKIPPED, "no driver", "")),
-        (None, (PASSED, "3 seen", "")),
+        (None, (PASSED, "3 found", "")),
     ],
 )
-def test_what_happens_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exception | None, expected: tuple) -> None:
+def test_what_happens_is_a_verdict(monkeypatch, capsys, raised: Exception | None, expected: tuple) -> None:
     def check(gpus: int) -> Passed:
-        ladder.note(first_s=1.5)
+        checks.note(first_s=1.5)
         if raised:
             raise raised
-        return Passed(f"{gpus} seen", {"gpus": gpus})
+        return Passed(f"{gpus} found", {"gpus": gpus})
 
     monkeypatch.setattr(machine, "toolkit", check)
     result = run_here(TOOLKIT, 3)
     assert (result.verdict, result.line, result.remedy) == expected
-    assert ("Traceback" in result.traceback) == (result.verdict == FAILED)
+    assert ("Traceback" in capsys.readouterr().err) == (result.verdict == FAILED)
     assert result.numbers == {"first_s": 1.5} | ({"gpus": 3} if result.verdict == PASSED else {})
 
 
@@ -61,12 +61,12 @@ def test_what_happens_is_a_verdict(monkeypatch: pytest.MonkeyPatch, raised: Exce
 STRAYS = """
 import os, signal, subprocess, time
 from pathlib import Path
-from benchmarks import ladder
+from benchmarks import checks
 
 SCRIPT = 'trap "" TERM HUP INT; sleep 300 & echo $$ $! >{0}.part; mv {0}.part {0}; while :; do wait; done'
 
 def check(gpus):
-    ladder.note(first_s=2)
+    checks.note(first_s=2)
     subprocess.Popen(["bash", "-c", SCRIPT], start_new_session=True)
     while not Path("{0}").exists():
         time.sleep(0.05)
@@ -76,14 +76,14 @@ def check(gpus):
 
 
 @pytest.fixture
-def make_rung(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return a rung that starts strays, and then does something; and the file with their ids."""
-    monkeypatch.setattr(ladder, "GRACE_SECONDS", 0.5)
+def make_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a check that starts strays, and then does something; and the file with their ids."""
+    monkeypatch.setattr(checks, "GRACE_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def make(then: str) -> tuple[Rung, Path]:
+    def make(then: str) -> tuple[Check, Path]:
         (tmp_path / "strays.py").write_text(STRAYS.format(tmp_path / "pids", then))
-        return Rung("one", "strays:check", "mend it", gpus=0, seconds=20), tmp_path / "pids"
+        return Check("one", "strays:check", "mend it", gpus=0, seconds=20), tmp_path / "pids"
 
     return make
 
@@ -101,8 +101,8 @@ def assert_gone(pids: Path) -> None:
         ("raise ValueError('no')", "ValueError: no"),
     ],
 )
-def test_what_a_rung_started_ends_with_it_and_its_notes_stay(make_rung, then: str, line: str) -> None:
-    one, pids = make_rung(then)
+def test_what_a_check_started_ends_with_it_and_its_notes_stay(make_check, then: str, line: str) -> None:
+    one, pids = make_check(then)
     result = run_apart(replace(one, seconds=6) if "300" in then else one, 0)
     assert (result.verdict, result.line, result.remedy) == (FAILED, line, "mend it")
     assert result.numbers == {"first_s": 2} and "a kernel crashed" in result.log
@@ -111,17 +111,17 @@ def test_what_a_rung_started_ends_with_it_and_its_notes_stay(make_rung, then: st
 
 GPU_CHECK = """
 import json, runpy, sys
-from benchmarks import ladder, machine
-ladder.GRACE_SECONDS = 0.5
-ladder.LADDER = (ladder.Rung("driver", "strays:check", "", gpus=0),)
+from benchmarks import checks, machine
+checks.GRACE_SECONDS = 0.5
+checks.CHECKS = (checks.Check("driver", "strays:check", "", gpus=0),)
 machine.look = lambda: {"versions": {}, "gpus": [], "fault": ""}
 runpy.run_module("scripts.gpu_check", run_name="__main__")
 """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(make_rung, name: str) -> None:
-    _, pids = make_rung("time.sleep(300)")
+def test_a_signal_to_gpu_check_ends_its_check_with_all_that_it_started(make_check, name: str) -> None:
+    _, pids = make_check("time.sleep(300)")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let it be ignored
     process = subprocess.Popen([sys.executable, "-c", GPU_CHECK, "--only", "driver"])
     signal.signal(signal.SIGINT, before)
@@ -134,34 +134,41 @@ def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(make_rung,
     assert_gone(pids)
 
 
-def test_a_failure_does_not_end_the_ladder_and_the_report_is_redacted(monkeypatch, tmp_path: Path) -> None:
+def test_a_failure_does_not_end_the_others_and_the_report_is_redacted(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "abcdef-123456")
     secret = UserError("the key abcdef-123456 was printed", "mend it")
-    monkeypatch.setattr(ladder, "run_apart", lambda each, gpus: ladder.Result(each.name, FAILED, str(secret)))
-    said: list[ladder.Result] = []
-    rungs = [replace(TOOLKIT, gpus=0), Rung("two", "benchmarks.machine:numa", "", gpus=1), replace(TOOLKIT, gpus=0)]
+    monkeypatch.setattr(checks, "run_apart", lambda each, gpus: checks.Result(each.name, FAILED, str(secret)))
+    said: list[checks.Result] = []
+    several = [replace(TOOLKIT, gpus=0), Check("two", "benchmarks.machine:numa", "", gpus=1), replace(TOOLKIT, gpus=0)]
     found = {"versions": {}, "gpus": [], "fault": ""}
-    results = climb(rungs, found, said.append, tmp_path / "folder" / "report.json")
+    results = run_all(several, found, said.append, tmp_path / "folder" / "report.json")
     assert [result.verdict for result in results] == [FAILED, SKIPPED, FAILED] and said == results
     text = (tmp_path / "folder" / "report.json").read_text()
     assert "abcdef-123456" not in text and "<SERVICE_API_KEY>" in text
-    assert [one["verdict"] for one in json.loads(text)["rungs"]] == [FAILED, SKIPPED, FAILED]
+    assert [one["verdict"] for one in json.loads(text)["checks"]] == [FAILED, SKIPPED, FAILED]
 
 
 def test_without_a_gpu_everything_is_skipped_by_name(tmp_path: Path, capsys) -> None:
-    """A real call: a machine with a GPU runs the ladder in tests/gpu."""
+    """A real call: a machine with a GPU runs the checks in tests/gpu."""
     if machine.look()["gpus"]:
         pytest.skip("there is a GPU")
     assert gpu_check.main(["--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [one["name"] for one in report["rungs"]] == [each.name for each in LADDER]
-    assert {one["verdict"] for one in report["rungs"]} == {SKIPPED} and not report["fault"]
+    assert [one["name"] for one in report["checks"]] == [each.name for each in CHECKS if not each.on_request]
+    assert {one["verdict"] for one in report["checks"]} == {SKIPPED} and not report["fault"]
     assert report["versions"]["torch"] and report["hardware"]["cpus"] and report["git"] and report["time"]
-    assert f"0 of {len(LADDER)} rungs passed" in capsys.readouterr().out
+    assert f"0 of {len(report['checks'])} checks passed" in capsys.readouterr().out
+
+
+def test_a_smoke_test_ends_within_10_minutes_and_tries_the_kernels_and_the_loop() -> None:
+    quick = gpu_check.choose(None, quick=True)
+    assert sum(each.seconds for each in quick) <= 600
+    assert {"driver", "attention", "engine"} <= {each.name for each in quick}
+    assert [each.name for each in gpu_check.choose(["experts by Marlin"], quick=False)] == ["experts by Marlin"]
 
 
 def test_bad_calls_are_refused(tmp_path: Path) -> None:
-    for words in (["--only", "nothing"], ["--out", str(tmp_path)], ["--seconds", "0"]):
+    for words in (["--only", "nothing"], ["--out", str(tmp_path)], ["--seconds", "0"], ["--quick", "--only", "layer"]):
         with pytest.raises(SystemExit, match="2"):
             gpu_check.main(words)
 
@@ -174,7 +181,7 @@ def test_a_broken_pytorch_is_a_fault_and_no_crash(monkeypatch, tmp_path: Path) -
     assert machine.look()["fault"] == "ImportError: libcudart.so.12"
 
 
-def test_the_ladder_starts_on_a_machine_whose_stack_is_broken() -> None:
+def test_the_command_starts_on_a_machine_whose_stack_is_broken() -> None:
     code = "import sys, scripts.gpu_check; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "[]\n", done.stderr
