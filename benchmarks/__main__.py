@@ -34,11 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
         one = of_name.add_parser(name, allow_abbrev=False)
         one.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
         if name == "dequant":
-            one.add_argument("--device", type=_device, default="cpu", help="of PyTorch, such as cuda (default: cpu)")
+            one.add_argument("--device", default="cpu", help="a PyTorch device, such as cuda (default: cpu)")
         for size, default in sizes.items():
             word = f"--{size.replace('_', '-')}"
             one.add_argument(word, type=_count, default=default, metavar="N", help=f"default: {default}")
     options = parser.parse_args(arguments)
+    try:
+        torch.empty(1, device=getattr(options, "device", "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {options.device} cannot be used here: {str(error).splitlines()[0]}")
     try:
         with _print_to_stderr():
             result = importlib.import_module(f"benchmarks.{options.name}").run(options)
@@ -54,13 +58,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return int(text)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{name} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager

@@ -167,40 +167,34 @@ def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
 
 
 def numa(gpus: int) -> Passed:
-    """Say which GPUs are next to which NUMA node, and how many of its cores this process may use."""
+    """Say which NUMA node is beside each GPU. A run binds ranks to its cores: this process must have some of them."""
     del gpus
-    groups: dict[int | None, list[str]] = {}
-    for gpu in machine.gpus():
-        groups.setdefault(numa_nodes.find_node(gpu), []).append(str(gpu.index))
-    if not groups:
+    nodes = {gpu.index: numa_nodes.find_node(gpu) for gpu in machine.gpus()}
+    if not nodes:
         raise Skipped("NVML, which tells where GPUs are, lists none")
-    parts = []
-    for node, indices in groups.items():
-        where = "an unknown node, or the only one"
-        if node is not None:  # ranks are bound to its cores
-            cores = len(numa_nodes.list_cores(node) & os.sched_getaffinity(0))
-            where = f"node {node} ({cores} usable cores)"
-            if not cores:
-                remedy = "give the container cores of each node"
-                raise UserError(f"this process may use no core of NUMA node {node}", remedy)
-        parts.append(f"GPUs {', '.join(indices)} beside {where}")
-    return Passed("; ".join(parts), {"gpus_of_nodes": {str(node): indices for node, indices in groups.items()}})
+    for node in {node for node in nodes.values() if node is not None}:
+        if not numa_nodes.list_cores(node) & os.sched_getaffinity(0):
+            raise UserError(
+                f"this process may use no core of NUMA node {node}", "give the container cores of each node"
+            )
+    known = {index: "unknown, or the only one" if node is None else node for index, node in nodes.items()}
+    return Passed("; ".join(f"GPU {index}: node {node}" for index, node in known.items()), {"nodes": known})
 
 
 def pin_memory(gpus: int, gigabytes: float = 8.0) -> Passed:
-    """Pin some memory in blocks of 1 GiB, as ZeRO-3's offload does."""
+    """Pin some memory, as ZeRO-3's offload does."""
     import torch
 
     available = machine.memory_available() / machine.GB
     if available < 2 * gigabytes:
-        remedy = "free memory, or raise the container's limit"
-        raise UserError(f"{available:.0f} GB of host memory are available", remedy)
-    begin, block = time.perf_counter(), min(2**30, int(gigabytes * 2**30))
-    blocks = [torch.empty(block, dtype=torch.uint8, pin_memory=gpus > 0) for _ in range(max(1, round(gigabytes)))]
-    seconds, size = time.perf_counter() - begin, sum(one.nbytes for one in blocks) / 1e9
+        raise UserError(
+            f"{available:.0f} GB of host memory are available", "free memory, or raise the container's limit"
+        )
+    begin = time.perf_counter()
+    size = torch.empty(int(gigabytes * 1e9), dtype=torch.uint8, pin_memory=gpus > 0).nbytes / 1e9
+    seconds = time.perf_counter() - begin
     offload = "enough" if available > _OFFLOADED_120B + 10 else "not enough"
     line = (
         f"pinned {size:.1f} GB in {seconds:.1f} s; {available:.0f} GB available, {offload} for --offload, which pins "
     )
-    line += f"{_OFFLOADED_120B} GB for the 120b"
-    return Passed(line, {"available_gb": available, "pinning_gb_per_s": size / seconds})
+    return Passed(f"{line}{_OFFLOADED_120B} GB for the 120b", {"available_gb": available})

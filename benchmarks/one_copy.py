@@ -57,7 +57,7 @@ def share_model(
     from grpo.model.shared_base import MappedBase
 
     device = torch.device(choose_device(gpus))
-    numbers: dict[str, Any] = {"model": model, "gpu": torch.cuda.get_device_name(device) if gpus else "CPU"}
+    numbers: dict[str, Any] = {"model": model}
     with tempfile.TemporaryDirectory() as name:
         packed = folder = Path(name, "mxfp4")
         args: Any = SimpleNamespace(
@@ -78,9 +78,7 @@ def share_model(
             numbers |= {"start_s": time.perf_counter() - begin, **engine.describe()}
             numbers["decode_s"] = {str(count): engine.seconds_per_pass(count) for count in sequences}
             note(**numbers)
-            begin = time.perf_counter()
             base = MappedBase(engine.call("describe_base"))
-            numbers["map_s"] = time.perf_counter() - begin
             trainer = actor.build(shape, device, base, parity.compute_scale(shape, actor.RANK))
             numbers |= {"base_gb": _weigh(shape) / 1e9, "shared_gb": engine.describe()["memory_gb"]}
             if gpus and (held := torch.cuda.memory_allocated(device)) > _weigh(shape) / 2:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from grpo.model.vocabulary import Allocated
 
 LIMIT = 0.05  # nat; --parity_limit's default
-FEWEST = 8  # prompts that say how much chance there is
 TOKENS = 96  # of a response
 SHAPE = replace(FULL, layers=2)  # one sliding, one full
 _RANK, _EXPERT_RANK, _SCALE = 8, 16, 0.7
@@ -47,7 +46,8 @@ def check_experts(gpus: int) -> Passed:
 
 def check_marlin(gpus: int) -> Passed:
     """Time an engine with Triton's kernels for the experts and with Marlin's; compare the latter with the actor."""
-    timed = engine_speed.check(gpus, (GRAPHS, MARLIN))
+    some = replace(FULL, layers=12)  # 22 GB: with Marlin's padding, all 36 do not fit into 80 GB beside a cache
+    timed = engine_speed.measure_ways("12 layers of gpt-oss-120b", some, (GRAPHS, MARLIN))
     note(**timed.numbers)
     agreed = measure_width(gpus, SHAPE, way=MARLIN)
     return Passed(f"{timed.line}; {agreed.line}", {**timed.numbers, **agreed.numbers})
@@ -174,8 +174,6 @@ def judge(what: str, found: "Sequence[Rollout]") -> Passed:
     line = f"{what}: {mean:.4f} nat from the actor, {without:.3f} without the adapter"
     if problems := list(comparison.problems(LIMIT)):
         raise UserError(f"{line}: {problems[0].what}", f"{problems[0].remedy}; see docs/parity.md")
-    if comparison.rows[0].mean.parts < FEWEST:
-        raise UserError(f"{line}: {len(found)} prompts are too few to judge")
     if without < 2 * LIMIT:
         raise UserError(f"{line}: the adapter changes nothing, so nothing was proven")
     return Passed(line, {"difference_nat": mean, "without_adapter_nat": without})

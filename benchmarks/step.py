@@ -45,15 +45,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         lora: dict[str, Any] = {"lora_rank": 64, "lora_alpha": 32, "target_modules": list(ATTENTION_PROJECTIONS)}
         own = {"router_logits": passes.has_balancing_loss(args), "experts": "packed"}
         actors = {
-            "stock": _adapt(models.Actor(str(whole), attn_implementation="eager", **lora)),
-            "ours": _adapt(Actor(str(packed), attn_implementation=attention.NAME, **lora, **own)),
+            "stock": models.Actor(str(whole), attn_implementation="eager", **lora),
+            "ours": Actor(str(packed), attn_implementation=attention.NAME, **lora, **own),
         }
+    trained = {name: _draw_adapter(actor) for name, actor in actors.items()}
     steps = {
         "stock": _stock_step(actors["stock"], trainer, args, batch),
         "ours": _our_step(actors["ours"], args, batch),
     }
-    losses = {name: step() for name, step in steps.items()}
-    details = _compare(losses, {name: _list_trained(actor) for name, actor in actors.items()})
+    details = _compare({name: step() for name, step in steps.items()}, trained)
     details |= {f"{name}_peak_gb": measure_peak(step, torch.device("cpu")) / 1e9 for name, step in steps.items()}
     seconds = time_in_turn(steps, options.repeat)
     what = (
@@ -94,17 +94,14 @@ def _draw_rollout(tokens: int, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _adapt(actor: Any) -> Any:
-    """Give an actor an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
+def _draw_adapter(actor: Any) -> dict[str, Any]:
+    """Give an actor an adapter of known values in bf16, the dtype that DeepSpeed casts it to; return its parameters."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in _list_trained(actor).values():
+    trained = {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+    for parameter in trained.values():
         parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
     actor.gradient_checkpointing_enable()
-    return actor
-
-
-def _list_trained(actor: torch.nn.Module) -> dict[str, Any]:
-    return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+    return trained
 
 
 def _stock_step(actor: Any, module: ModuleType, args: Any, batch: dict[str, Any]) -> Step:
@@ -142,11 +139,10 @@ def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
     rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
-    own = {"action_log_probs": None, "replay": None}
 
     def step() -> dict[str, float]:
         actor.zero_grad()
-        return dict(rank._train(SimpleNamespace(**batch, **own)))
+        return dict(rank._train(SimpleNamespace(**batch, action_log_probs=None, replay=None)))
 
     return step
 
@@ -155,11 +151,12 @@ def _compare(losses: dict[str, dict[str, float]], trained: dict[str, dict[str, A
     """Return by how much the results of a step differ. Raises RuntimeError if rounding does not explain it."""
     if trained["stock"].keys() != trained["ours"].keys():
         raise RuntimeError("stock and ours train other parameters")
-    error, norm = 0.0, 0.0
-    for name, parameter in trained["stock"].items():
-        error += float((trained["ours"][name].grad.float() - parameter.grad.float()).square().sum())
-        norm += float(parameter.grad.float().square().sum())
-    differences = {"gradient_difference": (error / norm) ** 0.5}
+    gradients = {
+        side: torch.cat([of_side[name].grad.float().flatten() for name in trained["stock"]])
+        for side, of_side in trained.items()
+    }
+    error = (gradients["ours"] - gradients["stock"]).norm() / gradients["stock"].norm()
+    differences = {"gradient_difference": float(error)}
     for name, key in (("loss", "policy_loss"), ("entropy", "entropy_loss")):
         differences[f"{name}_difference"] = abs(float(losses["stock"][key]) - float(losses["ours"][key]))
     if not max(differences.values()) < _TOLERANCE:

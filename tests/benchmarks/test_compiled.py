@@ -31,6 +31,25 @@ def launch():
 print(json.dumps(compiled.compile_all(lambda: iter([("actor: a test", launch)]))))
 """
 
+MARLIN = """
+from benchmarks import compiled_launches, engine_speed
+
+compiled_launches.simulate_card()
+from vllm.model_executor.layers.quantization import mxfp4
+
+if arguments := engine_speed.choose_marlin():  # vLLM 0.29
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import map_mxfp4_backend
+    print(map_mxfp4_backend(arguments["moe_backend"])[0].name)
+else:
+    mxfp4.has_triton_kernels = lambda: True
+    print(mxfp4.get_mxfp4_backend(False).name)
+"""
+
+
+def test_vllm_takes_marlins_kernels_if_it_is_asked_to() -> None:
+    done = subprocess.run([sys.executable, "-c", MARLIN], cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "MARLIN", done.stderr[-2000:]
+
 
 def test_every_kernel_compiles_and_the_actors_do_not_spill() -> None:
     command = [sys.executable, "-m", "benchmarks.compiled"]

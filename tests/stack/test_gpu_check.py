@@ -28,7 +28,7 @@ def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
 
 
 def test_the_passes_of_an_engine_are_timed():
-    numbers = engine_speed.measure_ways("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT).numbers
+    numbers = engine_speed.measure_ways("tiny", TINY, ["eager"], (1, 4), SHORT).numbers
     times = numbers["decode_s"]["eager"]
     assert list(times) == ["1", "4"] and all(map(math.isfinite, times.values()))
     assert numbers["cache_tokens"]["eager"] > 1000 and numbers["model"] == "tiny"
