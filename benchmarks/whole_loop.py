@@ -23,8 +23,8 @@ STEPS, MORE = 10, 3  # before and after the resume
 
 
 def short(gpus: int) -> Passed:
-    """Run two steps with engines that launch each kernel."""
-    return _run(gpus, "--enforce_eager", 2)
+    """Run three steps with engines that launch each kernel: one whose adapter is zero, and two after an update."""
+    return _run(gpus, "--enforce_eager", 3)
 
 
 def eager(gpus: int) -> Passed:

@@ -6,7 +6,7 @@ Each check takes seconds to minutes, and ends with a verdict: passed, failed wit
 The report is one JSON file. `./train_grpo.sh --plan` uses its figures.
 A machine with one GPU and PyTorch, transformers and Triton alone is checked as far as these go.
 
---quick runs the machine's checks, the kernels and a loop of two steps on the GPUs there are. It takes 10 minutes at
+--quick runs the machine's checks, the kernels and a loop of three steps on the GPUs there are. It takes 10 minutes at
 most: the sum of its checks' time limits, which are calculated, not measured. It measures nothing at full size.
 
 SIGTERM, SIGHUP and Ctrl-C end the present check with all that it started; the report then has the checks before it.

@@ -229,8 +229,8 @@ def test_a_loop_must_leave_everything(tmp_path: Path, left_out: str) -> None:
         whole_loop.verdict(write_run(tmp_path / "run", steps, left_out), 0, steps, 10 if steps > 10 else 0)
 
 
-@pytest.mark.parametrize("fails", ["", "first", "resumed"])
-def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, fails: str) -> None:
+@pytest.mark.parametrize("how", ["whole", "first fails", "resume fails", "short"])
+def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, how: str) -> None:
     monkeypatch.setattr(whole_loop.tempfile, "mkdtemp", lambda **_: str(tmp_path / "made"))
     calls = []
 
@@ -241,14 +241,17 @@ def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, fai
         folder = asked.run_dir or asked.resume
         shutil.rmtree(folder, ignore_errors=True)
         write_run(Path(folder), asked.values["max_steps"])
-        return SimpleNamespace(returncode=int(fails == ("first" if len(calls) == 1 else "resumed")))
+        return SimpleNamespace(returncode=int(how == ("first fails" if len(calls) == 1 else "resume fails")))
 
     monkeypatch.setattr(whole_loop.subprocess, "run", run)
-    if fails:
+    if how == "short":
+        assert whole_loop.short(1).line.startswith("3 steps, engine in mxfp4")
+        assert calls == [(True, None, 3, True)]
+    elif how.endswith("fails"):
         with pytest.raises(UserError, match="ended with 1"):
             whole_loop.graphs(1)
     else:
         assert "10 steps, and 3 after a resume, engine in mxfp4: reward 0.000 to 1.200" in whole_loop.graphs(1).line
         run_dir = str(tmp_path / "made" / "tiny")
         assert calls == [(True, None, 10, False), (False, run_dir, 13, None)]
-    assert (tmp_path / "made").exists() is bool(fails)
+    assert (tmp_path / "made").exists() is how.endswith("fails")
