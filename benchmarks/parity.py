@@ -190,7 +190,8 @@ def compare_with_replay(what: str, engine: Engine, model: Any, tokenizer: Any) -
     answers = [response["answer"] for response in responses]
     free = compare(score(model, prompts, answers, tokenizer)).rows[0].mean.value
     recorded = [torch.from_numpy(response["routing"]) for response in responses]  # [tokens, layers, choices]
-    distinct = count_experts(torch.stack([choices[-1] for choices in recorded]), model.config.num_local_experts)
+    # Of the pass that sampled the last tokens, which go through no pass themselves.
+    distinct = count_experts(torch.stack([choices[-2] for choices in recorded]), model.config.num_local_experts)
     note(without_replay_nat=free, distinct_experts=distinct)
     longest = max(len(response["observation_tokens"]) for response in responses)
     with routing.replay_choices(model, recorded, longest, next(model.parameters()).device) as replay:
