@@ -17,7 +17,6 @@ from grpo.model.model_files import (
     Tensor,
     read_header,
     read_json,
-    read_metadata,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def read(folder: Path) -> Adapter:
     if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
         raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
     try:
-        tensors, end = read_header(folder / WEIGHTS)
+        tensors, end, metadata = read_header(folder / WEIGHTS)
     except HeaderError as error:
         return Adapter(folder, config, rank, float(alpha), {}, faults=(FileFault(WEIGHTS, str(error), _AGAIN),))
     stored = {_peft_name(name): name for name in tensors}
@@ -150,8 +149,7 @@ def read(folder: Path) -> Adapter:
         twice = next(name for name in tensors if stored[_peft_name(name)] != name)
         raise CheckpointError(f"{folder}: {WEIGHTS} has {twice} under another name, too", "remove one of the two")
     by_name = {name: tensors[in_file] for name, in_file in stored.items()}
-    base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
-    adapter = Adapter(folder, config, rank, float(alpha), by_name, stored, base=base)
+    adapter = Adapter(folder, config, rank, float(alpha), by_name, stored, base=metadata.get(BASE_KEY))
     faults = _check_pairs(adapter)
     size = (folder / WEIGHTS).stat().st_size
     if size != end:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from grpo.model.model_files import FileFault
+from grpo.model.model_files import FileFault, HeaderError, read_header
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps, step_name
@@ -99,13 +99,17 @@ def _damage(folder: Path) -> list[tuple[str, str]]:
 
 def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
     try:
-        return (
-            None
-            if digest_file(file) == listed
-            else (file.name, f"was changed after it was saved: its digest differs from {NAME}")
-        )
+        if file.suffix == ".safetensors" and read_header(file).end != file.stat().st_size:
+            return (
+                file.name,
+                "was changed after it was saved: its header says another size",
+            )  # and hashing may take hours
+        is_same = digest_file(file) == listed
+    except HeaderError as error:
+        return file.name, str(error)
     except OSError as error:  # a failing disk, or a folder in the file's place
         return file.name, f"cannot be read ({error})"
+    return None if is_same else (file.name, f"was changed after it was saved: its digest differs from {NAME}")
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -152,6 +152,8 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         whole = [shapes(file) == shapes(files[0]) and _is_filled(file, n, len(files)) for n, file in enumerate(files)]
     except (TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{directory} is not a trainer state ({error})", _OTHER) from error
+    if not files:
+        raise CheckpointError(f"{directory} is not a trainer state (of {state['ranks']} ranks)", _OTHER)
     if not all(whole):
         raise CheckpointError(f"{directory / f'rank_{whole.index(False)}.safetensors'} is incomplete", _OTHER)
     return state, files
@@ -175,7 +177,7 @@ def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
     for group, offset, shape in file["layout"].values():
         size = -(-math.prod(shape) // ranks)
         end = offset + max(0, min(size, math.prod(shape) - rank * size))
-        if any(end > len(file[kind][group]) for kind in KINDS):
+        if min(group, offset) < 0 or any(end > len(file[kind][group]) for kind in KINDS):
             return False
     return True
 

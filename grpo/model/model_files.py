@@ -8,7 +8,7 @@ import math
 from collections.abc import KeysView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo.stack.hub import absence
 from grpo.stack.json_files import open_file
@@ -22,7 +22,7 @@ ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
 # implementation of attention may be a repository on the hub (CVE-2026-4372).
 _NAMES_OF_CODE = {"auto_map", "trust_remote_code", "_attn_implementation_internal", "attn_implementation"}
 _NAMES_OF_CODE |= {"_attn_implementation", "custom_pipelines"}
-_MAX_HEADER = 100_000_000
+_MAX_HEADER = 10_000_000  # bytes; gpt-oss-120b's shards have 40,000 at most, and 10 MB are parsed in a second
 _AGAIN = "download or copy this file again"
 
 
@@ -61,6 +61,14 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+class Header(NamedTuple):
+    """What the header of a safetensors file declares; `end` is the file's length in bytes that this requires."""
+
+    tensors: dict[str, Tensor]
+    end: int
+    metadata: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def read(folder: Path) -> Model:
     promised = _list_assigned(folder, faults)
     for shard, named in promised.items():
         try:
-            held, end = read_header(folder / shard)
+            held, end, _ = read_header(folder / shard)
         except HeaderError as error:
             faults.append(FileFault(shard, str(error), _AGAIN, tuple(sorted(named or ()))))
             continue
@@ -207,15 +215,8 @@ def _disagreements(shard: str, held: KeysView[str], named: set[str]) -> list[Fil
     return faults
 
 
-def read_metadata(file: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file with a valid header."""
-    with open_file(file) as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    return header.get("__metadata__", {})
-
-
-def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
-    """Return the tensors that a safetensors file declares, and the file length in bytes that they require.
+def read_header(file: Path) -> Header:
+    """Return what a safetensors file declares.
 
     The format: 8 bytes little-endian header length, JSON header, data (https://github.com/huggingface/safetensors).
 
@@ -232,7 +233,9 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
         raise HeaderError(f"cannot be read ({error.strerror})") from None
     try:
         header = json.loads(text)
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise TypeError("the metadata is no object of texts")
         tensors = {name: _tensor(file, 8 + length, entry) for name, entry in header.items()}
         _refuse_overlaps(tensors, 8 + length)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
@@ -240,7 +243,8 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
         raise HeaderError(
             f"({size:,} bytes) is not a safetensors file; it may be truncated or a Git LFS pointer"
         ) from None
-    return tensors, max((tensor.stop for tensor in tensors.values()), default=8 + length)
+    end = max((tensor.stop for tensor in tensors.values()), default=8 + length)
+    return Header(tensors, end, metadata)
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor], begin: int) -> None:
@@ -253,6 +257,8 @@ def _refuse_overlaps(tensors: dict[str, Tensor], begin: int) -> None:
 
 def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     start, stop = entry["data_offsets"]
+    if {type(number) for number in (start, stop, *entry["shape"])} != {int} or not isinstance(entry["dtype"], str):
+        raise TypeError("an offset or a size is no whole number, or the type no text")
     tensor = Tensor(file, entry["dtype"], tuple(entry["shape"]), base + start, base + stop)
     size = ITEM_BYTES.get(tensor.dtype)
     if size is not None and stop - start != size * math.prod(tensor.shape):

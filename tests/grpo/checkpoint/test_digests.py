@@ -1,11 +1,14 @@
 """SHA256SUMS of a checkpoint: every difference between the files and the list is found, and named."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from grpo.checkpoint import digests
 from grpo.checkpoint.digests import (
@@ -88,6 +91,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (folder / "empty").unlink()
     (folder / "empty").mkdir()
     assert list_damaged(folder) == ["empty"] and "cannot be read" in damage(folder)[0].what
+
+
+@pytest.mark.timeout(20)
+def test_weights_of_another_size_are_not_hashed(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file({"a": torch.zeros(4)}, folder / "a.safetensors")
+    digests.write(folder)
+    assert damage(folder) == []
+    os.truncate(folder / "a.safetensors", 1 << 40)
+    assert list_damaged(folder) == ["a.safetensors"]
 
 
 def test_without_a_digest_list_nothing_is_verified(tmp_path: Path) -> None:

@@ -67,7 +67,11 @@ def test_a_pickle_under_the_name_of_a_state_does_not_run(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [("two", {}), (1, {"x": 1}), (1, {"x": ("a", 0, (2, 2))}), (1, {"x": (9, 0, (2, 2))}), (1, 3)]
+    ("ranks", "layout"),
+    [
+        *[("two", {}), (0, {}), (-1, {}), (1, 3), (1, {"x": 1}), (1, {"x": ("a", 0, (2, 2))})],
+        *[(1, {"x": (group, offset, (2, 2))}) for group, offset in ((9, 0), (-1, 0), (0, -2))],
+    ],
 )
 def test_a_trainer_state_of_wrong_types_is_refused(ranks, layout, tmp_path):
     state = {name: None for name in ("optimizer_step", "counters", "scheduler", "client_states")}

@@ -23,10 +23,9 @@ def make_tensor_header(*offsets: int, shape: tuple[int, ...] = (4,)) -> dict:
 
 
 def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
-    tensors, end = model_files.read_header(
-        write(tmp_path / "a", {"b": make_tensor_header(8, 16), "a": make_tensor_header(0, 8)})
-    )
-    assert tensors.keys() == {"a", "b"} and end == (tmp_path / "a").stat().st_size
+    header = {"b": make_tensor_header(8, 16), "a": make_tensor_header(0, 8), "__metadata__": {"c": "d"}}
+    tensors, end, metadata = model_files.read_header(write(tmp_path / "a", header))
+    assert metadata == {"c": "d"} and tensors.keys() == {"a", "b"} and end == (tmp_path / "a").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,17 @@ def test_tensors_one_after_the_other_are_read(tmp_path: Path) -> None:
         {"a": make_tensor_header(-8, 0)},
         {"a": make_tensor_header(8, 16)},
         {"a": make_tensor_header(0, 8, shape=(-2, -2))},
+        {"a": make_tensor_header(0, 8, shape=(4.0,))},
+        {"a": make_tensor_header(False, 8)},
+        {"a": make_tensor_header(0, 8) | {"dtype": None}},
+        {"a": make_tensor_header(0, 8), "__metadata__": None},
+        {"a": make_tensor_header(0, 8), "__metadata__": {"base_sha256": 5}},
+        {
+            f"model.layers.{number}.self_attn.q_proj.weight": make_tensor_header(0, 0, shape=(0,))
+            for number in range(120_000)
+        },
     ],
+    ids=lambda header: str(header)[:60],
 )
 def test_a_header_that_the_format_forbids_is_refused(tmp_path: Path, header: object) -> None:
     with pytest.raises(HeaderError):
