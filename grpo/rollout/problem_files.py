@@ -30,9 +30,14 @@ def read_rows(path: Path, input_key: str, label_key: str | None) -> Iterator[tup
 def normalize(text: str) -> str:
     """Return a text as it is compared with others: leaks and duplicates differ in case, white space, and Unicode form.
 
-    Case is folded in the decomposed form, where no letter hides its base.
+    Zero-width characters are left out, and full-width ones are the narrow ones; 3² stays another text than 32. Case is
+    folded in the decomposed form, where no letter hides its base.
     """
-    folded = unicodedata.normalize("NFD", text).casefold()
+    narrow = (
+        unicodedata.normalize("NFKC", one) if unicodedata.decomposition(one)[:6] == "<wide>" else one for one in text
+    )
+    visible = "".join(one for one in narrow if unicodedata.category(one) != "Cf")
+    folded = unicodedata.normalize("NFD", visible).casefold()
     return " ".join(unicodedata.normalize("NFC", folded).split())
 
 

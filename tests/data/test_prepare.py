@@ -86,6 +86,7 @@ def test_aime_and_math_to_train_on_and_aime_to_evaluate_on(tmp_path: Path, aime:
         lambda text: text.replace(" ", "\n  "),
         lambda text: unicodedata.normalize("NFD", text),
         lambda text: unicodedata.normalize("NFD", text.title()),
+        lambda text: text.replace("7", "\N{FULLWIDTH DIGIT SEVEN}").replace("âge", "â\u200bge"),
     ],
 )
 def test_a_problem_to_train_and_to_evaluate_on_is_refused_or_left_out_of_train(tmp_path: Path, refuse, change) -> None:
