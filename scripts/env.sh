@@ -24,6 +24,8 @@ esac
 export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
 # Compiled engines keep their kernels from run to run. By default these go to TMPDIR, and each run has its own.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$VIRTUAL_ENV/torchinductor}"
+# DeepSpeed and torch ask for the user's name, which a container may not know.
+if [[ -z ${USER:-}${LOGNAME:-} ]] && ! id -un >/dev/null 2>&1; then USER="uid-$(id -u)" && export USER; fi
 # The tokenizer is used in processes that fork.
 export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 

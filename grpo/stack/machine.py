@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from grpo.stack.problem import UserError
 
 SHM = Path("/dev/shm")
 GB = 1e9
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of a control group of version 2 and 1: its limit, what it uses, and the page cache in it that can be reclaimed.
+_GROUP_V2 = ("memory.max", "memory.current", "inactive_file")
+_GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 # Where vLLM's kernels compute experts as the model's files hold them. It takes Triton's for 9.0 and 10.0, and those for
 # 10.0 do not compile in this layout. Elsewhere it takes Marlin's, which rearrange the experts.
 SHARES_MODEL = "9.0"
@@ -149,20 +153,30 @@ def stand_ins(count: int) -> str:
 
 
 def memory_total() -> int:
-    """Return the bytes of memory that a run may use: the machine's, or its control group's if less."""
-    total, limit = psutil.virtual_memory().total, _read_number(_CGROUP / "memory.max")
-    return total if limit is None else min(total, limit)
+    """Return the bytes of memory that a run may use: the machine's, or a control group's if less."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _read_groups())])
 
 
 def memory_available() -> int:
     """Return the bytes of available memory, including page cache."""
-    free = psutil.virtual_memory().available
-    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return free
-    # A control group counts page cache as used although it can be reclaimed.
-    parts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    return min(free, limit - used + int(parts.get("inactive_file", 0)))
+    return min([psutil.virtual_memory().available, *(free for _, free in _read_groups())])
+
+
+def _read_groups() -> Iterator[tuple[int, int]]:
+    """Yield the limit and the free bytes of each control group that limits this process: its own, and those above.
+
+    In a container, the path of a group may be the host's, of which only the last folder is here, as the root.
+    """
+    lines = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else []
+    for _, controllers, name in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, files = (_CGROUP / "memory", _GROUP_V1) if controllers else (_CGROUP, _GROUP_V2)
+        for group in (own := Path(name.lstrip("/")), *own.parents):
+            limit, used = (_read_number(root / group / file) for file in files[:2])
+            if limit is not None and used is not None:
+                parts = dict(line.split() for line in (root / group / "memory.stat").read_text().splitlines())
+                yield limit, limit - used + int(parts.get(files[2], 0))
 
 
 def _read_number(file: Path) -> int | None:

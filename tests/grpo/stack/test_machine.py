@@ -119,6 +119,28 @@ def test_names_of_gpus_do_not_matter_on_the_cpu_stack_or_in_a_joined_cluster(num
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-7f-1"
 
 
+@pytest.mark.parametrize(
+    ("line", "folder", "version"),
+    [
+        ("0::/", "", 2),
+        ("0::/slurm/job_7/step_0", "slurm/job_7", 2),  # a group above its own has the limit
+        ("0::/docker/abc", "", 2),  # the host's name of it
+        ("4:memory:/kubepods/pod1", "memory/kubepods", 1),
+        ("9:cpuset,memory:/docker/abc", "memory", 1),
+    ],
+)
+def test_the_limit_of_a_control_group_counts_wherever_it_is(tmp_path, monkeypatch, line, folder, version) -> None:
+    (tmp_path / "own").write_text(f"12:pids:/elsewhere\n{line}\n")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    unlimited = machine.memory_total()
+    *names, cache = {1: machine._GROUP_V1, 2: machine._GROUP_V2}[version]
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for name, value in zip((*names, "memory.stat"), ("5000000", "3000000", f"{cache} 1000000"), strict=True):
+        (tmp_path / folder / name).write_text(f"{value}\n")
+    assert (machine.memory_total(), machine.memory_available()) == (5_000_000, 3_000_000) and unlimited > 10**8
+
+
 def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 0 < machine.memory_available() <= machine.memory_total()
