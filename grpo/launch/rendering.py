@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
+from grpo.stack.upstream.tokenizer import explain
 
 
 class Rendered(NamedTuple):
@@ -43,7 +44,7 @@ def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> 
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         is_template = reason.startswith("jinja2.")
-        remedy = "use the chat template of the released gpt-oss" if is_template else "download or copy the model again"
+        remedy = "use the chat template of the released gpt-oss" if is_template else explain(reason)
         raise UserError(f"the tokenizer of {model} cannot render prompts ({reason})", remedy)
     return [Rendered(*each) for each in json.loads(done.stdout)]
 

@@ -33,6 +33,11 @@ _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs to
 _FLOATS = ("BF16", "F16", "F32")
 
 
+# The rotary frequencies of gpt-oss, as transformers 5 names them. transformers 4 does not read these names: actor and
+# engines would load a model with other values as if it had these, and agree with each other.
+_ROPE: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 150_000, "factor": 32, "beta_fast": 32, "beta_slow": 1}
+_ROPE |= {"truncate": False, "original_max_position_embeddings": 4096}
+
 _REMEDY = "config.json and the weights are of different models or damaged: download both again"
 
 
@@ -73,6 +78,12 @@ class Architecture:
         if config.get("tie_word_embeddings"):
             raise CheckpointError(
                 "config.json ties lm_head to the embeddings, which gpt-oss does not", "download it again"
+            )
+        rope = config.get("rope_parameters") or {}
+        if not isinstance(rope, dict) or any(rope.get(name, value) != value for name, value in _ROPE.items()):
+            raise CheckpointError(
+                "config.json has rope_parameters that are not gpt-oss's, which not all versions of transformers read",
+                "write them as rope_theta and rope_scaling in place of rope_parameters",
             )
         numbers = {field: config.get(key) for field, key in _KEYS.items()}
         wrong = [_KEYS[field] for field, value in numbers.items() if type(value) is not int or value < 1]

@@ -26,14 +26,15 @@ def library() -> Path:
 
 
 def build() -> bool:
-    """Compile the kernel with $CXX or c++, in a few seconds. Returns False if it already existed.
+    """Compile the kernel with $CXX or c++, in a few seconds. Returns False if there was one that loads.
 
     Raises:
         OSError: if there is no compiler or the folder is not writable.
         subprocess.CalledProcessError: if compiling fails; its `stderr` holds the compiler's messages.
     """
     target = library()
-    if target.exists():
+    command = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(target)]
+    if target.exists() and not subprocess.run(command, capture_output=True).returncode:  # a damaged one may end it
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -38,3 +38,10 @@ class FastTokenizer(Tokenizer, Protocol):
     """A tokenizer with ``is_fast``."""
 
     backend_tokenizer: "tokenizers.Tokenizer"
+
+
+def explain(reason: str) -> str:
+    """Return what helps if transformers cannot load a tokenizer, by the reason that it gives."""
+    if "TokenizersBackend" in reason:  # transformers 5 saves this class
+        return 'set "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
+    return "download or copy the model again"

@@ -204,6 +204,16 @@ def test_without_the_kernel_it_still_works():
     subprocess.run([sys.executable, "-c", code], env=environ, check=True)
 
 
+def test_a_truncated_kernel_is_built_again(tmp_path, monkeypatch):
+    whole = mxfp4_kernel.library().read_bytes()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    damaged = mxfp4_kernel.library()
+    damaged.parent.mkdir()
+    damaged.write_bytes(whole[: len(whole) // 2])
+    assert mxfp4_kernel.build() and not mxfp4_kernel.build()
+    assert len(damaged.read_bytes()) == len(whole)
+
+
 def test_the_kernel_is_built_once_and_a_broken_compiler_is_reported(tmp_path, monkeypatch, capsys):
     assert not mxfp4_kernel.build()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

@@ -165,13 +165,20 @@ def test_a_leak_is_found_however_it_is_written(setting, tmp_path: Path, monkeypa
     assert "line 21" in problem and "EVAL_DATA, line 3" in problem and "--decontaminate" in problem.split("->")[1]
 
 
-@pytest.mark.parametrize(("file", "text"), [("chat_template.jinja", "{% if"), ("tokenizer.json", "{}")])
-def test_a_faulty_template_or_tokenizer_is_named(tmp_path: Path, file: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "text", "names"),
+    [
+        ("chat_template.jinja", "{% if", "template"),
+        ("tokenizer.json", "{}", "download"),
+        ("tokenizer_config.json", '{"tokenizer_class": "TokenizersBackend"}', "PreTrainedTokenizerFast"),
+    ],
+)
+def test_a_faulty_template_or_tokenizer_is_named(tmp_path: Path, file: str, text: str, names: str) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(UserError, match="cannot render") as refused:
         RENDER(str(tmp_path), ["How many?"], {})
-    assert ("template" in refused.value.problem.remedy) == (file == "chat_template.jinja")
+    assert names in refused.value.problem.remedy
 
 
 def test_batch_sizes_pass_if_every_rank_gets_as_much_in_whole_batches(setting) -> None:

@@ -48,6 +48,8 @@ def assign(name: str, shard: str | None) -> Callable[[Path], None]:
         (edit("tokenizer_config.json", **CODE), "auto_map"),
         (edit("config.json", _attn_implementation_internal="somebody/kernels"), "_attn_implementation_internal"),
         (edit("config.json", num_hidden_layers=3), "model.layers.2."),
+        (edit("config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 10_000.0}), "rope_theta"),
+        (edit("config.json", rope_parameters=[1]), "rope_theta"),
         (edit("config.json", num_hidden_layers=1), "model.layers.1."),
         (edit("config.json", num_key_value_heads=4), "(64,)"),
         (edit("config.json", model_type="llama"), "llama"),
