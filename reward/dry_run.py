@@ -17,11 +17,11 @@ def call_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     """Return the reward of the rollout, or what is wrong with the file.
 
     Args:
-        sample: `query`, `prompt` and `label`, and perhaps `wrong`, the query of a wrong answer; None to load the file
-            and no more.
+        sample: `query`, `prompt` and `label`, and perhaps `bare`, the query of the right answer without a box, and
+            `wrong`, that of a wrong answer; None to load the file and no more.
 
     Returns:
-        `reward`, `score` and `logs`, and `wrong`, the reward of the wrong answer; or `error` and `remedy`.
+        `reward`, `score` and `logs`, and `bare` and `wrong`, the rewards of these; or `error` and `remedy`.
     """
     try:
         function = user_files.load(path)
@@ -39,7 +39,7 @@ def call_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     if sample is None:
         return {"logs": {}}
     result = _paid(function, path, sample)
-    works = "error" not in result and result["reward"] > result.get("wrong", math.inf)
+    works = "error" not in result and max(result["reward"], result.get("bare", 0.0)) > result.get("wrong", math.inf)
     if not works and _is_foreign(signature):
         what = f"has {user_files.FUNCTION}{signature}, the arguments of another trainer; here they get other values"
         return _error(what, _EXAMPLE)
@@ -64,8 +64,12 @@ def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> d
         return _error(f"returns the reward {result['reward']} on {called}", "return a finite number")
     if "wrong" not in sample:
         return result
-    wrong = _call(function, path, sample, sample["wrong"], f"on a wrong answer to {called}")
-    return wrong if "error" in wrong else {**result, "wrong": wrong["reward"]}
+    for name, what in (("bare", "an answer without a box"), ("wrong", "a wrong answer")):
+        other = _call(function, path, sample, sample[name], f"on {what} to {called}")
+        if "error" in other:
+            return other
+        result[name] = other["reward"]
+    return result
 
 
 def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], query: str, where: str) -> dict[str, Any]:

@@ -4,22 +4,26 @@
 GRPO_REWARD_WEIGHTS.
 """
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
 FUNCTION = "reward_func"
+_CHECKOUT = Path(__file__).resolve().parents[1]
+# Files may import from our packages grpo and reward, which come first.
+_OURS = ("benchmarks", "data", "eval", "patches", "scripts", "tests")
 
 
 class NoFunctionError(AttributeError):
@@ -83,6 +87,40 @@ def _weight(text: str) -> float:
     return weight
 
 
+@contextlib.contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """Look for modules in a folder first, even if they have the name of a package of ours. Afterwards it comes last."""
+    files = {name: (folder / f"{name}.py", folder / name / "__init__.py") for name in _OURS}
+    hidden = {name for name, places in files.items() if folder != _CHECKOUT and any(map(Path.is_file, places))}
+    ours = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in hidden}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+
+
+def run_file(path: Path, name: str) -> ModuleType:
+    """Return the module of a file. What it imports is looked for in the file's own folder first.
+
+    Raises:
+        Exception: whatever importing the file raises.
+    """
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up
+    folder = path.absolute().parent
+    with contextlib.nullcontext() if folder.is_relative_to(_CHECKOUT / "grpo") else _first_on_path(folder):
+        spec.loader.exec_module(module)
+    return module
+
+
 class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles a file each time. Python takes its .pyc for current if the file has kept its second and its size."""
 
@@ -91,20 +129,13 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def load(path: Path) -> Callable[..., Any]:
-    """Return the function of a file. Modules beside the file can be imported.
+    """Return the function of a file, see :func:`run_file`.
 
     Raises:
         NoFunctionError: if the file does not define it.
         Exception: whatever importing the file raises.
     """
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    name = f"reward_of_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look it up
-    spec.loader.exec_module(module)
+    module = run_file(path, f"reward_of_{path.stem}")
     function = getattr(module, FUNCTION, None)
     if not callable(function):
         raise NoFunctionError(f"{path} has no function {FUNCTION}")

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from grpo.environments.environment import Environment, SetupError
-from reward.user_files import SourceLoader
+from reward.user_files import run_file
 
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
 BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval", "single")}
@@ -31,12 +31,8 @@ def load(name: str) -> type[Environment]:
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
     if path.suffix != ".py":
         raise SetupError(f"ENVIRONMENT {name} is not an environment", _FORMS)
-    module_name = f"environment_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path, loader=SourceLoader(module_name, str(path)))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = run_file(path, f"environment_{path.stem}")
     except (Exception, SystemExit) as error:
         raise SetupError(
             f"ENVIRONMENT {path} cannot be imported ({type(error).__name__}: {error})",

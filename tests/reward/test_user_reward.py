@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import math
 import os
+import sys
 
 import pytest
 
@@ -78,6 +79,19 @@ def test_a_function_may_import_a_module_beside_it(load, tmp_path):
     (tmp_path / "my_helper_of_rewards.py").write_text("WORTH = 0.25\n")
     reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + make_reward_code("WORTH"))
     assert reward_func(*CALL)["rewards"] == 0.25
+
+
+def test_a_module_beside_it_comes_before_a_package_of_ours(load, tmp_path):
+    (tmp_path / "data.py").write_text("WORTH = 0.25\n")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "__init__.py").write_text("")
+    (tmp_path / "scripts" / "more.py").write_text("from data import WORTH\nTWICE = 2 * WORTH\n")
+    (tmp_path / "eval").mkdir()  # of data files
+    code = "from scripts.more import TWICE\nfrom eval.compare import compare_evaluations\n" + make_reward_code("TWICE")
+    data = importlib.import_module("data.golds")
+    assert load(mine=code)(*CALL)["rewards"] == 0.5
+    assert importlib.import_module("data.golds") is data and "scripts.more" not in sys.modules
+    assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
 
 
 def test_an_edit_of_the_same_second_and_size_counts(tmp_path):

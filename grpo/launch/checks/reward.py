@@ -21,9 +21,10 @@ from reward.user_files import RewardFile
 
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
-    "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>"
-    "\\boxed{{{answer}}}<|return|>"
+    "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
 )
+_KINDS = ("reward", "bare", "wrong")  # of a result, with the query of the same place in the sample
+_QUERIES = ("query", "bare", "wrong")
 
 
 def check_reward(config: Config) -> Iterator[Problem]:
@@ -46,19 +47,20 @@ def is_users(config: Config) -> bool:
 
 
 def describe(config: Config) -> list[str]:
-    """Describe the user's own rewards in lines for people: what they pay for a right and for a wrong answer."""
+    """Describe the user's own rewards in lines for people: what they pay for right answers and for a wrong one."""
     if has_environment(config.args) or not is_users(config):
         return []
     files, sample = user_files.from_environment(), _read_first_sample(config)
     lines = [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
     tried = [(file.weight, _try(file, sample)) for file in files]
-    if not all("wrong" in result for _, result in tried):
+    if sample is None or not all("wrong" in result for _, result in tried):
         return lines  # the checks say so, or the label is one that only the function reads
-    right, wrong = (sum(weight * result[name] for weight, result in tried) for name in ("reward", "wrong"))
-    first = "answer to the first line of TRAIN_DATA"
-    lines.append(f"            pays {right:g} for the right {first}, {wrong:g} for a wrong one")
-    if right <= wrong:
-        lines.append("WARNING: REWARD pays no more for a right boxed answer than for a wrong one: docs/reward.md")
+    *right, wrong = (sum(weight * result[name] for weight, result in tried) for name in _KINDS)
+    answers = (sample[query].rpartition("<|message|>")[2].removesuffix("<|return|>") for query in _QUERIES)
+    paid = ", ".join(f"{answer:.40} {reward:g}" for answer, reward in zip(answers, (*right, wrong), strict=True))
+    lines.append(f"            the first label of TRAIN_DATA is {str(sample['label'])!r:.60}; it pays {paid}")
+    if max(right) <= wrong:
+        lines.append("WARNING: REWARD pays no more for a right answer than for a wrong one: docs/reward.md")
     return lines
 
 
@@ -85,9 +87,10 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
     prompt = "".join(_MARKUP.format_map({"role": "user", "content": "", **message}) for message in messages)
     prompt += "<|start|>assistant"
     try:
-        answers = {"query": parse_label(label).answer, "wrong": "-8675309"}
+        bare = parse_label(label).answer
+        answers = {"query": f"\\boxed{{{bare}}}", "bare": bare, "wrong": "\\boxed{-8675309}"}
     except LabelError:
-        answers = {"query": "1"}
+        answers = {"query": "\\boxed{1}"}
     return {"prompt": prompt, "label": label} | {
         name: prompt + _RESPONSE.format(answer=answer) for name, answer in answers.items()
     }

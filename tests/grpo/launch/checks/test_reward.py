@@ -83,11 +83,12 @@ SHARP = make_function("return float('{7}' in queries[0])")
 @pytest.mark.parametrize(
     ("texts", "weights", "paid"),
     [
-        ([SHARP], "", "1 for the right"),
-        ([make_function("return -float('{7}' in queries[0])")], "", "-1 for the right"),
-        ([make_function("return 0.5")], "", "0.5 for the right"),
-        ([SHARP, make_function("return 0.25")], "2 1", "2.25 for the right"),
-        ([make_function("return [float('{7}' in queries[0]) or None]")], "", "nan for a wrong one"),
+        ([SHARP], "", "\\boxed{7} 1, 7 0, \\boxed{-8675309} 0"),
+        ([make_function("return -float('{7}' in queries[0])")], "", "\\boxed{7} -1, 7 0,"),
+        ([make_function("return 0.5")], "", "\\boxed{7} 0.5, 7 0.5, \\boxed{-8675309} 0.5"),
+        ([SHARP, make_function("return 0.25")], "2 1", "\\boxed{7} 2.25, 7 0.25"),
+        ([make_function("return [float('{7}' in queries[0]) or None]")], "", "\\boxed{-8675309} nan"),
+        ([make_function("return float(queries[0].endswith('>' + labels[0] + '<|return|>'))")], "", "{7} 0, 7 1, "),
     ],
 )
 def test_what_a_reward_pays_is_shown(setting, find_problems, tmp_path, monkeypatch, texts, weights, paid):
@@ -96,7 +97,8 @@ def test_what_a_reward_pays_is_shown(setting, find_problems, tmp_path, monkeypat
     find_problems(*texts)
     _, line, *warning = reward.describe(setting.make_config())
     assert paid in line
-    assert len(warning) == (paid in ("-1 for the right", "0.5 for the right"))
+    assert "label of TRAIN_DATA is '7'" in line
+    assert len(warning) == ("-1, " in paid or "0.5, " in paid)
 
 
 def test_a_label_that_only_the_function_reads_says_no_right_answer(setting, find_problems, tmp_path):
