@@ -14,7 +14,8 @@ from grpo.rollout.response_text import make_record_fields
 from grpo.run.problem_ids import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
-from reward.labels import parse_label
+from grpo.stack.upstream.tokenizer import explain
+from reward.labels import is_gradable, parse_label
 
 Reader = Literal["grader", "environment", "reward"]
 
@@ -81,7 +82,10 @@ def _parse(row: Any, reader: Reader) -> EvalProblem:
         raise ValueError("'label' is missing, or is not text")
     if reader == "reward" and label in (None, "", []):
         raise ValueError("'label' is missing or empty")
-    label = parse_label(label).answer if reader == "grader" else label
+    if reader == "grader" and not is_gradable(label := parse_label(label).answer):
+        raise ValueError(
+            f"the grader cannot read the answer {label!r}; give --reward, or answers in digits or \\text{{}}"
+        )
     return EvalProblem(id, prompt, label, str(row.get("datasource", "default")))
 
 
@@ -115,9 +119,7 @@ class Chat:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"the tokenizer of {model} cannot be loaded ({error})", "download the whole model"
-            ) from None
+            raise UserError(f"the tokenizer of {model} cannot be loaded ({error})", explain(str(error))) from None
         if not self.tokenizer.chat_template:
             raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
         self.variables = dict(variables)

@@ -1,9 +1,12 @@
 """The label of a prompt in a data file: the gold answer, and the split that the problem belongs to."""
 
 import json
+import re
 from typing import Any, NamedTuple
 
 SPLITS = ("train", "eval")
+# Dates, telephone numbers, words, and placeholders for a missing answer. The grader compares none of them
+_NO_ANSWER = re.compile(r"\d+(-\d+)+|\d+(/\d+){2,}|n/?a|nan|(?=.*[a-z]{4})[a-z]+( [a-z]+)*", re.I)
 
 
 class LabelError(ValueError):
@@ -45,3 +48,8 @@ def parse_label(label: Any) -> Label:
     if split not in SPLITS:
         raise LabelError("a label has an unknown split", f"use one of {', '.join(SPLITS)}")
     return Label(str(answer), split)
+
+
+def is_gradable(answer: str) -> bool:
+    """Tell whether the grader can compare a gold answer: a label of words is for a reward of the user's own."""
+    return not _NO_ANSWER.fullmatch(answer.strip())

@@ -1,16 +1,13 @@
 """Reads prepared data files: JSON lines with a prompt and a label."""
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.rollout.problem_files import read_rows
 from grpo.stack.problem import UserError
-from reward.labels import LabelError, parse_label
+from reward.labels import LabelError, is_gradable, parse_label
 
 _NAME = "name a .jsonl file; python -m data.prepare writes one"
-# Dates, telephone numbers, words, and placeholders for a missing answer. The grader compares none of them
-_NO_ANSWER = re.compile(r"\d+(-\d+)+|\d+(/\d+){2,}|n/?a|nan|(?=.*[a-z]{4})[a-z]+( [a-z]+)*", re.I)
 
 
 class Record(NamedTuple):
@@ -58,7 +55,7 @@ def _check_label(label: Any, where: str, split: str) -> None:
     if label_split != split:
         what = f"the label belongs to the {label_split} split, not to {split} (a plain answer counts as train)"
         raise UserError(f"{where}: {what}", remedy)
-    if _NO_ANSWER.fullmatch(answer.strip()):
+    if not is_gradable(answer):
         raise UserError(
             f"{where}: the grader cannot read the answer {answer!r}, so every response would be wrong",
             "write numbers in digits, and put words and dates in \\text{...}; python -m data.prepare --skip-bad leaves "

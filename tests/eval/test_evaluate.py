@@ -150,6 +150,14 @@ def test_a_model_without_stop_tokens_is_refused(good_command, model, tmp_path, c
     assert "generation_config.json" in said
 
 
+@pytest.mark.parametrize("answer", ["the city of roses", "2024-01-31"])
+def test_an_answer_that_the_grader_cannot_read_is_refused_without_a_reward(good_command, data, capsys, answer):
+    data.write_text(data.read_text() + json.dumps({"id": "p3", "prompt": "Where?", "label": answer}) + "\n")
+    refusal = read_refusal(capsys, *good_command)
+    assert "line 4" in refusal and answer in refusal and "--reward" in refusal
+    assert [problem.label for problem in read_problems(data, "reward")][3] == answer
+
+
 def test_missing_checkout_variables_are_rejected(good_command, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     assert "source scripts/env.sh" in read_refusal(capsys, *good_command)
