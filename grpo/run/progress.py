@@ -235,8 +235,9 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
         f"{row['limit']:g}"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
-    if waits and not problems:
-        return [f"step {row['step']}: {verdict} so far ({adapter}{steps}); {row['waits']}"]
+    if not problems and (waits or not comparison.has_adapter):  # a zero adapter says little
+        so_far = f" so far ({adapter}{steps}); {row['waits']}" if waits else f" ({adapter}{steps})"
+        return [f"step {row['step']}: {verdict}{so_far}"]
     lines = [legend, *comparison.table(), *waits, *problems]
     return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
@@ -245,7 +246,8 @@ def eval_line(row: dict[str, Any]) -> str:
     """Return one eval as one line."""
     passed = row.get("pass_at_k")
     several = [(k, part) for k, part in passed.items() if k != "1"] if isinstance(passed, dict) else []
-    shown = [f", pass@{k} {part['value']:.3f}" for k, part in several if is_number(part.get("value"))]
+    parts = [(k, part.get("value")) for k, part in several if isinstance(part, dict)]
+    shown = [f", pass@{k} {value:.3f}" for k, value in parts if is_number(value)]
     if isinstance(greedy := row.get("greedy"), dict) and is_number(value := get_value(greedy)):
         shown.append(f", greedy {value:.3f}")
     return f"eval at step {row['step']}: {get_name(row)} {interval(row)}{''.join(shown)}"

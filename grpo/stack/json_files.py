@@ -8,7 +8,9 @@ import glob
 import json
 import logging
 import os
+import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -20,6 +22,9 @@ MakeObject = Callable[[list[tuple[str, Any]]], Any]
 logger = logging.getLogger(__name__)
 _LARGEST = 2 << 30  # bytes
 _LONGEST = 256 << 20  # bytes of a line
+
+
+_TOO_LONG = re.compile(r"\d{309}")
 
 
 @overload
@@ -62,12 +67,21 @@ def read_json(path: Path) -> Any:
 
 def _load(text: str, make_object: MakeObject | None = None) -> Any:
     try:
+        if _TOO_LONG.search(text):  # perhaps in a text
+            json.loads(text, parse_int=_check_digits)
         value = json.loads(text, object_pairs_hook=make_object)
         if "\\ud" in text or "\\uD" in text:  # half a character, which no file and no tokenizer takes
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _check_digits(number: str) -> int:
+    """Return a whole number. Raises ValueError for one that no calculation takes, since no float is as large."""
+    if abs(value := int(number)) > sys.float_info.max:
+        raise ValueError(f"it has a number of {len(number)} digits")
+    return value
 
 
 def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

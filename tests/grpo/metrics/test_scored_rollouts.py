@@ -138,12 +138,13 @@ def test_a_comparison_survives_a_json_file():
     comparison = compare(make_rollouts(effect=0.0))
     row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
     assert Comparison.from_dict(row).table() == comparison.table()
-    row |= {"step": 3, "since": 3, "limit": 0.07, "problems": [], "routing": "", "waits": ""}
+    row |= {"step": 3, "since": 3, "limit": 0.07, "problems": [], "routing": "", "waits": "", "has_adapter": True}
     head, legend, *table = parity_lines(row)
     assert head.startswith("step 3: engines and actor agree")
     assert "in nat ±standard error" in legend and "significantly above 0.07" in legend
     assert table == [f"  {line}" for line in comparison.table()]
-    waits = row | {"since": 2, "has_adapter": True, "waits": "too few tokens"}
+    assert parity_lines(row | {"has_adapter": False}) == ["step 3: engines and actor agree (the adapter is still zero)"]
+    waits = row | {"since": 2, "waits": "too few tokens"}
     told = "step 3: engines and actor agree so far (with the adapter, rollouts since step 2); too few tokens"
     assert parity_lines(waits) == [told]
     problem = {"what": "all: too far apart", "remedy": "look"}

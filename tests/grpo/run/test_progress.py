@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, describe_continuation, find_adapter, step_line
+from grpo.run.progress import Progress, describe_continuation, eval_line, find_adapter, step_line
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -224,6 +224,7 @@ def test_greedy_answers_and_pass_at_k_are_beside_the_samples(tmp_path: Path) -> 
         append(tmp_path / "eval.jsonl", EVAL | row)
     first = Progress(RunFiles(tmp_path, tmp_path), None).poll()[0]
     assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), pass@8 0.625, greedy 0.700"
+    assert "pass" not in eval_line({"step": 0, "exact_match": 0.25, "pass_at_k": {"8": 1}})
     assert list_lines(tmp_path)[:4] == [
         "exact match  0.250 [0.200, 0.310] (n=256) at step 0",
         "          -> 0.250 [0.200, 0.310] (n=256) at step 40",

@@ -49,6 +49,13 @@ def test_a_missing_file_has_no_rows_and_lines_that_are_broken_or_hold_no_object_
     assert json_files.read_rows(file) == [{"step": 1, "text": "π"}, {"step": 4}]
 
 
+@pytest.mark.parametrize(("digits", "is_read"), [(308, True), (309, False), (5000, False)])
+def test_a_number_that_is_larger_than_all_floats_breaks_its_line_and_digits_in_a_text_do_not(tmp_path, digits, is_read):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"step": 1, "correct": [-{digits * "9"}]}}\n{{"step": 2, "text": "{digits * "9"}"}}\n')
+    assert [row["step"] for row in json_files.read_rows(file)] == [1] * is_read + [2]
+
+
 @pytest.mark.timeout(20)
 def test_only_files_with_an_end_are_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a path of a socket is short
