@@ -1,6 +1,8 @@
 """Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
+import contextlib
 import copy
+import functools
 import logging
 import os
 import shutil
@@ -92,11 +94,27 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
 def rotate(checkpoints: Path, args: Arguments) -> None:
     """Remove the checkpoints that are not kept. The new one is complete, so no failure here is worth ending a run."""
     try:
-        steps = saved_steps(checkpoints)
-        scores = held_out(RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir)).evals)
+        steps, files = saved_steps(checkpoints), RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir))
+        scores = held_out(files.evals)
+        _warn_of_size(checkpoints / step_name(steps[-1]), files)
         remove(checkpoints, set(steps) - set(choose_kept_steps(steps, scores, args.max_ckpt_num)))
     except OSError as error:
         logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
+
+
+def _warn_of_size(step: Path, files: RunFiles) -> None:
+    """Say so if a checkpoint is larger than planned: the disk was checked for that size."""
+    size = sum(file.stat().st_size for file in step.glob("*/*"))
+    with contextlib.suppress(UserError):  # config.json is damaged
+        planned = (files.read_config().get("plan") or {}).get("checkpoint_bytes")
+        if planned and size > 1.1 * planned + 1e6:
+            sizes = f"{size / 1e6:,.0f} MB, and {planned / 1e6:,.0f} MB were planned"
+            _warn_once(f"a checkpoint takes {sizes}: watch the disk")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def load_step(engine: TrainerEngine, args: Arguments) -> dict[str, Any]:

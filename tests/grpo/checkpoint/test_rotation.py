@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from grpo.checkpoint import saving
 from grpo.run.saved_steps import saved_steps
 
@@ -29,6 +31,18 @@ def test_a_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path: Path, monkeyp
         assert rotate(tmp_path, 2) == [2, 4, 6]
     assert "not removed" in caplog.text
     assert rotate(tmp_path, 2) == [4, 6]
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(4_000_000, False), (9_000_000, True)])
+def test_a_checkpoint_that_is_larger_than_planned_is_named_once(tmp_path: Path, caplog, size, is_told) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {}, "plan": {"checkpoint_bytes": 4_000_000}}))
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"step_{step}" / "adapter" / "weights").write_bytes(bytes(size))
+        rotate(tmp_path, 2)
+    assert sum("9 MB, and 4 MB were planned" in record.message for record in caplog.records) == is_told
+    (tmp_path / "config.json").write_text("{")
+    assert rotate(tmp_path, 1) == [4]
 
 
 def _refuse(*_: object) -> None:
