@@ -27,7 +27,8 @@ def test_other_graders_agree(gold: str, answer: str, expected: bool) -> None:
 EQUAL = [
     ("\\begin{aligned}204\\end{aligned}", "204"),
     ("2.50", "\\frac52"),
-    ("\\frac{7}{3}\\approx 2.33", "7/3"), ("-\\frac{\\omega\\hbar}{c}", "-\\frac{\\hbar\\omega}{c}"), ("ß", "ß"),
+    ("\\frac{7}{3}\\approx 2.33", "7/3"), ("\\frac{7}{3} \\simeq 2.33", "7/3"),
+    ("-\\frac{\\omega\\hbar}{c}", "-\\frac{\\hbar\\omega}{c}"), ("ß", "ß"),
     ("30^\\circ\\text{ units}", "30^\\circ"), ("3²", "9"), ("2½", "\\frac52"), ("x(x+1)", "x^2+x"),
     ("y=2x+1", "2x-y+1=0"),
     ("1011_2", "1011_{\\text{two}}"), ("2, 1", "\\{1,2\\}"), ("1\\pm\\sqrt2", "1-\\sqrt2,1+\\sqrt2"),
