@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.json_files import build_object, numbered_rows, read_json
+from grpo.stack.json_files import build_object, numbered_rows, read_bytes, read_json
 from grpo.stack.problem import UserError
 from reward.extraction import extract_boxed
 
@@ -128,7 +128,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 def _table(path: Path) -> Iterator[Row]:
     """Yield the rows of a table with a header. Its separator is the most frequent of comma, semicolon and tab there."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason})", "save it as CSV in UTF-8") from error
     csv.field_size_limit(2**31 - 1)

@@ -10,6 +10,7 @@ from grpo.flags.upstream import make_words, parse_given
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.json_files import read_bytes
 from grpo.stack.problem import UserError
 
 _LAST_WITH_SETTINGS = "e6f83218"  # the last commit whose train_grpo.sh had settings
@@ -58,7 +59,7 @@ def read(folder: Path) -> Asked:
             "--adapter CHECKPOINT/adapter",
         )
     try:
-        text = files.command.read_text(encoding="utf-8").replace("\\\n", " ")
+        text = read_bytes(files.command).decode().replace("\\\n", " ")
         words = shlex.split(text, comments=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{files.command} cannot be read ({error})", "restore the file from a copy") from None

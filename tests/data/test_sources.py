@@ -112,6 +112,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
         read_source(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl"])
+def test_a_file_of_any_size_is_not_read_into_memory(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 1 << 40)
+    with pytest.raises(OSError, match=r"larger|longer"):
+        read_source(str(tmp_path / name))
+
+
 def test_a_row_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"problem": "P", "answer": "1", "answer": "2"}\n{\n{"problem": "P"}\n')
     doubled, broken, good = [row.value for row in read_source(str(tmp_path / "a.jsonl"))[0]]

@@ -12,7 +12,7 @@ from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.run.measure import USER_REWARD
-from grpo.stack.json_files import numbered_rows
+from grpo.stack.json_files import numbered_rows, read_bytes
 from grpo.stack.problem import Problem, UserError
 from reward import user_files
 from reward.dry_run import call_once
@@ -117,7 +117,7 @@ def _try(file: RewardFile, sample: dict[str, Any] | None) -> dict[str, Any]:
     if file.path.suffix != ".py" or not file.path.is_file():
         what = "is not a .py file" if file.path.exists() else "does not exist"
         return {"error": what, "remedy": "name a .py file with reward_func"}
-    return _try_cached(file.path, file.path.read_bytes(), json.dumps(sample))
+    return _try_cached(file.path, read_bytes(file.path), json.dumps(sample))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from grpo.flags.parser import Asked
 from grpo.launch import recorded
 from grpo.run import own_runs
+from grpo.stack.problem import UserError
 
 from .recipe import launch
 
@@ -88,6 +90,15 @@ def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None
     shutil.rmtree(checkout)
     with pytest.raises(own_runs.UserError):
         own_runs.refuse_others(mine, named)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_flags_is_not_waited_for(tmp_path) -> None:
+    file = Path(write_run(tmp_path / "run")) / "command.sh"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match=str(file)):
+        recorded.read(file.parent)
 
 
 @pytest.mark.parametrize("flag", ["ckpt_path", "metrics_dir"])

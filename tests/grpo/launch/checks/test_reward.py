@@ -108,6 +108,14 @@ def test_a_label_that_only_the_function_reads_says_no_right_answer(setting, find
     assert len(reward.describe(setting.make_config())) == 1
 
 
+def test_a_file_of_any_size_is_not_read_into_memory(setting, monkeypatch, tmp_path):
+    (file := tmp_path / "large.py").touch()
+    os.truncate(file, 1 << 40)
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(file))
+    with pytest.raises(OSError, match="larger than 2 GiB"):
+        setting.find_problems()
+
+
 def test_an_endless_loop_ends_at_the_deadline_with_what_it_started(tmp_path):
     path, child = tmp_path / "loop.py", tmp_path / "child"
     path.write_text(
