@@ -142,7 +142,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     try:
         config = read_json(folder / CONFIG)
-        set(config["problems"]), range(config["n"]), dict(config["identity"]), list(config["k"])
+        set(config["problems"]), range(config["n"]), {**config["identity"]}, list(config["k"])
     except (OSError, ValueError, KeyError, TypeError):
         raise _refuse_folder(folder) from None
     return config

@@ -25,7 +25,7 @@ def test_other_graders_agree(gold: str, answer: str, expected: bool) -> None:
 
 
 EQUAL = [
-    ("\\begin{aligned}204\\end{aligned}", "204"),
+    ("\\begin{aligned}204\\end{aligned}", "204"), ("\\begin{equation*}204\\end{equation*}", "204"),
     ("2.50", "\\frac52"),
     ("\\frac{7}{3}\\approx 2.33", "7/3"), ("\\frac{7}{3} \\simeq 2.33", "7/3"),
     ("-\\frac{\\omega\\hbar}{c}", "-\\frac{\\hbar\\omega}{c}"), ("ß", "ß"),
