@@ -69,6 +69,9 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     if prompts is not None and prompts < args.rollout_batch_size:
         what = f"TRAIN_DATA has {format_count(prompts, 'prompt')}, but a global step needs {args.rollout_batch_size}"
         yield Problem(what, f"set --rollout_batch_size to at most {prompts}, or use more data")
+    if args.n_samples_per_prompt < 2 and args.advantage_estimator in GROUP_ESTIMATORS:
+        yield Problem(f"{args.advantage_estimator} compares the rollouts of a prompt", "set --n_samples_per_prompt 8")
+        return  # the sizes of batches follow from it
     if rollouts % ranks:
         what = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
         yield Problem(what, "make --rollout_batch_size x --n_samples_per_prompt a multiple of the ranks")
@@ -87,8 +90,6 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
             f"--micro_rollout_batch_size {args.micro_rollout_batch_size} does not divide the {share} rollouts of a rank"
         )
         yield Problem(what, f"set it to a divisor of {share}")
-    if args.n_samples_per_prompt < 2 and args.advantage_estimator in GROUP_ESTIMATORS:
-        yield Problem(f"{args.advantage_estimator} compares the rollouts of a prompt", "set --n_samples_per_prompt 8")
     length = count_steps(args, prompts) * count_updates(args) if prompts else 0
     if args.lr_scheduler != "constant" and LearningRate.of_run(args, length).warm_up >= length > 1:
         what = (

@@ -215,3 +215,8 @@ def test_batch_sizes_pass_if_every_rank_gets_as_much_in_whole_batches(setting) -
 )
 def test_a_bad_value_is_refused_by_its_name(setting, changes: dict[str, object], names: str) -> None:
     assert any(names in problem for problem in setting.find_problems(**changes))
+
+
+def test_a_group_of_one_rollout_has_no_second_remedy(setting) -> None:
+    [problem] = setting.find_problems(n_samples_per_prompt=1, train_batch_size=64)
+    assert "--n_samples_per_prompt" in problem
