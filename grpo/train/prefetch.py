@@ -2,8 +2,8 @@
 
 A batch is always sampled whole by one policy, that of the last sync: the engines get a new adapter only after
 :meth:`Prefetch.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after
-it can be begun (:meth:`Prefetch.sample_ahead`). Between two steps nothing is sampled: evaluations have the engines to
-themselves, and a checkpoint contains the batch of the next step (:meth:`Prefetch.state`).
+it can be begun (:meth:`Prefetch.start_next_batch`). Between two steps nothing is sampled: evaluations have the engines
+to themselves, and a checkpoint contains the batch of the next step (:meth:`Prefetch.state`).
 """
 
 import threading
@@ -117,7 +117,7 @@ class Prefetch:
                 self._log.note_seconds("generate", batch.sampled.seconds)
         return drawn
 
-    def sample_ahead(self, episode: int, step: int) -> None:
+    def start_next_batch(self, episode: int, step: int) -> None:
         """Start to sample the batch of the step after `step` as soon as the engines have sampled that of `step`.
 
         Rewards of the latter may still be missing; :meth:`take` waits for them.

@@ -142,7 +142,7 @@ class Trainer:
     def _sample(self, episode: int, number: int) -> Drawn:
         """Return the rollouts of a step. With --pipeline, begin to sample those of the next one before its rewards."""
         if self.args.pipeline and not self._is_finished(number):
-            self.prefetch.sample_ahead(episode, number)
+            self.prefetch.start_next_batch(episode, number)
         return self.prefetch.take(episode, number)
 
     def _prepare(self, rollouts_R: list[Sample]) -> tuple[list[Batch], Advantages]:
@@ -162,10 +162,10 @@ class Trainer:
         """
         if self.prefetch.staleness() == 0:
             self.gate.check(self.log, number, batches, rollouts_R)
-        elif self.gate.is_due() and (ahead := self.prefetch.next_rollouts()):
+        elif self.gate.is_due() and (next_rollouts := self.prefetch.next_rollouts()):
             with self.log.phase("old_log_probs"):
-                now, _ = self._prepare(deepcopy(ahead))  # it changes rollouts, and their step comes
-            self.gate.check(self.log, number, now, ahead)
+                now, _ = self._prepare(deepcopy(next_rollouts))  # it changes rollouts, and their step comes
+            self.gate.check(self.log, number, now, next_rollouts)
 
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
@@ -218,8 +218,8 @@ class Trainer:
             self.problems.load_state_dict(states["data_loader_state_dict"])
         self.sampler.restore_prompts()
         trainer_state.set_random_state(states["random"])
-        if "ahead" in states:
-            self.prefetch.restore(states["ahead"])
+        if "next_batch" in states:
+            self.prefetch.restore(states["next_batch"])
 
     def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.
@@ -235,7 +235,7 @@ class Trainer:
         }
         waiting: Callable[[], dict[str, Any]] | None = self.prefetch.state()
         if waiting:
-            states["ahead"] = waiting
+            states["next_batch"] = waiting
         return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}
 
     def _save(self, states: dict[str, Any]) -> None:

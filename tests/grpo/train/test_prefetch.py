@@ -67,8 +67,8 @@ def test_only_the_policy_that_samples_differs_from_steps_in_turn(monkeypatch, ch
 
 def test_a_checkpoint_holds_the_next_batch_only_with_pipeline(monkeypatch):
     ahead, in_turn = (Run(monkeypatch, order=1, pipeline=on).run_until(3) for on in (True, False))
-    assert [state["ahead"]["step"] for state in ahead.states] == [2, 3, 4]
-    assert all("ahead" not in state for state in in_turn.states)
+    assert [state["next_batch"]["step"] for state in ahead.states] == [2, 3, 4]
+    assert all("next_batch" not in state for state in in_turn.states)
 
 
 def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
@@ -80,7 +80,7 @@ def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
 
 def test_the_last_step_samples_nothing_ahead(monkeypatch):
     run = Run(monkeypatch, order=1, pipeline=True, max_steps=3).run_until(3)
-    assert "ahead" in run.states[1] and "ahead" not in run.states[2]
+    assert "next_batch" in run.states[1] and "next_batch" not in run.states[2]
 
 
 def make_batches(generator: Judged) -> Prefetch:
@@ -104,7 +104,7 @@ def run_in_thread(function, *arguments) -> Future:
 def test_the_next_batch_is_begun_while_rewards_are_missing():
     generator = Judged()
     batches = make_batches(generator)
-    asked = run_in_thread(batches.sample_ahead, 0, 1)
+    asked = run_in_thread(batches.start_next_batch, 0, 1)
     wait_until(lambda: generator.begun, "the first batch was not begun")
     assert not asked.done() and generator.begun == [1], "the engines still sample the first one"
     generator.may_be_sampled[1].set()
@@ -117,7 +117,7 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     assert not taken.done()
     generator.may_be_rewarded[1].set()
     assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], None, 1, False)
-    batches.sample_ahead(0, 2)
+    batches.start_next_batch(0, 2)
     wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = run_in_thread(batches.take, 0, 2)
     generator.may_be_rewarded[2].set()
@@ -135,7 +135,7 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
             if not is_late:
                 generator.may_be_rewarded[step].set()
         for step in range(1, 4):
-            batches.sample_ahead(0, step)
+            batches.start_next_batch(0, step)
             taken = run_in_thread(batches.take, 0, step)
             generator.may_be_rewarded[step].set()
             taken.result(60)
@@ -148,7 +148,7 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
 def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them():
     generator = Judged(dynamic_filtering=True)
     batches = make_batches(generator)
-    asked = run_in_thread(batches.sample_ahead, 0, 1)
+    asked = run_in_thread(batches.start_next_batch, 0, 1)
     generator.may_be_sampled[1].set()
     wait_until(lambda: generator.begun, "the first batch was not begun")
     assert not asked.done()
@@ -163,13 +163,13 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     batches = make_batches(generator)
     for event in (generator.may_be_sampled[1], generator.may_be_rewarded[1]):
         event.set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     batches.take(0, 1)
     batches.policy = 4
     batches.wait()
     compute = batches.state()
     computed = run_in_thread(compute)
-    batches.sample_ahead(0, 2)  # the next step begins, and with it batch 3
+    batches.start_next_batch(0, 2)  # the next step begins, and with it batch 3
     assert not computed.done()
     generator.may_be_rewarded[2].set()
     state = {"step": 2, "staleness": 4, "groups": {"step": 2, "drawn": [], "filled": 0}}
@@ -183,7 +183,7 @@ def test_a_batch_is_sampled_under_the_limit_of_its_start():
     generator = Judged()
     batches = make_batches(generator)
     generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     generator.limit = 12
     for step in (1, 2):
         generator.may_be_sampled[step].set()
@@ -196,7 +196,7 @@ def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
     batches = make_batches(generator)
     assert batches.next_rollouts() == []
     generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     samples = run_in_thread(batches.next_rollouts)
     assert not samples.done()
     generator.may_be_rewarded[1].set()
@@ -207,7 +207,7 @@ def make_failing_batches(generator: Judged) -> Prefetch:
     """Batches of which the second one fails."""
     batches = make_batches(generator)
     generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     generator.may_be_sampled[2].set()
     for step in (1, 2):
         generator.may_be_rewarded[step].set()
@@ -226,7 +226,7 @@ def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
     generator.may_be_sampled[1].set()
     generator.may_be_rewarded[1].set()
     batches = make_batches(generator)
-    for call in (lambda: batches.sample_ahead(0, 1), batches.wait):
+    for call in (lambda: batches.start_next_batch(0, 1), batches.wait):
         with pytest.raises(ValueError, match="an engine died"):
             call()
 
@@ -249,7 +249,7 @@ def test_a_sample_keeps_its_branches():
     generator = Judged()
     generator.sample_step = lambda _: Drawn([sample], 12.5, 3, False)
     first, second = make_batches(generator), make_batches(generator)
-    first.sample_ahead(0, 1)
+    first.start_next_batch(0, 1)
     first.take(0, 1)
     first.policy = 4
     second.restore(save_and_read(first.state()()))
