@@ -43,7 +43,7 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
         model: a causal language model of transformers, also as wrapped by PEFT or DeepSpeed.
         targets: the token after each position that has scores, long ``[B, kept]``.
         kept: the allocated rows of the vocabulary; None for all.
-        temperature: see :func:`token_scores`.
+        temperature: the sampling temperature.
     """
     # DeepSpeed's engine does not pass on what PEFT's model passes on itself.
     head = getattr(model, "module", model).get_output_embeddings()
@@ -62,20 +62,16 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
         del head.forward
 
 
-def scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
+def read_scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
     """Return what a model returned in :func:`scoring` as scores ``[B, S]``, with zeros on the left.
 
     Args:
         returned: ``[B, kept, 3]``.
         sequences: ``[B, S]``.
     """
-    log_probs, entropy, unallocated = (pad_left(column, sequences) for column in returned.unbind(-1))
+    padded = nn.functional.pad(returned, (0, 0, sequences.shape[1] - returned.shape[1], 0))
+    log_probs, entropy, unallocated = padded.unbind(-1)
     return TokenScores(log_probs, entropy, unallocated.detach())
-
-
-def pad_left(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` of the last positions, ``[B, kept]``, padded on the left with zeros to match ``sequences``."""
-    return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
 
 
 def token_scores(

@@ -37,7 +37,7 @@ class StepGroups:
     drawn: list[tuple[str, float]] = field(default_factory=list)
     filled: int = 0
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return the groups for a checkpoint."""
         return dict(vars(self))
 
@@ -63,10 +63,8 @@ class Step(Stage):
     """The sampling of one global step, over all its episodes: it may begin in one and end in the next.
 
     Args:
-        args: OpenRLHF's.
         number: the global step.
         records_routing: whether the engines record their choice of experts.
-        max_new_tokens: the limit on response length.
     """
 
     def __init__(self, args: Arguments, number: int, *, records_routing: bool = False, max_new_tokens: int = 0) -> None:
@@ -102,7 +100,7 @@ class Step(Stage):
         if len(self._unscored) >= self.args.rollout_batch_size * self.args.n_samples_per_prompt:
             raise explain_missing_rewards(self._unscored)
         low, high = self.args.dynamic_filtering_reward_range
-        if low < rate < high:
+        if low < rate < high:  # False for NaN
             super().add(group)
             return
         distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
@@ -136,7 +134,7 @@ def solve_rate(group: Sequence[Sample]) -> float:
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 
-def measure(args: Arguments, groups: StepGroups) -> dict[str, float]:
+def compute_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
     """Return the metrics of a step's groups; {} without --dynamic_filtering."""
     if not args.dynamic_filtering:
         return {}

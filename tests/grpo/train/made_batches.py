@@ -59,7 +59,7 @@ def make_batches(responses, monkeypatch, *estimator, limit=900, **changes):
             batch.info["kl"] = torch.zeros(len(batch.prompts))
 
     monkeypatch.setattr(passes, "add_log_probs", add_log_probs)
-    return made, trainer._prepare(made)[0]
+    return made, trainer._compute_advantages(made)[0]
 
 
 def make_four_rollouts(monkeypatch, *estimator, branching=True):
@@ -72,4 +72,4 @@ def make_four_rollouts(monkeypatch, *estimator, branching=True):
 
 def list_rows(made):
     """The rollouts of micro-batches, as a rank keeps them."""
-    return [rollout for batch in made for rollout in micro_batches.split(batch)]
+    return [rollout for batch in made for rollout in micro_batches.split_by_rollout(batch)]

@@ -61,7 +61,7 @@ def give_advantages(rollouts: list[SimpleNamespace], args: SimpleNamespace, seed
         index, order = order[:count], order[count:]
         mask, kl = (torch.cat([getattr(rollouts[number], name) for number in index]) for name in ("action_mask", "kl"))
         batches.append(SimpleNamespace(index=index, prompts=index, action_mask=mask, kl=kl, info={}))
-    advantages.give(batches, made, args)
+    advantages.assign_to_tokens(batches, made, args)
     return batches
 
 

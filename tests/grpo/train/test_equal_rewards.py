@@ -59,4 +59,4 @@ def test_a_spread_that_is_rounding_or_of_a_rollout_without_a_reward_is_none(monk
     sizes = {"n_samples_per_prompt": 4, "micro_rollout_batch_size": 5}
     rollouts, _ = make_batches([make_plain_response(reward) for reward in rewards], monkeypatch, **sizes)
     args = SimpleNamespace(**vars(make_arguments()) | sizes)
-    assert advantages.compute(rollouts, args).measure_spread() == {"zero_spread_groups": pytest.approx(2 / 3)}
+    assert advantages.compute(rollouts, args).zero_spread_groups == pytest.approx(2 / 3)

@@ -12,7 +12,7 @@ LOG_RATIOS = st.lists(st.floats(-300, 300), min_size=6, max_size=6)
 def compute_weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
     log_ratio = torch.tensor(log_ratios).view(2, 3)
     mask = torch.ones(2, 3, dtype=torch.bool) if mask is None else mask
-    return log_ratio, *importance.weights(log_ratio, mask, torch.arange(2), kind, (LOW, HIGH))
+    return log_ratio, *importance.compute_weights(log_ratio, mask, torch.arange(2), kind, (LOW, HIGH))
 
 
 @given(LOG_RATIOS)
@@ -46,7 +46,7 @@ def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ra
 @given(LOG_RATIOS)
 def test_mis_keeps_or_drops_a_rollout_with_all_of_its_rows(log_ratios):
     log_ratio, mask = torch.tensor(log_ratios).view(3, 2), torch.tensor([[True, True], [True, True], [True, False]])
-    token_weights, _ = importance.weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
+    token_weights, _ = importance.compute_weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
     for rows in ([0, 2], [1]):
         inside = LOW <= log_ratio[rows][mask[rows]].mean().exp() <= HIGH
         assert torch.equal(token_weights[rows], log_ratio[rows].exp().clamp(max=HIGH) * inside)
@@ -76,7 +76,7 @@ def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():
     near, mask = kl <= kl.median(), torch.ones(2, 3, dtype=torch.bool)
     for kind in ("tis", "icepop", "mis"):
         plain, limited = (
-            importance.weights((trainer / engine).log(), mask, torch.arange(2), kind, (0.01, 99), limit)[0]
+            importance.compute_weights((trainer / engine).log(), mask, torch.arange(2), kind, (0.01, 99), limit)[0]
             for limit in (None, near)
         )
         assert plain.all() and torch.equal(limited, plain * near)

@@ -28,10 +28,10 @@ def make_arguments(**changes) -> Arguments:
 
 
 def test_penalty_has_the_shape_of_dapo():
-    lengths, limits = torch.tensor([1, 80, 85, 90, 100, 130]), torch.full((6,), 100)
-    penalty = advantages.soft_penalty(lengths, limits, 20, 1.0)
-    torch.testing.assert_close(penalty, torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
-    assert torch.equal(advantages.soft_penalty(lengths, limits, 20, 0.1), penalty * 0.1)
+    rollouts = make_rollouts([1, 80, 85, 90, 100, 130], 100.0)
+    for factor in (1.0, 0.1):
+        _, logs = advantages.penalize_rewards(rollouts, make_arguments(overlong_penalty_factor=factor))
+        torch.testing.assert_close(logs["length_penalty"], factor * torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
 
 
 def test_it_equals_openrlhfs_if_every_token_was_sampled():
@@ -41,13 +41,13 @@ def test_it_equals_openrlhfs_if_every_token_was_sampled():
     of_stock = {"response_length": torch.tensor(lengths).float(), "truncated": torch.zeros(6).bool()}
     stock = SimpleNamespace(rewards=torch.ones(6), action_mask=torch.ones(6, 100), info=of_stock, **of_stock)
     apply_length_penalties([stock], make_arguments())
-    rewards, logs = advantages.penalize(make_rollouts(lengths, 100.0), make_arguments())
+    rewards, logs = advantages.penalize_rewards(make_rollouts(lengths, 100.0), make_arguments())
     torch.testing.assert_close(rewards, stock.rewards)
     torch.testing.assert_close(logs["length_penalty"], 1 - stock.rewards)
 
 
 def penalize(rollouts, **changes) -> list[float]:
-    return advantages.penalize(rollouts, make_arguments(**changes))[0].tolist()
+    return advantages.penalize_rewards(rollouts, make_arguments(**changes))[0].tolist()
 
 
 def test_tokens_of_the_environment_are_not_penalized():

@@ -44,7 +44,7 @@ def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
     rollouts, made = make_four_rollouts(monkeypatch)
     by_number = {}
-    for batch in DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.collate):
+    for batch in DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.join_rollouts):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = batch.index
         empty = torch.zeros(0)
@@ -70,7 +70,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
         batch.action_log_probs = batch.rollout_log_probs + 0.01
     made[1].action_log_probs[2] = made[1].rollout_log_probs[2] - 2
     notes = []
-    for batch in DataLoader(list_rows(deepcopy(made)), batch_size=2, collate_fn=micro_batches.collate):
+    for batch in DataLoader(list_rows(deepcopy(made)), batch_size=2, collate_fn=micro_batches.join_rollouts):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
         numbers, empty = batch.index, torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
@@ -113,7 +113,7 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
 def test_branches_do_not_change_micro_batches(monkeypatch, micro):
     rollouts, made = make_four_rollouts(monkeypatch)
     assert len(list_rows(made)) == 4
-    batches = list(DataLoader(list_rows(made), batch_size=micro, shuffle=False, collate_fn=micro_batches.collate))
+    batches = list(DataLoader(list_rows(made), batch_size=micro, shuffle=False, collate_fn=micro_batches.join_rollouts))
     assert len(batches) == 4 // micro
     assert sum(len(batch.sequences) for batch in batches) == 8
     # Each sampled token of each rollout is there once, with its log-prob from the engine.
@@ -147,8 +147,8 @@ def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, 
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    loader = DataLoader(list_rows(made), batch_size=micro, shuffle=True, collate_fn=micro_batches.collate)
-    for batch in loss.batches(loader, ranks):
+    loader = DataLoader(list_rows(made), batch_size=micro, shuffle=True, collate_fn=micro_batches.join_rollouts)
+    for batch in loss.iterate_batches(loader, ranks):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
         value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)
         (value / ranks.micro_batches).backward()

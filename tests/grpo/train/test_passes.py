@@ -6,6 +6,7 @@ import torch
 
 from grpo.model import routing
 from grpo.train import optimizer_steps, passes
+from grpo.train.worker import PolicyWorker
 from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
 
 
@@ -55,7 +56,7 @@ def test_ratio_can_use_the_engines_log_probs():
     experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
     for train_batch_size in (64, 8):
         args = make_arguments(old_log_probs="engine", train_batch_size=train_batch_size)
-        assert passes.old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
+        assert passes.choose_old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
 
 
 def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
@@ -65,13 +66,13 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
     gradients = []
     for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
         experience = SimpleNamespace(action_log_probs=old)
-        ratio = (current - passes.old_log_probs(make_arguments(), experience, current)).exp()
+        ratio = (current - passes.choose_old_log_probs(make_arguments(), experience, current)).exp()
         assert torch.equal(ratio, torch.ones_like(ratio))
         gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
     assert torch.equal(*gradients)
     off_policy = make_arguments(train_batch_size=8)
     old = torch.randn(2, 5)
-    assert passes.old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
+    assert passes.choose_old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
 )
 def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
     mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
-    assert passes.logits_to_keep(mask) == kept
+    assert passes.count_logits_to_keep(mask) == kept
 
 
 class Rank(torch.nn.Module):
@@ -88,9 +89,10 @@ class Rank(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.model = make_small_model()
+        self.model, self.modes = make_small_model(), []
 
     def forward(self, sequences, *_, **__):
+        self.modes.append(self.training)
         logits = self.model(sequences).logits[:, :-1].log_softmax(-1)
         return logits.gather(-1, sequences[:, 1:, None])[..., 0]
 
@@ -101,12 +103,14 @@ def make_micro_batch(routings):
 
 
 def test_old_log_probs_of_later_optimizer_steps_replay_the_routing():
-    actor = Rank().train()
-    later = [make_micro_batch(None), make_micro_batch(draw_choices())]
-    passes.set_old_log_probs(actor, [[make_micro_batch(None)], later])
-    assert not actor.training, "they would have dropout"
+    rank = object.__new__(PolicyWorker)
+    rank.actor = actor = Rank().train()
+    first, *later = make_micro_batch(None), make_micro_batch(None), make_micro_batch(draw_choices())
+    first.action_log_probs = torch.zeros(1)
+    passes.set_old_log_probs(rank.forward, [[first], later])
+    assert first.action_log_probs is None and set(actor.modes) == {False}, "they would have dropout"
     plain, replayed = (batch.action_log_probs for batch in later)
-    assert torch.equal(plain, actor(TOKENS))
+    assert torch.equal(plain, actor(TOKENS)) and not plain.requires_grad
     assert (plain - replayed).abs().max() > 1e-4
     with routing.replay_choices(actor, draw_choices(), TOKENS.shape[1], "cpu"):
         assert torch.equal(replayed, actor(TOKENS))

@@ -110,7 +110,7 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     generator.may_be_sampled[1].set()
     asked.result(60)
     wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
-    taken, waited = run_in_thread(batches.take, 0, 1), run_in_thread(batches.wait)
+    taken, waited = run_in_thread(batches.take, 0, 1), run_in_thread(batches.wait_until_sampled)
     assert not taken.done() and not waited.done()
     generator.may_be_sampled[2].set()
     waited.result(60)  # the sync may come, with all rewards missing
@@ -139,9 +139,9 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
             taken = run_in_thread(batches.take, 0, step)
             generator.may_be_rewarded[step].set()
             taken.result(60)
-            policies.append((step, batches.current.policy, batches.staleness()))
+            policies.append((step, batches.current.policy, batches.compute_staleness()))
             batches.policy += 1
-            batches.wait()
+            batches.wait_until_sampled()
     assert policies == 2 * [(1, 0, 0), (2, 0, 1), (3, 1, 1)]
 
 
@@ -166,8 +166,8 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     batches.start_next_batch(0, 1)
     batches.take(0, 1)
     batches.policy = 4
-    batches.wait()
-    compute = batches.state()
+    batches.wait_until_sampled()
+    compute = batches.get_state()
     computed = run_in_thread(compute)
     batches.start_next_batch(0, 2)  # the next step begins, and with it batch 3
     assert not computed.done()
@@ -194,10 +194,10 @@ def test_a_batch_is_sampled_under_the_limit_of_its_start():
 def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
     generator = Judged()
     batches = make_batches(generator)
-    assert batches.next_rollouts() == []
+    assert batches.get_next_rollouts() == []
     generator.may_be_sampled[1].set()
     batches.start_next_batch(0, 1)
-    samples = run_in_thread(batches.next_rollouts)
+    samples = run_in_thread(batches.get_next_rollouts)
     assert not samples.done()
     generator.may_be_rewarded[1].set()
     assert samples.result(60) == [SimpleNamespace(of=1, limit=9)]
@@ -226,7 +226,7 @@ def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
     generator.may_be_sampled[1].set()
     generator.may_be_rewarded[1].set()
     batches = make_batches(generator)
-    for call in (lambda: batches.start_next_batch(0, 1), batches.wait):
+    for call in (lambda: batches.start_next_batch(0, 1), batches.wait_until_sampled):
         with pytest.raises(ValueError, match="an engine died"):
             call()
 
@@ -237,7 +237,7 @@ def test_a_batch_that_a_dead_judge_spoilt_is_not_saved(monkeypatch):
 
     monkeypatch.setattr(judge_actor, "require", require)
     batches = make_failing_batches(Judged())
-    for call in (lambda: batches.take(0, 1), batches.state()):
+    for call in (lambda: batches.take(0, 1), batches.get_state()):
         with pytest.raises(RuntimeError, match="the judge's process has died"):
             call()
 
@@ -252,9 +252,9 @@ def test_a_sample_keeps_its_branches():
     first.start_next_batch(0, 1)
     first.take(0, 1)
     first.policy = 4
-    second.restore(save_and_read(first.state()()))
+    second.restore(save_and_read(first.get_state()()))
     drawn = second.take(0, 2)
     [again] = drawn.rollouts
-    assert replace(drawn, rollouts=[]) == Drawn([], 12.5, 3, False) and second.staleness() == 4
+    assert replace(drawn, rollouts=[]) == Drawn([], 12.5, 3, False) and second.compute_staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)
     assert torch.equal(again.branches[0].sequences, branch.sequences)

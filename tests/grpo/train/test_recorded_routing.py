@@ -32,7 +32,7 @@ def make_responses(with_record=True, branching=True):
 
 
 def make_micro_batches(made):
-    return list(DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.collate))
+    return list(DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.join_rollouts))
 
 
 @pytest.mark.parametrize("branching", [True, False])

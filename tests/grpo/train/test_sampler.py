@@ -16,7 +16,7 @@ from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import in_sections
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError
-from grpo.train import rollouts, sampler
+from grpo.train import sampler
 from grpo.train.rollout_filters import Drawn, Step
 
 SETTINGS = {
@@ -64,7 +64,7 @@ class Answers(list):
 def make_sampler(monkeypatch):
     """Return a function that makes a sampler of an engine."""
     monkeypatch.setattr(sampler, "ray", Ray)
-    monkeypatch.setattr(rollouts, "build_rollout", lambda response, *_: SimpleNamespace(
+    monkeypatch.setattr(sampler, "build_rollout", lambda response, *_: SimpleNamespace(
         prompts=[response["prompt"]], scores=torch.tensor([response["score"]]), info={}, rollout_log_probs=None
     ))  # fmt: skip
 
@@ -175,7 +175,7 @@ def make_asked(make_sampler, monkeypatch):
         asking = make_sampler(None)
         asking._engines, stage = engines, Stage(asking.args, "eval 0")
         stage.sampled = threading.Event()
-        pending = {seed: sampler.Request(engines[seed % 2], seed) for seed in (2, 3, 4)}
+        pending = {seed: (seed % 2, seed) for seed in (2, 3, 4)}
         monkeypatch.setattr(sampler, "ray", SlowRay)
         return engines, stage, lambda: asking._wait(pending, stage)
 

@@ -57,8 +57,8 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
     """Return a function that makes a trainer whose ranks and engines do nothing but note the calls."""
     monkeypatch.setattr(module.ray, "get", lambda references: references)
     monkeypatch.setattr(module.step_metrics, "add_step_metrics", lambda *_: None)
-    made = SimpleNamespace(measure_spread=dict)
-    monkeypatch.setattr(Trainer, "_prepare", lambda *_: ([], made))
+    made = SimpleNamespace(zero_spread_groups=math.nan)
+    monkeypatch.setattr(Trainer, "_compute_advantages", lambda *_: ([], made))
     data = tmp_path / "problems.jsonl"
     data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
 

@@ -80,5 +80,5 @@ def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
     _, (batch,) = make_batches([good, bad], monkeypatch)
     assert batch.info["length_penalty"][0] > 0 and batch.rewards[1].isnan() and not batch.advantages.any()
     assert batch.index == [0, 1, 1, 1] and not batch.action_mask[1:].any()
-    item = micro_batches.collate(list_rows([batch]))
+    item = micro_batches.join_rollouts(list_rows([batch]))
     assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]

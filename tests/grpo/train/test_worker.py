@@ -15,7 +15,7 @@ from grpo.lora import adapter
 from grpo.model import loading
 from grpo.model.shared_base import BaseError
 from grpo.rollout.rows import Batch
-from grpo.train import importance
+from grpo.train import importance, worker
 from grpo.train.loss import PolicyLoss, Ranks
 from grpo.train.worker import PolicyWorker
 from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
@@ -75,7 +75,7 @@ class Policy(torch.nn.Module):
     def step(self) -> None:
         self.optimizer_step()
 
-    def forward(self, sequences, action_mask, return_output=False, **_):
+    def forward(self, sequences, action_mask, attention_mask=None, return_output=False):
         self.passes.append(torch.is_grad_enabled())
         logits = self.table[sequences[:, :-1]]
         log_probs = logits.log_softmax(-1).gather(-1, sequences[:, 1:, None])[..., 0]
@@ -211,7 +211,7 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
 def test_each_correction_of_the_flag_is_known_to_the_loss():
     choices = next(one.choices for one in trainer_parser()._actions if one.dest == "vllm_is_correction_type")
     log_ratio, mask = torch.tensor([[0.1, -2.0], [3.0, 0.2]]), torch.ones(2, 2, dtype=torch.bool)
-    weights = [importance.weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in choices]
+    weights = [importance.compute_weights(log_ratio, mask, torch.arange(2), kind, (0.5, 2.0))[0] for kind in choices]
     assert len({tuple(each.flatten().tolist()) for each in weights}) == len(choices) == 3
 
 
@@ -251,7 +251,8 @@ def test_a_rank_maps_the_base_of_its_own_engine(number, monkeypatch):
     rank.engines = [SimpleNamespace(describe_base=each) for each in describe]
     monkeypatch.setattr(ray, "get", lambda reference: reference)
     monkeypatch.setattr(dist, "get_rank", lambda: number)
-    assert rank._describe_base() == {"digest": f"of {number}"}
+    monkeypatch.setattr(worker, "MappedBase", lambda description: description)
+    assert rank._map_base() == {"digest": f"of {number}"}
 
 
 def test_a_rank_saves_nothing_on_another_base(monkeypatch):
