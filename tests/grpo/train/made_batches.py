@@ -45,6 +45,16 @@ def make_response(script, replies, reward):
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
+def make_plain_response(reward, length=3):
+    """A response of so many tokens, as OpenRLHF's executor returns it; without any, the trainer has cut it off."""
+    log_probs = [0.0, 0.0, *[-0.5] * length]
+    return {
+        "prompt": "p", "label": "", "reward": reward, "scores": reward, "truncated": False, "extra_logs": {},
+        "observation_tokens": [3, 4, *range(5, 5 + length)], "action_ranges": [(2, 2 + length)],
+        "rollout_log_probs": log_probs,
+    }  # fmt: skip
+
+
 def make_batches(responses, monkeypatch, *estimator, limit=900, **changes):
     """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
     trainer = object.__new__(Trainer)

@@ -1,12 +1,9 @@
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from grpo.hooks.flag_aliases import Arguments
 from grpo.train import advantages
-
-from .made_batches import make_batches
 
 
 def make_rollouts(lengths: list[int], limit: float, gap: int = 0) -> list[SimpleNamespace]:
@@ -70,19 +67,3 @@ def test_openrlhfs_penalty_of_cut_rollouts_is_kept():
     rollouts = make_rollouts([100, 100], 100.0)
     rollouts[0].info["truncated"][0] = 1
     assert penalize(rollouts, stop_properly_penalty_coef=0.5) == [0.0, 0.5]
-
-
-@pytest.mark.parametrize("limit", [20, 50])
-def test_a_sample_carries_its_limit_to_its_advantage(monkeypatch, limit):
-    responses = [
-        {
-            "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": [-1.0] * (3 + length),
-            "observation_tokens": list(range(1, 4 + length)), "action_ranges": [(3, 3 + length)],
-        }
-        for length in (15, 20)
-    ]  # fmt: skip
-    penalties = {"overlong_buffer_len": 10.0, "overlong_penalty_factor": 0.5, "prompt_max_len": 10}
-    _, [batch] = make_batches(responses, monkeypatch, limit=limit, **penalties, n_samples_per_prompt=2)
-    means = [float(row[mask.bool()].mean()) for row, mask in zip(batch.advantages, batch.action_mask, strict=True)]
-    expected = 0.125 if limit == 20 else 0.0  # penalties of 0.25 and 0.5, or none
-    assert means == pytest.approx([expected, -expected]) and batch.info["reward"].tolist() == [1.0, 1.0]

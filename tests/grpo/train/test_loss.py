@@ -147,21 +147,6 @@ def compute_split_loss(args, plan: list[list[list[int]]], samples) -> torch.Tens
     return sum(group.run(train)) / len(plan)
 
 
-SPLITS = {
-    "at once": [[list(range(8))]],
-    "one by one": [[[number] for number in range(8)]],
-    "two ranks": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
-    "two ranks, sorted differently": [[[6, 0], [3, 5]], [[1, 7], [2, 4]]],
-    "four ranks": [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]],
-}
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
-def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan):
-    assert_split_is_whole(make_arguments(loss_aggregation=aggregation), plan, make_batch())
-
-
 def assert_split_is_whole(args, plan, samples):
     """Loss and gradient of a batch that is split are those by hand."""
     leaves = [sample["log_probs"].requires_grad_() for sample in samples]

@@ -17,39 +17,23 @@ def make_arguments(**changes) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, True)],
-)
-def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
-    assert optimizer_steps.is_on_policy(make_arguments(**changes)) is expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "is_on_policy", "is_made", "is_in_update", "share"),
     [
-        ({}, False),
-        ({"enable_vllm_is_correction": True}, False),  # the weights are taken to the current log-probs, then
-        ({"train_batch_size": 32}, True),
-        ({"train_batch_size": 32, "old_log_probs": "engine"}, False),
-        ({"init_kl_coef": 0.1}, False),
+        ({}, True, False, False, 0),
+        ({"init_kl_coef": 0.1}, True, False, False, 0),
+        ({"train_batch_size": 16}, False, True, True, 0.75),  # the first of four optimizer steps needs none
+        ({"train_batch_size": 16, "old_log_probs": "engine"}, False, False, False, 0),
+        ({"max_epochs": 2}, False, True, False, 1),
+        ({"train_batch_size": 16, "init_kl_coef": 0.1}, False, True, False, 1),
+        ({"train_batch_size": 16, "init_kl_coef": 0.1, "use_kl_loss": True}, False, True, True, 0.75),
     ],
 )
-def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
-    assert optimizer_steps.makes_old_log_probs(make_arguments(**changes)) is expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"old_log_probs": "engine"}, False),
-        ({"max_epochs": 2}, False),
-        ({"init_kl_coef": 0.1}, False),
-        ({"init_kl_coef": 0.1, "use_kl_loss": True}, True),
-    ],
-)
-def test_old_log_probs_are_computed_in_the_update_if_nothing_reads_them_before(changes, expected):
-    assert optimizer_steps.is_in_update(make_arguments(train_batch_size=32, **changes)) is expected
+def test_old_log_probs_are_computed_when_the_ratio_needs_them(changes, is_on_policy, is_made, is_in_update, share):
+    args = make_arguments(**changes)
+    assert optimizer_steps.is_on_policy(args) is is_on_policy
+    assert optimizer_steps.makes_old_log_probs(args) is is_made
+    assert optimizer_steps.is_in_update(args) is is_in_update
+    assert optimizer_steps.share_of_old_pass(args) == share
 
 
 def test_ratio_can_use_the_engines_log_probs():

@@ -1,5 +1,6 @@
 """Batches that are sampled a step ahead: the same ones in any order of the engines, and after a resume."""
 
+import collections
 import tempfile
 import threading
 from concurrent.futures import Future
@@ -15,12 +16,11 @@ from hypothesis import strategies as st
 
 from grpo.checkpoint import state_files
 from grpo.train.prefetch import Prefetch
-from grpo.train.rollout_filters import Drawn
+from grpo.train.rollout_filters import Drawn, Step
 from reward import judge_actor
 from tests.supervised import wait_until
 
 from .drawn_steps import Run
-from .judged import Judged
 
 STEPS = 6
 CHANGES = st.fixed_dictionaries(
@@ -65,12 +65,6 @@ def test_only_the_policy_that_samples_differs_from_steps_in_turn(monkeypatch, ch
     assert [metrics["staleness"] for _, metrics in ahead.rows] == [0, *[1] * (len(ahead.rows) - 1)]
 
 
-def test_a_checkpoint_holds_the_next_batch_only_with_pipeline(monkeypatch):
-    ahead, in_turn = (Run(monkeypatch, order=1, pipeline=on).run_until(3) for on in (True, False))
-    assert [state["next_batch"]["step"] for state in ahead.states] == [2, 3, 4]
-    assert all("next_batch" not in state for state in in_turn.states)
-
-
 def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
     whole = Run(monkeypatch, order=1, pipeline=True).run_until(3)
     resumed = Run(monkeypatch, order=1).resume(save_and_read(whole.states[1])).run_until(4)
@@ -80,7 +74,37 @@ def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
 
 def test_the_last_step_samples_nothing_ahead(monkeypatch):
     run = Run(monkeypatch, order=1, pipeline=True, max_steps=3).run_until(3)
-    assert "next_batch" in run.states[1] and "next_batch" not in run.states[2]
+    assert [state.get("next_batch", {}).get("step") for state in run.states] == [2, 3, None]
+
+
+class Judged:
+    """A sampler whose batches are sampled and get their rewards when they are told to.
+
+    Attributes:
+        begun: the steps whose sampling was begun.
+        may_be_sampled, may_be_rewarded: whether a batch may go on, by its step.
+        limit: of the steps that begin now.
+    """
+
+    def __init__(self, error: Exception | None = None, **changes) -> None:
+        values = {"num_episodes": 1, "seed": 0, "dynamic_filtering": False, "pipeline": True}
+        self.args, self.limit = SimpleNamespace(**values | changes), 9
+        self.begun, self.error = [], error
+        self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
+
+    def begin_step(self, number: int) -> Step:
+        return Step(self.args, number, max_new_tokens=self.limit)
+
+    def sample_step(self, step: Step) -> Drawn:
+        number = step.groups.step
+        self.begun.append(number)
+        assert self.may_be_sampled[number].wait(60)
+        if step.sampled is not None:
+            step.sampled.set()
+        assert self.may_be_rewarded[number].wait(60)
+        if self.error:
+            raise self.error
+        return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], None, 1, False)
 
 
 def make_batches(generator: Judged) -> Prefetch:
@@ -189,18 +213,6 @@ def test_a_batch_is_sampled_under_the_limit_of_its_start():
         generator.may_be_sampled[step].set()
         generator.may_be_rewarded[step].set()
         assert batches.take(0, step).rollouts == [SimpleNamespace(of=step, limit=9)]
-
-
-def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
-    generator = Judged()
-    batches = make_batches(generator)
-    assert batches.get_next_rollouts() == []
-    generator.may_be_sampled[1].set()
-    batches.start_next_batch(0, 1)
-    samples = run_in_thread(batches.get_next_rollouts)
-    assert not samples.done()
-    generator.may_be_rewarded[1].set()
-    assert samples.result(60) == [SimpleNamespace(of=1, limit=9)]
 
 
 def make_failing_batches(generator: Judged) -> Prefetch:

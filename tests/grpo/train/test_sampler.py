@@ -11,6 +11,7 @@ import pytest
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from ray.exceptions import ActorDiedError
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import in_sections
@@ -94,11 +95,6 @@ def test_a_prompt_samples_the_same_whatever_was_drawn_before_it(make_sampler):
     assert seeds[0] == seeds[1] and seeds[0]["p"] != seeds[0]["q"]
 
 
-def test_samples_come_back_in_the_order_of_their_prompts(make_sampler):
-    drawn = draw(make_sampler(Engine(), dynamic_filtering=False, rollout_batch_size=3), make_prompts(*"abc"))
-    assert [rollout.prompts[0] for rollout in drawn.rollouts] == list("aabbcc")
-
-
 def test_the_engine_with_the_fewest_requests_gets_a_prompt(make_sampler):
     sampler = make_sampler(Engine())
     busy, idle = Engine(), Engine()
@@ -133,15 +129,6 @@ def test_a_group_is_filtered_by_the_scores_that_it_has(make_sampler):
     sampler = make_sampler(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
     drawn = draw(sampler, make_prompts("p", "q"))
     assert len(drawn.rollouts) == 3 and not drawn.is_over
-
-
-def test_accepted_samples_survive_the_end_of_the_prompts(make_sampler):
-    """The group of p1 has no spread and is left out; no prompt is left to replace it."""
-    sampler = make_sampler(Engine({"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__))
-    step = Step(sampler.args, 7, max_new_tokens=8)
-    assert draw(sampler, make_prompts("p0", "p1"), step) == Drawn([], 50.0, 2, True)
-    drawn = draw(sampler, make_prompts("p0"), step)
-    assert (len(drawn.rollouts), drawn.prompts, drawn.is_over) == (4, 1, False)  # two carried over, two new
 
 
 def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
@@ -200,15 +187,26 @@ def test_an_engine_that_dies_ends_the_wait(make_asked):
         wait()
 
 
-def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
-    sampler, generator = make_sampler(Engine()), torch.Generator()
-    sampler._train = SimpleNamespace(sampler=SimpleNamespace(generator=generator))
-    sampler._lengths, sampler._gate = SimpleNamespace(limit=lambda step: step), SimpleNamespace(is_due=lambda: False)
-    sampler.args.routing_replay = False
-    assert sampler.begin_step(1).max_new_tokens == 1 and generator.initial_seed() == sampler.args.seed
-    generator.manual_seed(9)
-    sampler.begin_step(2)
-    assert generator.initial_seed() == 9, "a resumed run keeps the order of its checkpoint"
+def test_the_order_of_the_prompts_follows_from_the_seed_and_survives_a_resume():
+    def make_loader(seed: int, step: int, state=None) -> StatefulDataLoader:
+        loader = StatefulDataLoader(range(50), shuffle=True, drop_last=True)  # as OpenRLHF makes it
+        if state:
+            loader.load_state_dict(state)
+        args, never = SimpleNamespace(seed=seed, routing_replay=False), SimpleNamespace(is_due=lambda: False)
+        made = sampler.Sampler(args, None, [], loader, None, SimpleNamespace(limit=lambda step: 10 * step), never)
+        assert made.begin_step(step).max_new_tokens == 10 * step
+        return loader
+
+    loader = make_loader(1, 1)
+    first, second = ([int(one) for one in loader] for _ in range(2))
+    assert first != second and sorted(first) == list(range(50))
+    assert [int(one) for one in make_loader(1, 1)] == first != [int(one) for one in make_loader(2, 1)]
+    begun, drawn = make_loader(1, 1), []
+    for one in begun:
+        drawn.append(int(one))
+        if len(drawn) == 20:
+            break
+    assert drawn + [int(one) for one in make_loader(1, 6, begun.state_dict())] == first
 
 
 LABELS = ["2024-01-31", "2025-02-01", 2**63 + 1, "1", 1, 0.1, "\N{SNOWMAN}"]
