@@ -132,9 +132,10 @@ class Prefetch:
         """
         if not self._waiting:
             return []
+        batch = self._waiting[0]
         with self._log.phase("wait"):
-            self._waiting[0].end.result()
-        return self._waiting[0].drawn[-1].rollouts
+            batch.end.result()
+        return batch.drawn[-1].rollouts
 
     def compute_staleness(self) -> int:
         """Return by how many optimizer steps the policy that sampled the current batch is behind the engines'."""

@@ -36,27 +36,16 @@ def test_old_log_probs_are_computed_when_the_ratio_needs_them(changes, is_on_pol
     assert optimizer_steps.share_of_old_pass(args) == share
 
 
-def test_ratio_can_use_the_engines_log_probs():
-    experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
+def test_the_ratio_uses_the_engines_log_probs_or_its_own_or_those_from_before_the_update():
+    current = torch.randn(2, 5, requires_grad=True)
+    old, engine = torch.randn(2, 2, 5)
+    batch = SimpleNamespace(action_log_probs=old, rollout_log_probs=engine)
     for train_batch_size in (64, 8):
         args = make_arguments(old_log_probs="engine", train_batch_size=train_batch_size)
-        assert passes.choose_old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
-
-
-def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
-    """On-policy, the ratio is 1 and has the gradient of the log-probs, as if old log-probs had been computed."""
-    current = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    advantages = torch.randn(2, 5, dtype=torch.float64)
-    gradients = []
-    for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
-        experience = SimpleNamespace(action_log_probs=old)
-        ratio = (current - passes.choose_old_log_probs(make_arguments(), experience, current)).exp()
-        assert torch.equal(ratio, torch.ones_like(ratio))
-        gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
-    assert torch.equal(*gradients)
-    off_policy = make_arguments(train_batch_size=8)
-    old = torch.randn(2, 5)
-    assert passes.choose_old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
+        assert passes.choose_old_log_probs(args, batch, current) is engine
+    own = passes.choose_old_log_probs(make_arguments(), batch, current)
+    assert torch.equal(own, current) and not own.requires_grad, "a ratio of 1 keeps the gradient of the log-probs"
+    assert passes.choose_old_log_probs(make_arguments(train_batch_size=8), batch, current) is old
 
 
 @pytest.mark.parametrize(

@@ -135,12 +135,16 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     asked.result(60)
     wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
     taken, waited = run_in_thread(batches.take, 0, 1), run_in_thread(batches.wait_until_sampled)
+    seen = run_in_thread(batches.get_next_rollouts)  # by the parity gate
     assert not taken.done() and not waited.done()
     generator.may_be_sampled[2].set()
     waited.result(60)  # the sync may come, with all rewards missing
     assert not taken.done()
+    assert not seen.done()
     generator.may_be_rewarded[1].set()
     assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], None, 1, False)
+    assert seen.result(60) == [SimpleNamespace(of=1, limit=9)]
+    generator.limit = 12  # batch 2 keeps the limit of its start
     batches.start_next_batch(0, 2)
     wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = run_in_thread(batches.take, 0, 2)
@@ -203,34 +207,23 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     assert compute()["results"] == [([{"of": 2, "limit": 9}], None, 1, False)]
 
 
-def test_a_batch_is_sampled_under_the_limit_of_its_start():
-    generator = Judged()
-    batches = make_batches(generator)
-    generator.may_be_sampled[1].set()
-    batches.start_next_batch(0, 1)
-    generator.limit = 12
-    for step in (1, 2):
-        generator.may_be_sampled[step].set()
-        generator.may_be_rewarded[step].set()
-        assert batches.take(0, step).rollouts == [SimpleNamespace(of=step, limit=9)]
+@pytest.mark.parametrize("dies", ["reward", "judge"])
+def test_what_goes_wrong_while_rewards_are_missing_is_raised_in_its_step_and_not_saved(monkeypatch, dies):
+    def require():
+        raise RuntimeError("the judge's process has died")
 
-
-def make_failing_batches(generator: Judged) -> Prefetch:
-    """Batches of which the second one fails."""
+    if dies == "judge":
+        monkeypatch.setattr(judge_actor, "require", require)
+    generator = Judged(RuntimeError("the reward's service has died") if dies == "reward" else None)
     batches = make_batches(generator)
     generator.may_be_sampled[1].set()
     batches.start_next_batch(0, 1)
     generator.may_be_sampled[2].set()
     for step in (1, 2):
         generator.may_be_rewarded[step].set()
-    return batches
-
-
-def test_what_goes_wrong_while_rewards_are_missing_is_raised_in_its_step():
-    batches = make_failing_batches(Judged(ValueError("the reward's service is down")))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="service is down"):
-            batches.take(0, 1)
+    for call in (lambda: batches.take(0, 1), lambda: batches.take(0, 1), batches.get_state()):
+        with pytest.raises(RuntimeError, match="has died"):
+            call()
 
 
 def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
@@ -240,17 +233,6 @@ def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
     batches = make_batches(generator)
     for call in (lambda: batches.start_next_batch(0, 1), batches.wait_until_sampled):
         with pytest.raises(ValueError, match="an engine died"):
-            call()
-
-
-def test_a_batch_that_a_dead_judge_spoilt_is_not_saved(monkeypatch):
-    def require():
-        raise RuntimeError("the judge's process has died")
-
-    monkeypatch.setattr(judge_actor, "require", require)
-    batches = make_failing_batches(Judged())
-    for call in (lambda: batches.take(0, 1), batches.get_state()):
-        with pytest.raises(RuntimeError, match="the judge's process has died"):
             call()
 
 

@@ -72,11 +72,6 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
             assert_equal(micro_batches.join_rollouts([kept[number] for number in numbers]), stock)
 
 
-def test_rows_that_lack_what_comes_later_can_be_shown_and_compared():
-    one, other = make_singles(0)[:2]
-    assert "Batch" in repr(one) and [other, one].index(one) == 1
-
-
 @st.composite
 def responses(draw) -> dict:
     """Responses of OpenRLHF's executor to one prompt."""

@@ -125,12 +125,6 @@ def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first
     assert len(list(problems)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
 
 
-def test_a_group_is_filtered_by_the_scores_that_it_has(make_sampler):
-    sampler = make_sampler(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
-    drawn = draw(sampler, make_prompts("p", "q"))
-    assert len(drawn.rollouts) == 3 and not drawn.is_over
-
-
 def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
     sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
     assert draw(sampler, make_prompts("p")) == Drawn([], None, 0, True) and not engine.asked
@@ -153,38 +147,23 @@ class SlowRay:
         return references
 
 
-@pytest.fixture
-def make_asked(make_sampler, monkeypatch):
-    """Return a function that makes two engines, and what asks them whether prompts 2, 3 and 4 are sampled."""
-
-    def make():
-        engines = [Engine(), Engine()]
-        asking = make_sampler(None)
-        asking._engines, stage = engines, Stage(asking.args, "eval 0")
-        stage.sampled = threading.Event()
-        pending = {seed: (seed % 2, seed) for seed in (2, 3, 4)}
-        monkeypatch.setattr(sampler, "ray", SlowRay)
-        return engines, stage, lambda: asking._wait(pending, stage)
-
-    return make
-
-
-def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_asked, monkeypatch):
-    engines, stage, wait = make_asked()
-    for known, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([[2, 4, 6], [3]], True)):
-        for engine, seeds in zip(engines, known, strict=True):
-            engine.sampled = SimpleNamespace(remote=lambda seeds=seeds: seeds)
-        assert wait() == [] and stage.sampled.is_set() == is_sampled
+def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_sampler, monkeypatch):
+    """And an engine that has died ends the wait."""
+    asking = make_sampler(None)
+    asking._engines, stage = [SimpleNamespace(), SimpleNamespace()], Stage(asking.args, "eval 0")
+    stage.sampled, pending = threading.Event(), {seed: (seed % 2, seed) for seed in (2, 3, 4)}
+    monkeypatch.setattr(sampler, "ray", SlowRay)
+    for answers, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([ActorDiedError()] * 2, None),
+                                ([[2, 4, 6], [3]], True)):  # fmt: skip
+        for engine, answer in zip(asking._engines, answers, strict=True):
+            engine.sampled = SimpleNamespace(remote=lambda answer=answer: answer)
+        if is_sampled is None:
+            with pytest.raises(ActorDiedError):
+                asking._wait(pending, stage)
+        else:
+            assert asking._wait(pending, stage) == [] and stage.sampled.is_set() == is_sampled
     monkeypatch.setattr(SlowRay, "answered", [3])
-    assert wait() == [3]
-
-
-def test_an_engine_that_dies_ends_the_wait(make_asked):
-    engines, _, wait = make_asked()
-    for engine in engines:
-        engine.sampled = SimpleNamespace(remote=ActorDiedError)
-    with pytest.raises(ActorDiedError):
-        wait()
+    assert asking._wait(pending, stage) == [3]
 
 
 def test_the_order_of_the_prompts_follows_from_the_seed_and_survives_a_resume():

@@ -88,18 +88,14 @@ def sample_one_rollout(step):
     return Drawn([make_rollout(limit=step.max_new_tokens)], None, 1, False)
 
 
-def test_a_run_is_evaluated_by_exact_match_before_its_first_step_and_after_each(make_stub_trainer, tmp_path):
-    make_stub_trainer(sample_one_rollout)[0].fit()
-    rows = json_files.read_rows(tmp_path / "eval.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
-
-
-def test_a_step_trains_then_syncs_then_saves(make_stub_trainer, tmp_path):
+def test_a_step_trains_then_syncs_then_saves_and_evaluations_frame_the_steps(make_stub_trainer, tmp_path):
     trainer, calls = make_stub_trainer(sample_one_rollout)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", *["update", "sync", "save"] * 3]
     assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    rows = json_files.read_rows(tmp_path / "eval.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
 
 
 def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(make_stub_trainer):

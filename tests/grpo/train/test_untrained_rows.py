@@ -42,15 +42,6 @@ def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monke
     assert "no log-prob for the token at position 3" in caplog.text
 
 
-def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
-    """For instance, the response of a thinking budget."""
-    one = make_response(PLAIN, [], 1.0)
-    del one["branches"]
-    one["observation_tokens"][-1] += 1
-    (harmed, _), _ = make_batches([one, make_response(PLAIN, [], 0.0)], monkeypatch)
-    assert harmed.info["token_mismatch"] == 1 and "a row differs first" in caplog.text
-
-
 def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
     one = make_response(THOUGHTFUL, ["a", "b"], 1.0)
     one["branches"][0]["observation_tokens"][3] += 1
