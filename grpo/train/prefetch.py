@@ -177,15 +177,9 @@ class Prefetch:
 
         def compute() -> dict[str, Any]:
             batch.end.result()
-            return {
-                "step": batch.step,
-                "staleness": staleness,
-                "groups": batch.groups.get_state(),
-                "results": [
-                    ([dump_sample(one) for one in drawn.rollouts], drawn.pass_rate, drawn.prompts, drawn.is_over)
-                    for drawn in batch.drawn
-                ],
-            }
+            results = [([dump_sample(one) for one in each.rollouts], each.prompts, each.is_over) for each in batch.drawn]
+            groups = dict(vars(batch.groups))
+            return {"step": batch.step, "staleness": staleness, "groups": groups, "results": results}
 
         return compute
 

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import ray
 from openrlhf.datasets import PromptDataset
@@ -27,18 +26,12 @@ from grpo.train.rollouts import build_rollout
 _POLL_SECONDS = 0.1  # between two polls whether the engines have sampled all and only wait for rewards
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How the engines answer a prompt.
+class SamplingOptions(NamedTuple):
+    """How the engines answer a prompt."""
 
-    Attributes:
-        samples: rollouts of its group.
-        max_new_tokens: of a response.
-    """
-
-    samples: int
+    samples: int  # rollouts of its group
     temperature: float
-    max_new_tokens: int
+    max_new_tokens: int  # of a response
 
 
 def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, PromptLoader | None]:

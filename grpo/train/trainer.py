@@ -39,7 +39,6 @@ from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewar
 from grpo.train.advantages import Advantages
 from grpo.train.lengths import Schedule
 from grpo.train.prefetch import Prefetch
-from grpo.train.rollout_filters import Drawn
 from grpo.train.sampler import Sampler, make_loaders
 
 logger = logging.getLogger("openrlhf.grpo.trainer")
@@ -127,7 +126,7 @@ class Trainer:
         self._compare_with_engines(number, batches, rollouts_R)  # before the update: a wrong engine teaches nonsense
         with self.log.phase("train"):
             status = self._update(batches)
-        self._add_metrics(status, batches, advantages_GN, drawn)
+        self._add_metrics(status, batches, advantages_GN, rollouts_R)
 
         self.prefetch.wait_until_sampled()  # no engine changes its adapter within a rollout
         with self.log.phase("sync"):
@@ -177,19 +176,17 @@ class Trainer:
         return status
 
     def _add_metrics(
-        self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, drawn: Drawn
+        self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, rollouts_R: list[Sample]
     ) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
         assert self.prefetch.current is not None
-        if drawn.pass_rate is not None:
-            status["dynamic_filtering_pass_rate"] = drawn.pass_rate
         status |= rollout_filters.compute_metrics(self.args, self.prefetch.current.groups)
         if self.args.pipeline:
             status["staleness"] = float(self.prefetch.compute_staleness())
         self.prefetch.policy += len(status.get("grad_norms", []))
         if not math.isnan(advantages_GN.zero_spread_groups):
             status["zero_spread_groups"] = advantages_GN.zero_spread_groups
-        step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
+        step_metrics.add_step_metrics(status, batches, rollouts_R, self.tokenizer)
 
     def _sync(self) -> None:
         """Bring the engines to the adapter."""

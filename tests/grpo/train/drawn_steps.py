@@ -121,7 +121,6 @@ class Run:
                 continue
             trainer.step += 1
             metrics = rollout_filters.compute_metrics(self.args, self.prefetch.current.groups)
-            metrics["pass_rate"] = drawn.pass_rate
             metrics["staleness"] = self.prefetch.compute_staleness()
             self.prefetch.policy += 1
             self.prefetch.wait_until_sampled()

@@ -96,7 +96,7 @@ class Judged:
         return Step(self.args, number, max_new_tokens=self.limit)
 
     def sample_step(self, step: Step) -> Drawn:
-        number = step.groups.step
+        number = int(step.name.removeprefix("train "))
         self.begun.append(number)
         assert self.may_be_sampled[number].wait(60)
         if step.sampled is not None:
@@ -104,7 +104,7 @@ class Judged:
         assert self.may_be_rewarded[number].wait(60)
         if self.error:
             raise self.error
-        return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], None, 1, False)
+        return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], 1, False)
 
 
 def make_batches(generator: Judged) -> Prefetch:
@@ -142,14 +142,14 @@ def test_the_next_batch_is_begun_while_rewards_are_missing():
     assert not taken.done()
     assert not seen.done()
     generator.may_be_rewarded[1].set()
-    assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], None, 1, False)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], 1, False)
     assert seen.result(60) == [SimpleNamespace(of=1, limit=9)]
     generator.limit = 12  # batch 2 keeps the limit of its start
     batches.start_next_batch(0, 2)
     wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = run_in_thread(batches.take, 0, 2)
     generator.may_be_rewarded[2].set()
-    assert taken.result(60) == Drawn([SimpleNamespace(of=2, limit=9)], None, 1, False)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=2, limit=9)], 1, False)
 
 
 def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
@@ -200,11 +200,11 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     batches.start_next_batch(0, 2)  # the next step begins, and with it batch 3
     assert not computed.done()
     generator.may_be_rewarded[2].set()
-    state = {"step": 2, "staleness": 4, "groups": {"step": 2, "drawn": [], "filled": 0}}
+    state = {"step": 2, "staleness": 4, "groups": {"drawn": [], "filled": 0}}
     for again in (computed.result(60), compute()):
-        assert again.pop("results") == [([{"of": 2, "limit": 9}], None, 1, False)] and again == state
+        assert again.pop("results") == [([{"of": 2, "limit": 9}], 1, False)] and again == state
     assert batches.take(0, 2).rollouts == [SimpleNamespace(of=2, limit=9)]
-    assert compute()["results"] == [([{"of": 2, "limit": 9}], None, 1, False)]
+    assert compute()["results"] == [([{"of": 2, "limit": 9}], 1, False)]
 
 
 @pytest.mark.parametrize("dies", ["reward", "judge"])
@@ -241,7 +241,7 @@ def test_a_sample_keeps_its_branches():
     branch = SimpleNamespace(sequences=torch.tensor([[1, 2]]), info={})
     sample = SimpleNamespace(sequences=torch.tensor([[3]]), branches=[branch], sampled_by="engine", kl=None)
     generator = Judged()
-    generator.sample_step = lambda _: Drawn([sample], 12.5, 3, False)
+    generator.sample_step = lambda _: Drawn([sample], 3, False)
     first, second = make_batches(generator), make_batches(generator)
     first.start_next_batch(0, 1)
     first.take(0, 1)
@@ -249,6 +249,6 @@ def test_a_sample_keeps_its_branches():
     second.restore(save_and_read(first.get_state()()))
     drawn = second.take(0, 2)
     [again] = drawn.rollouts
-    assert replace(drawn, rollouts=[]) == Drawn([], 12.5, 3, False) and second.compute_staleness() == 4
+    assert replace(drawn, rollouts=[]) == Drawn([], 3, False) and second.compute_staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)
     assert torch.equal(again.branches[0].sequences, branch.sequences)

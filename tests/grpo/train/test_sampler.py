@@ -127,7 +127,7 @@ def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first
 
 def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
     sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
-    assert draw(sampler, make_prompts("p")) == Drawn([], None, 0, True) and not engine.asked
+    assert draw(sampler, make_prompts("p")) == Drawn([], 0, True) and not engine.asked
 
 
 class SlowRay:

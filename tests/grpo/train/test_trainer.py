@@ -85,7 +85,7 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
 
 
 def sample_one_rollout(step):
-    return Drawn([make_rollout(limit=step.max_new_tokens)], None, 1, False)
+    return Drawn([make_rollout(limit=step.max_new_tokens)], 1, False)
 
 
 def test_a_step_trains_then_syncs_then_saves_and_evaluations_frame_the_steps(make_stub_trainer, tmp_path):
@@ -117,7 +117,7 @@ def test_a_checkpoint_has_the_position_and_the_random_states(make_stub_trainer):
 
 
 def test_an_episode_without_enough_prompts_is_followed_by_the_next(make_stub_trainer, tmp_path):
-    results = iter([sample_one_rollout(SimpleNamespace(max_new_tokens=9)), Drawn([], None, 0, True)] * 2)
+    results = iter([sample_one_rollout(SimpleNamespace(max_new_tokens=9)), Drawn([], 0, True)] * 2)
     trainer, calls = make_stub_trainer(lambda _: next(results), num_episodes=2, max_steps=None)
     trainer.fit()
     assert [given["states"]["episode"] for method, given in calls if method == "save"] == [0, 1]
