@@ -177,7 +177,7 @@ class Prefetch:
 
         def compute() -> dict[str, Any]:
             batch.end.result()
-            results = [([dump_sample(one) for one in each.rollouts], each.prompts, each.is_over) for each in batch.drawn]
+            results = [([dump_sample(one) for one in it.rollouts], it.prompts, it.is_over) for it in batch.drawn]
             groups = dict(vars(batch.groups))
             return {"step": batch.step, "staleness": staleness, "groups": groups, "results": results}
 
