@@ -59,7 +59,7 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
     try:
         yield
     finally:
-        del head.forward
+        del head.forward  # of the instance: the class's own comes back
 
 
 def read_scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
@@ -112,7 +112,7 @@ class _Scores(torch.autograd.Function):
         log_probs, entropy, unallocated, log_sum = map(torch.cat, zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, targets, reserved, entropy, log_sum)
         ctx.options = rows, temperature
-        ctx.mark_non_differentiable(unallocated)
+        ctx.mark_non_differentiable(unallocated)  # a metric
         return log_probs, entropy, unallocated
 
     @staticmethod
@@ -123,6 +123,7 @@ class _Scores(torch.autograd.Function):
             part = slice(start, start + SCORED_TOKENS)
             logits = nn.functional.linear(hidden[part], weight)
             of_part = [values[part] for values in (targets, gradients[0], gradients[1], *saved)]
+            # No gradient of the weight: LoRA leaves lm_head frozen, and its gradient would be as large as the weight.
             torch.mm(_d_logits(logits, reserved, *of_part, *ctx.options), weight, out=result[part])
         return result, None, None, None, None, None
 
@@ -168,4 +169,4 @@ def _d_logits(
     chosen = (row == targets.unsqueeze(-1)) * d_log_probs.unsqueeze(-1)
     others = d_log_probs.unsqueeze(-1) + d_entropy.unsqueeze(-1) * (log_p + entropy.unsqueeze(-1))
     result = (chosen - log_p.exp() * others) / temperature
-    return nn.functional.pad(result.to(logits.dtype), (0, logits.shape[1] - rows))
+    return nn.functional.pad(result.to(logits.dtype), (0, logits.shape[1] - rows))  # unallocated rows move nothing

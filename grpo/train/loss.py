@@ -1,7 +1,8 @@
 """The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
 
-The loss of a token is in :mod:`grpo.train.objectives`; at a ratio of 1, all losses have the same gradient. With
-advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a token of rollout i is
+The loss of a token is in :mod:`grpo.train.objectives`; a new one is a function and an entry there. At a ratio of 1, all
+have the same gradient. With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a
+token of rollout i is
 
 - ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
   is cheaper the longer it is.

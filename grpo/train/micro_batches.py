@@ -32,6 +32,7 @@ def split_by_rollout(batch: Batch) -> list[list[Batch]]:
     rollouts = []
     for number, rows in enumerate(group_rows(batch)):
         of_rollout = slice(number, number + 1)
+        # group_rows names the rollout's own row last; here it comes first, since join_rollouts puts branches at the end
         rollouts.append([_strip(part(batch, slice(row, row + 1), of_rollout)) for row in (rows[-1], *rows[:-1])])
     return rollouts
 

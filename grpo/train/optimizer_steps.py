@@ -51,7 +51,7 @@ class LearningRate:
 
     def compute_share(self, done: int) -> float:
         """Return which share of the peak the optimizer step after `done` others has."""
-        position = done + 1
+        position = done + 1  # one ahead of transformers, whose first step would have a rate of 0
         if self.name == "constant":
             return 1.0
         if position < self.warm_up:

@@ -37,6 +37,7 @@ def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup)
     inputs = list_inputs(batches)
 
     def passes(method: str) -> list[torch.Tensor]:
+        # Every rank returns a list, in the order of the micro-batches that it got.
         values = [each for part in ray.get(actors.async_run_method_batch(method, **inputs)) for each in part]
         if args.colocate_all_models:
             ray.get(actors.async_run_method("empty_cache"))
@@ -122,7 +123,7 @@ def choose_old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -
             raise ValueError("the rollouts have no log-probs of the engine, which --old_log_probs engine needs")
         return batch.rollout_log_probs
     if is_on_policy(args) or batch.action_log_probs is None:
-        return current.detach()
+        return current.detach()  # a ratio of exactly 1, which still has the gradient of the log-probs
     return batch.action_log_probs
 
 

@@ -55,14 +55,14 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
     if settings.variables().get("JUDGE_FALLBACK") == "group":
         rewards = _reward_by_correctness(samples, rewards, group_size)
-    missing = ~rewards.isfinite()
+    missing = ~rewards.isfinite()  # an infinite reward would make every advantage of its group NaN
     if missing.all() and not _read_log(samples, "judge_failed").nan_to_num().any():
         raise explain_missing_rewards(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
     for sample, reward, mean, gone in zip(samples, known, logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
-        sample.rewards = reward.view(1)
+        sample.rewards = reward.view(1)  # NaN if missing: the update must see that. The log has the mean
         sample.info["reward"] = mean.view(1)
         sample.info["reward_missing"] = gone.float().view(1)
         if sample.scores is None or not sample.scores.isfinite().all():

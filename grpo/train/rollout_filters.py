@@ -95,6 +95,7 @@ class Step(Stage):
         if low < rate < high:  # False for NaN
             super().add(group)
             return
+        # The farthest are those without a score, which fill a batch only if nothing else can.
         distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
         self._rejected.append((distance, group))
         logger.info("left out: a group with a mean score of %.3g, not between %g and %g", rate, low, high)

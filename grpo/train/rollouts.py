@@ -44,7 +44,7 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
         for branch in response.get("branches", ())
     ]
     sound = [row for row, branch in rows if is_sound(row, branch)]
-    if not is_sound(rollout, response):
+    if not is_sound(rollout, response):  # its branches may be sound, but it is rewarded and dropped as one
         rollout.rewards = torch.full((1,), math.nan)
     if "branches" not in response:  # not of an environment
         return rollout

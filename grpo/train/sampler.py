@@ -53,9 +53,6 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
 class Sampler:
     """Samples for steps and evaluations.
 
-    An engine that dies ends the run: the next ``ray.get`` of one of its answers raises ``RayActorError``, which nothing
-    here catches. The launcher then restarts the run from the newest checkpoint (:mod:`grpo.launch.supervise`).
-
     Args:
         train, held_out: loaders of the problems.
         lengths: the limit on response length of each step.
@@ -125,9 +122,10 @@ class Sampler:
         drawn = 0
         with tqdm(total=groups, initial=len(stage.kept), desc=f"sampling: {stage.name}") as bar:
             while True:
+                # As many prompts in flight as the batch lacks groups: a group that is left out is replaced at once.
                 wanted = int(min(groups - len(stage.kept) - len(pending), most - drawn))
                 new = list(islice(prompts, wanted))
-                if drawn or len(new) == wanted:
+                if drawn or len(new) == wanted:  # otherwise the rest of the episode is too small for a batch
                     pending |= self._send(stage, new, how)
                     drawn += len(new)
                 if not pending:

@@ -159,7 +159,7 @@ class PolicyWorker(BaseModelActor):
         loader = DataLoader(
             cast(Any, self.rollouts),
             batch_size=args.micro_train_batch_size,
-            shuffle=True,
+            shuffle=True,  # otherwise the first optimizer step would get the first prompts alone
             drop_last=True,
             pin_memory=True,
             collate_fn=micro_batches.join_rollouts,
@@ -181,7 +181,7 @@ class PolicyWorker(BaseModelActor):
     def _train(self, batch: Batch) -> dict[str, float]:
         """Make forward and backward pass of a micro-batch, and the optimizer's step after the last one of its batch."""
         args, mask = self.args, batch.action_mask
-        self.actor.train()
+        self.actor.train()  # also switches gradient checkpointing on
         log_probs_BA, output = self.actor(
             batch.sequences, mask, attention_mask=batch.attention_mask, return_output=True
         )
@@ -255,7 +255,7 @@ class PolicyWorker(BaseModelActor):
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""
         if self.base:
-            self.base.check()
+            self.base.check()  # an adapter that was trained on other weights than its base's name is worth nothing
         saving.save_step(self.actor.model, self.args, states)
 
     def states(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from grpo.checkpoint import saving
-from grpo.lora import adapter
 from grpo.model import loading
 from grpo.model.shared_base import BaseError
 from grpo.rollout.rows import Batch
@@ -220,19 +219,3 @@ def test_a_rank_saves_nothing_on_another_base(monkeypatch):
     with pytest.raises(BaseError):
         rank.save({})
     assert saved == []
-
-
-def test_engines_get_the_adapter_and_their_memory_is_noted(peft_model, single_rank, monkeypatch):
-    def load_adapter(buffer, specs):
-        tensors = [adapter.TensorSpec(**spec) for spec in specs]
-        expected = adapter.Checksums.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
-        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs), "memory": 9}]
-
-    monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr(ray, "get", lambda references, **_: references)
-    rank, noted = object.__new__(PolicyWorker), []
-    rank.actor = SimpleNamespace(model=SimpleNamespace(module=peft_model))
-    rank.engines = [SimpleNamespace(load_adapter=SimpleNamespace(remote=load_adapter))]
-    rank.metrics = SimpleNamespace(note_engines=noted.append)
-    rank.sync()
-    assert dist.get_rank() == 0 and noted == [9]
