@@ -15,6 +15,7 @@ from .made_batches import list_rows, make_four_rollouts
 def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, estimator):
     rollouts, made = make_four_rollouts(monkeypatch, estimator)
     assert [len(rollout.branches) for rollout in rollouts] == [3, 0, 0, 1]
+    assert [batch.index for batch in made] == [[0, 1, 0, 0, 0], [2, 3, 3]]
     _, single = make_four_rollouts(monkeypatch, estimator, branching=False)
     for batch, plain in zip(made, single, strict=True):
         assert batch.index[:2] == plain.index and torch.equal(batch.rewards, plain.rewards)
@@ -45,6 +46,9 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
         for row in (rollout, *rollout.branches)
     )  # fmt: skip
     assert trained == sampled
+    rows = [row for batch in batches for row in batch.sequences[:micro]]
+    for row, rollout in zip(rows, rollouts, strict=True):  # their own rows come before all branches
+        assert torch.equal(row[: rollout.sequences.shape[1]], rollout.sequences[0])
     for batch in batches:  # logs are means over rollouts
         assert batch.info and all(len(values) == micro for values in batch.info.values())
 

@@ -50,6 +50,18 @@ def test_missing_rewards_are_counted_and_stay_missing(values):
             assert s.rewards.item() == pytest.approx(value)
 
 
+def test_the_mean_of_a_step_covers_only_samples_with_a_reward_or_a_score():
+    """A group without any known reward is not a group of failures. A reward without a score is the score, too."""
+    rewarded = (None, None, None, None, 0.25, None, 1.0, 0.25)
+    scored = (None, None, None, math.nan, 1.0, math.nan, None, 0.25)
+    samples = [make_sample(reward, score=score) for reward, score in zip(rewarded, scored, strict=True)]
+    for s in samples:
+        s.info["score"] = s.scores.clone()
+    rewards.complete(samples, group_size=4)
+    for name, mean in (("reward", 0.5), ("score", 0.75)):
+        assert torch.cat([s.info[name] for s in samples]).mean().item() == pytest.approx(mean), name
+
+
 @pytest.mark.parametrize(
     ("logs", "named"),
     [
