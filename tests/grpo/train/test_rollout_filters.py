@@ -74,6 +74,7 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
 
     def note(drawn, step):
         carried.append(drawn.is_over and len(step.kept))
+        assert bool(drawn.rollouts) != drawn.is_over
         return drawn
 
     run.run_until(6)

@@ -174,6 +174,7 @@ def test_the_order_of_the_prompts_follows_from_the_seed_and_survives_a_resume():
         args, never = SimpleNamespace(seed=seed, routing_replay=False), SimpleNamespace(is_due=lambda: False)
         made = sampler.Sampler(args, None, [], loader, None, SimpleNamespace(limit=lambda step: 10 * step), never)
         assert made.begin_step(step).max_new_tokens == 10 * step
+        assert (loader.sampler.generator.initial_seed() == seed) == (step == 1)
         return loader
 
     loader = make_loader(1, 1)
