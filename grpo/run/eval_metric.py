@@ -3,11 +3,13 @@
 A line of eval.jsonl has the number under one of two names, `exact_match` or `score`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.environments.settings import has_environment
+from grpo.rollout import thinking
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.upstream.arguments import Arguments
 
@@ -19,7 +21,9 @@ USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 
 def choose_eval_metric(args: Arguments) -> str:
     """Return the metric of a run's evaluations. An environment says itself which rollouts are correct."""
-    is_ours = Path(get_reward_source(args.remote_rm_url)).resolve() == OUR_REWARD
+    # OpenRLHF replaces the reward of an executor by "agent"; the executor of a thinking budget has it in its settings.
+    budget = thinking.read_settings(os.environ) if args.remote_rm_url in ("agent", ["agent"]) else None
+    is_ours = Path(get_reward_source(budget.reward if budget else args.remote_rm_url)).resolve() == OUR_REWARD
     return EXACT_MATCH if has_environment(args) or is_ours else SCORE
 
 

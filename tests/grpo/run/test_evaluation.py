@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from vllm.sampling_params import SamplingType
 from eval.engine import Sample as EvalSample
 from eval.problems import Chat
 from grpo.environments.settings import AGENT
+from grpo.rollout import thinking
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.sample_params import for_sample
 from grpo.rollout.stage import Stage
@@ -267,3 +269,17 @@ def compute_wilson_interval() -> tuple[float, float]:
 )
 def test_what_a_run_measures(reward, agent, expected):
     assert eval_metric.choose_eval_metric(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
+
+
+@pytest.mark.parametrize(("reward", "expected"), [("OUR_REWARD", "exact_match"), ("USER_REWARD", "score")])
+def test_a_thinking_budget_changes_nothing_of_what_a_run_measures(monkeypatch, reward: str, expected: str) -> None:
+    """OpenRLHF replaces the reward of a run with an executor by "agent", which is then split into a list."""
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    args = SimpleNamespace(
+        thinking_budget=8, answer_budget=8, thinking_delimiter="harmony", agent_func_path=None,
+        remote_rm_url=str(getattr(eval_metric, reward)),
+    )  # fmt: skip
+    thinking.pass_to_engines(args)
+    assert args.agent_func_path
+    args.remote_rm_url = ["agent"]
+    assert eval_metric.choose_eval_metric(args) == expected
