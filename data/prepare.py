@@ -20,6 +20,8 @@ from typing import Any
 
 from data import synthetic
 from data.problems import (
+    ANY_LEVEL,
+    MATH_COUNT,
     MATH_LEVELS,
     Form,
     Problem,
@@ -108,9 +110,12 @@ def _split(problems: Sequence[Problem], args: argparse.Namespace) -> tuple[list[
     """Return the chosen problems with their splits, and how many were not chosen, by reason."""
     chosen: list[Problem] = []
     skipped: Counter[str] = Counter()
+    is_math = "math" in (*args.source, *args.train, *args.eval)  # a file of one's own is used whole
+    count = args.math_count or (MATH_COUNT if is_math else len(problems))
+    levels = args.levels or (MATH_LEVELS if is_math else ANY_LEVEL)
     for given in (None, *SPLITS):
         some = [one for one in problems if one.split == given]
-        some, reasons = choose_math(some, args.math_count, args.levels)
+        some, reasons = choose_math(some, count, levels)
         chosen += assign_splits(some, args.eval_fraction) if given is None else some
         skipped.update(reasons)
     return chosen, dict(skipped)
@@ -183,10 +188,10 @@ def _parser() -> argparse.ArgumentParser:
     any_label += "grader reads each answer and adding to each problem how to answer (default: graded)"
     add("--labels", choices=("graded", "any"), default="graded", help=any_label)
     add("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
-    math_count = "problems with a level to take from each of --source, --train, --eval (default: 45)"
-    add("--math-count", type=int, default=45, metavar="N", help=math_count)
-    levels: dict[str, Any] = {"type": int, "nargs": "+", "choices": range(1, 6), "default": MATH_LEVELS}
-    add("--levels", **levels, metavar="LEVEL", help="levels to take problems from, if they have one (default: 4 5)")
+    math_count = "problems with a level to take from each of --source, --train, --eval (default: 45 of the source math)"
+    add("--math-count", type=int, metavar="N", help=math_count)
+    levels: dict[str, Any] = {"type": int, "nargs": "+", "choices": range(1, 6), "metavar": "LEVEL"}
+    add("--levels", **levels, help="levels to take problems from, if they have one (default: 4 5 of the source math)")
     add("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
     add("--decontaminate", action="store_true", help="leave problems of eval out of train instead of refusing them")
     add("--prompt-max-len", type=int, metavar="N", help="leave out prompts of more tokens, the run's --prompt_max_len")

@@ -31,7 +31,8 @@ from reward.answers import canonical
 
 Paper = tuple[int, int, int]  # of AIME: year, contest 1 or 2, number 1 to 15
 DEFAULT_EVAL_FRACTION = 0.2
-MATH_LEVELS = (4, 5)
+MATH_COUNT, MATH_LEVELS = 45, (4, 5)
+ANY_LEVEL = range(6)
 _MISSING = object()
 
 

@@ -7,7 +7,7 @@ from grpo.flags.ours import GONE
 from grpo.stack.problem import UserError
 
 TRL = {
-    "beta": "--init_kl_coef",
+    "beta": "--init_kl_coef with --use_kl_loss",
     "dataset_name": "--prompt_data",
     "epsilon": "--eps_clip",
     "epsilon_high": "--eps_clip_low_high LOW HIGH",

@@ -62,13 +62,15 @@ def test_the_records_of_aime(tmp_path: Path, aime: Path) -> None:
 
 def test_the_choice_from_math(tmp_path: Path, math: Path) -> None:
     run(tmp_path, "--source", math)
+    assert sum(len(read_split(tmp_path, split)) for split in ("train", "eval")) == 60, "a file of one's own, whole"
+    run(tmp_path, "--source", math, "--math-count", 45, "--levels", 4, 5)
     assert [len(read_split(tmp_path, split)) for split in ("train", "eval")] == [36, 9]
     run(tmp_path, "--source", math, "--math-count", 1000, "--eval-fraction", 0.5, "--levels", 5)
     assert [len(read_split(tmp_path, split)) for split in ("train", "eval")] == [15, 15]
 
 
 def test_aime_and_math_to_train_on_and_aime_to_evaluate_on(tmp_path: Path, aime: Path, math: Path) -> None:
-    run(tmp_path / "mixed", "--source", aime, "--train", math)
+    run(tmp_path / "mixed", "--source", aime, "--train", math, "--math-count", 45, "--levels", 4, 5)
     run(tmp_path / "aime", "--source", aime)
     counts = Counter(record["datasource"] for record in read_split(tmp_path / "mixed", "train"))
     assert counts == {"aime": 72, "math": 45}
