@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
@@ -150,9 +149,8 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     model, adapter = read_both(base, adapter_folder)
     tensors = adapter_files.load(adapter)
     name = model_card.base_id(model.folder, adapter) or model.folder.name
-    metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: adapter.base} if adapter.base else {})
     with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
-        save_file(tensors, folder / adapter_files.WEIGHTS, metadata=metadata)
+        adapter_files.save(folder, tensors, adapter.base)
         config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
         (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
     return adapter

@@ -1,5 +1,6 @@
 """Reads the files of a LoRA adapter in PEFT's format and checks them against a base model. Works without torch."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -237,6 +238,23 @@ def load(adapter: Adapter) -> "dict[str, torch.Tensor]":
 
     with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
         return {name: file.get_tensor(in_file) for name, in_file in sorted(adapter.stored.items())}
+
+
+def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> None:
+    """Write the weights of an adapter. Equal tensors give equal bytes. Needs torch.
+
+    Args:
+        base: as of :class:`Adapter`.
+    """
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | ({BASE_KEY: base} if base else {}))
+    with (folder / WEIGHTS).open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # safetensors writes them in any order
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":")).encode().ljust(size))
 
 
 def non_finite(adapter: Adapter) -> list[str]:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from peft import PeftModel
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
 from grpo.lora import expert_form
@@ -134,15 +133,16 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         if dist.get_rank() != 0:
             return
         directory.mkdir(exist_ok=True)
-        config = copy.copy(model.peft_config["default"])
+        config: Any = copy.copy(model.peft_config["default"])
         folder = str(config.base_model_name_or_path)
         base = adapter_base.compute_fingerprint(folder)
-        metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
         tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat, specs).items()}
-        save_file(tensors, directory / adapter_files.WEIGHTS, metadata=metadata)
+        adapter_files.save(directory, tensors, base)
         # A folder of this machine would be of no use elsewhere, and its name may be private.
         config.base_model_name_or_path = hub.find_id(folder) or folder
         config.inference_mode = True
+        if isinstance(config.target_modules, set):  # PEFT would write them in any order
+            config.target_modules = sorted(config.target_modules)
         for key, value in expert_form.to_file_config(
             config.to_dict(), {spec.name: spec.shape for spec in specs}
         ).items():

@@ -77,6 +77,7 @@ def _list_tiny_values(given: Mapping[str, Any]) -> Values:
     values["engine_model"] = str(folder / ("bf16" if is_cpu else "mxfp4"))  # vLLM cannot load MXFP4 on CPU
     if is_cpu:
         values["enforce_eager"] = True  # a CPU has no graphs
+        values["gradient_checkpointing"] = False  # it saves memory that a tiny model does not need, for a third pass
     if given.get("environment"):
         values["prompt_max_len"] = 208  # with the instructions of tools
     if (gpu := min((gpu.memory for gpu in machine.known_gpus()), default=0)) and not given.get("pretrain"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.rollout.response_text import decode_tokens
-from grpo.rollout.rows import Sample
+from grpo.rollout.rows import Sample, get_branches
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -27,7 +27,8 @@ def describe_samples(
     - `id` and `datasource` of the problem, `label`, `gold`, `prompt` and `prompt_length`;
     - `sample` (its index in the step), `response` (with special tokens), `answer` (None if none can be extracted);
     - `extremes`, what it is the extreme of;
-    - `conversation` for rollouts in an environment, the whole text of each of their rows;
+    - `token_ids` of each of its rows, prompt included, branches first: a text can encode to other tokens;
+    - `conversation` for rollouts in an environment, the whole text of each of these rows;
     - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
 
     A number that :func:`grpo.train.rewards.complete` filled in for the step's mean is None.
@@ -56,6 +57,7 @@ def describe_samples(
 def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
     response = decode_tokens(tokenizer, tokens)
+    rows = [row.sequences[row.attention_mask.bool()].tolist() for row in (*get_branches(sample), sample)]
     return {
         "sample": index,
         "prompt": sample.prompts[0],
@@ -64,18 +66,10 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
         "gold": gold(sample.labels[0]),
         "answer": read_answer({"id": "the step", "sample": index, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
-        **_conversation(sample, tokenizer),
+        **({"conversation": [decode_tokens(tokenizer, row) for row in rows]} if hasattr(sample, "branches") else {}),
+        "token_ids": rows,
         **logs,
     }
-
-
-def _conversation(sample: Sample, tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Return the whole text of each row of a rollout in an environment, prompts and tools included."""
-    if not hasattr(sample, "branches"):
-        return {}
-    rows = [*sample.branches, sample]
-    texts = [decode_tokens(tokenizer, row.sequences[row.attention_mask.bool()].tolist()) for row in rows]
-    return {"conversation": texts}
 
 
 def gold(label: Any) -> Any:

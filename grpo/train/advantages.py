@@ -94,7 +94,9 @@ def assign_to_tokens(batches: Sequence[Batch], advantages_GN: Advantages, args: 
 
 
 def _takes_part(rollout: Sample) -> bool:
-    is_sampled = any(row.action_mask.any() for row in (rollout, *get_branches(rollout)))
+    is_sampled = bool(rollout.action_mask.any())
+    # Branches come from turns, and the last turn ends in the last row.
+    assert is_sampled or not get_branches(rollout), "a rollout with branches has no sampled token in its last row"
     return is_sampled and not rollout.info["reward_missing"] > 0
 
 

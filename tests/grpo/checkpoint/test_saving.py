@@ -53,6 +53,17 @@ def test_an_adapter_names_its_base_by_the_hubs_id(peft_model, single_rank, tmp_p
     assert (config.base_model_name_or_path, config.inference_mode) == (folder, False)
 
 
+def test_equal_adapters_have_equal_files(peft_model, single_rank, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter_base, "compute_fingerprint", lambda _: "0" * 64)
+    for number in range(8):  # the order of metadata is drawn at each write
+        save_adapter(peft_model, tmp_path / str(number))
+
+    assert len({(tmp_path / str(number) / digests.NAME).read_text() for number in range(8)}) == 1
+    assert adapter_files.read(tmp_path / "0").base == "0" * 64
+    targets = adapter_files.read(tmp_path / "0").config["target_modules"]
+    assert targets == sorted(targets)
+
+
 def test_an_adapter_of_another_library_is_loaded_and_one_of_other_shapes_refused(peft_model, single_rank, tmp_path):
     save_adapter(peft_model, tmp_path / "adapter")
     (tmp_path / "adapter" / digests.NAME).unlink()

@@ -139,7 +139,8 @@ def test_engines_and_actor_that_share_gpus_have_all_of_the_box(options, shape) -
 def test_tiny_is_the_same_run_with_other_values() -> None:
     tiny, full = resolve_flags("--tiny"), resolve_flags()
     assert tiny.keys() - full.keys() <= {"--steps", "--stage3_param_persistence_threshold", "--enforce_eager"}
-    assert full.keys() - tiny.keys() <= {"--template_date"}, "its template reads none, once the model is here"
+    recomputes = {"--gradient_checkpointing", "--gradient_checkpointing_use_reentrant"}
+    assert full.keys() - tiny.keys() - recomputes <= {"--template_date"}, "its template reads none"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantized copy"
     assert [tiny[name] for name in SHAPE] == [*"112"]
     shape = [word for pair in zip(SHAPE, "224", strict=True) for word in pair]

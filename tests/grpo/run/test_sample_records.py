@@ -42,6 +42,7 @@ def test_a_rollout_in_an_environment_has_its_whole_conversation():
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)), added_tokens_decoder={})
     [record] = describe_samples([last], tokenizer)
     assert record["conversation"] == ["0 0 3 3", "0 0 1"]
+    assert record["token_ids"] == [[0, 0, 3, 3], [0, 0, 1]]
     assert "conversation" not in describe_samples([make_sample([1])], tokenizer)[0]
 
 

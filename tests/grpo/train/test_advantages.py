@@ -225,3 +225,10 @@ def test_rewards_that_become_equal_give_finite_advantages(estimator, changes):
     batches = give_advantages(rollouts, make_arguments(estimator, len(rollouts), **changes))
     assert all(batch.advantages.isfinite().all() for batch in batches)
     assert len(changes) == 1 or not any(batch.advantages.any() for batch in batches)
+
+
+def test_a_last_row_without_a_sampled_token_is_a_fault_of_a_rollout_with_branches():
+    whole, cut = make_rollout(1.0, [1.0], [0.0]), make_rollout(0.0, [0.0], [0.0])
+    cut.branches = [make_rollout(0.0, [1.0], [0.0])]
+    with pytest.raises(AssertionError, match="last row"):
+        advantages.compute([whole, cut], make_arguments("dr_grpo", 2))
