@@ -1,14 +1,18 @@
 """What a configuration means: batches, steps, host memory, disk."""
 
 import math
+from argparse import Namespace
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.checkpoint import adapter_files
+from grpo.environments import settings
+from grpo.environments.mixture import Mixture
+from grpo.launch.checks import thinking
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import is_for_gpus, list_host_parts
-from grpo.launch.lengths import describe_lengths
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
@@ -123,7 +127,12 @@ def describe(plan: Plan, config: Config) -> list[str]:
         )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
-    lines += [*describe_lengths(config), *_describe_update(plan, config), *_describe_steps(plan, config)]
+    lines += [
+        *thinking.describe(args),
+        *_describe_environments(args),
+        *_describe_update(plan, config),
+        *_describe_steps(plan, config),
+    ]
     engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
@@ -134,6 +143,19 @@ def describe(plan: Plan, config: Config) -> list[str]:
         ray = f"Ray gets {format_count(plan.ray_gpus, 'GPU')} and {format_count(plan.ray_cpus, 'CPU')}"
         lines.append(f"GPUs        {shares}; {ray}")
     return lines + _describe_sizes(plan, config) + [f"unknown     {reason}" for reason in plan.unknown]
+
+
+def _describe_environments(args: Namespace) -> list[str]:
+    """Return a line on which environment gets how many problems; [] if the check refuses them."""
+    given = settings.variables() if settings.has_environment(args) else {}
+    try:
+        mixture = Mixture.from_variables(given) if given else None
+        if mixture is None or not mixture.is_several:
+            return []
+        counts = Counter(mixture.assign_file(Path(args.prompt_data), args.input_key).values())
+    except (ValueError, OSError):
+        return []
+    return [f"problems    {', '.join(f'{name} {counts[name]}' for name in mixture.names)} of {counts.total()}"]
 
 
 def _describe_update(plan: Plan, config: Config) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
-from grpo.launch.lengths import describe_lengths
-from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
+from grpo.launch.plan import describe, make_plan
+from grpo.rewards.measure import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_several_environments_pass_and_the_plan_counts_their_problems(several_en
     config = several_environments.make_config()
     count = len(Path(config.args.prompt_data).read_text().splitlines())
     quarter = count - round(0.75 * count)
-    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe_lengths(config)
+    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe(make_plan(config), config)
 
 
 def test_single_answers_need_labels_that_the_grader_reads(several_environments) -> None:
