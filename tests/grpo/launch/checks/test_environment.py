@@ -11,7 +11,7 @@ from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
 from grpo.launch.plan import describe, make_plan
-from grpo.rewards.measure import OUR_REWARD, USER_REWARD
+from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture
