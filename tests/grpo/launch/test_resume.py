@@ -187,6 +187,16 @@ def test_an_adapter_that_lost_tensors_is_refused(setting, save, part: str) -> No
         resume.resolve_resumed(setting.make_words(), setting.run_dir)
 
 
+def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trainer) -> None:
+    start(setting)
+    save(10)
+    trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
+    trainer.rename(setting.folder / "away")
+    make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
+    with pytest.raises(UserError, match="do not match"):
+        resume.resolve_resumed(setting.make_words(), setting.run_dir)
+
+
 def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_path: Path) -> None:
     (own := tmp_path / "mine.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
