@@ -74,7 +74,7 @@ def _list_openrlhf() -> list[str]:
 
 def _list_other_names() -> list[str]:
     """Return rows: a flag of ours, and the names that other trainers have for it."""
-    names = {"TRL": other_names.TRL | other_names.UNSLOTH, "verl": other_names.VERL}
+    names = {"TRL": other_names.TRL, "verl": other_names.VERL}
     rows = []
     for flag in sorted({*names["TRL"].values(), *names["verl"].values()}):
         cells = [", ".join(f"`{name}`" for name, ours_ in of.items() if ours_ == flag) for of in names.values()]

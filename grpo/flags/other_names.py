@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from grpo.flags.ours import GONE
 from grpo.stack.problem import UserError
 
+# Of TRL, and of Unsloth, which has TRL's and a few more
 TRL = {
     "beta": "--init_kl_coef with --use_kl_loss",
     "dataset_name": "--prompt_data",
@@ -36,8 +37,6 @@ TRL = {
     "scale_rewards": "--advantage_estimator group_norm, or dr_grpo for none",
     "vllm_importance_sampling_correction": "--enable_vllm_is_correction",
     "warmup_ratio": "--lr_warmup_ratio",
-}
-UNSLOTH = {
     "gpu_memory_utilization": "--vllm_gpu_memory_utilization",
     "max_lora_rank": "--lora_rank",
     "max_seq_length": "--prompt_max_len and --generate_max_len",
@@ -112,8 +111,8 @@ def explain(unknown: Sequence[str], known: Collection[str]) -> UserError:
 
 def find_flag(name: str) -> str | None:
     """Return our flag for a name of another trainer."""
-    by_end = next((flag for end, flag in VERL.items() if f".{name}".endswith(f".{end}")), None) if "." in name else None
-    return _OWNED.get(name) or TRL.get(name) or UNSLOTH.get(name) or VERL.get(name) or by_end
+    by_end = (flag for end, flag in VERL.items() if f".{name}".endswith(f".{end}"))
+    return _OWNED.get(name) or TRL.get(name) or next(by_end, None)
 
 
 def warn(environ: Mapping[str, str]) -> list[str]:

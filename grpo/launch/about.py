@@ -1,7 +1,7 @@
 """What a run is, in lines for people: its plan, its GPUs, its reward, its cost."""
 
 from grpo.launch import cost, gpu_memory, judge
-from grpo.launch.checks import packages, reward
+from grpo.launch.checks import reward, software
 from grpo.launch.config import Config
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
@@ -17,7 +17,7 @@ FUSED = ("9.0", "10.0")
 def describe(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
     return [
-        packages.describe(),
+        software.describe(),
         *describe_plan(plan, config),
         *describe_placement(config),
         *gpu_memory.describe(config),

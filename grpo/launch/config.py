@@ -13,7 +13,6 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 
-_INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
 _PATHS = ("ckpt_path", "metrics_dir", "adapter")  # these are paths even where nothing is there
 
 
@@ -78,9 +77,6 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     """
     parser = trainer_parser()
     given = parse_given(parser, flags)
-    for name in _INPUT_PATHS:
-        if os.path.exists(given.get(name) or ""):
-            given[name] = os.path.abspath(given[name])
     for name in _PATHS:
         if given.get(name):
             given[name] = os.path.abspath(given[name])

@@ -21,8 +21,7 @@ def describe(config: Config, adapter: Path | None) -> str:
     elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
         why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
     else:
-        words = ["python", "-m", "eval.evaluate", *_options(config, adapter, given)]
-        return f"evaluate     source scripts/env.sh && {shlex.join(words)}"
+        return f"evaluate     {build_shell_command('eval.evaluate', *_options(config, adapter, given))}"
     return f"evaluate     no command: {why}"
 
 

@@ -15,7 +15,7 @@ LARGEST_ON_CPU = 20 * GB
 # Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
 # 12.4 GB (2 engines with TP=2, 4 ranks). GPU: assumed; CUDA's host part is larger.
 _PROCESS_ON_CPU, _PROCESS = 0.75 * GB, 2 * GB
-_WEIGHT, _OPTIMIZER = 2, 16  # bytes per LoRA parameter: in bf16; in fp32 with two moments and a gradient
+WEIGHT, OPTIMIZER = 2, 16  # bytes per LoRA parameter: in bf16; in fp32 with two moments and a gradient
 
 
 def list_host_parts(config: Config, architecture: Architecture, engine_model: Model, store: int) -> dict[str, int]:
@@ -36,7 +36,7 @@ def list_host_parts(config: Config, architecture: Architecture, engine_model: Mo
     elif args.offload:
         parts["offloaded model, pinned"] = count_pinned(base.values(), config.actor_ranks)
     if on_cpu or args.adam_offload:
-        parts["optimizer of the adapter"] = _OPTIMIZER * lora
+        parts["optimizer of the adapter"] = OPTIMIZER * lora
     if on_cpu:
         cache = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 4) * 2**30  # of a worker; vLLM reads the same
         parts |= {"engines' models": engines * engine_model.bf16_bytes}
@@ -46,7 +46,7 @@ def list_host_parts(config: Config, architecture: Architecture, engine_model: Mo
         asleep = count_pinned(shape.actor_bytes(shape.mxfp4).values(), width)
         parts["engines' weights while they sleep, pinned"] = engines * asleep
     # The first rank has one, and each engine's actor one, beside those in the object store.
-    parts["adapter, on its way to the engines"] = (1 + engines) * _WEIGHT * lora
+    parts["adapter, on its way to the engines"] = (1 + engines) * WEIGHT * lora
     parts["Ray's object store, in /dev/shm"] = store
     parts[f"{processes} processes"] = processes * (_PROCESS_ON_CPU if on_cpu else _PROCESS)
     return {name: int(count) for name, count in parts.items()}

@@ -1,14 +1,18 @@
 """What a configuration means: batches, steps, host memory, disk."""
 
 import math
+from argparse import Namespace
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.checkpoint import adapter_files
+from grpo.environments import settings
+from grpo.environments.mixture import Mixture
+from grpo.launch.checks import thinking
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
-from grpo.launch.host_memory import is_for_gpus, list_host_parts
-from grpo.launch.lengths import describe_lengths
+from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_parts
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
@@ -20,8 +24,7 @@ from grpo.stack.problem import UserError
 from grpo.train import objectives
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
-# Bytes per LoRA parameter: in bf16, in the optimizer (fp32 weight, two moments, gradient), and in a checkpoint.
-_WEIGHT, _OPTIMIZER, _SAVED = 2, 16, 12
+_SAVED = 12  # bytes per LoRA parameter in a checkpoint, beside its bf16 weight
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
 _ADAPTERS_IN_STORE, _TOKEN, _MIN_STORE = 8, 32, 512 * 2**20
 _NEXT = " " * 12
@@ -91,20 +94,20 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.model_bf16_bytes = model.bf16_bytes
     plan.model_file_bytes = packed if args.pretrain in released.RELEASED else model.file_bytes
     plan.model_actor_bytes = sum(shape.actor_bytes(args.experts == PACKED).values())
-    in_flight = _ADAPTERS_IN_STORE * _WEIGHT * lora + 4 * plan.max_tokens_per_step * _TOKEN
+    in_flight = _ADAPTERS_IN_STORE * WEIGHT * lora + 4 * plan.max_tokens_per_step * _TOKEN
     plan.object_store_bytes = max(_MIN_STORE, in_flight)
     plan.host_memory = list_host_parts(config, shape, engine_model, plan.object_store_bytes)
-    plan.checkpoint_bytes = (_WEIGHT + _SAVED) * lora
+    plan.checkpoint_bytes = (WEIGHT + _SAVED) * lora
     if args.pipeline:  # the batch of the next step
         routing = shape.layers * shape.experts_per_token if args.routing_replay else 0
         plan.checkpoint_bytes += plan.max_tokens_per_step * (_TOKEN + routing)
     # At least the newest and the best; one more until the oldest is deleted; the final adapter; and the copy of the
     # one that the run starts from.
     kept = max(args.max_ckpt_num, 2) + 1 if args.save_steps > 0 else 0
-    plan.disk_bytes = kept * plan.checkpoint_bytes + _WEIGHT * lora
+    plan.disk_bytes = kept * plan.checkpoint_bytes + WEIGHT * lora
     if args.adapter:
         weights = Path(args.adapter) / adapter_files.WEIGHTS
-        plan.disk_bytes += weights.stat().st_size if weights.is_file() else _WEIGHT * lora
+        plan.disk_bytes += weights.stat().st_size if weights.is_file() else WEIGHT * lora
 
 
 def describe(plan: Plan, config: Config) -> list[str]:
@@ -123,7 +126,12 @@ def describe(plan: Plan, config: Config) -> list[str]:
         )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
-    lines += [*describe_lengths(config), *_describe_update(plan, config), *_describe_steps(plan, config)]
+    lines += [
+        *thinking.describe(args),
+        *_describe_environments(args),
+        *_describe_update(plan, config),
+        *_describe_steps(plan, config),
+    ]
     engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
@@ -134,6 +142,19 @@ def describe(plan: Plan, config: Config) -> list[str]:
         ray = f"Ray gets {format_count(plan.ray_gpus, 'GPU')} and {format_count(plan.ray_cpus, 'CPU')}"
         lines.append(f"GPUs        {shares}; {ray}")
     return lines + _describe_sizes(plan, config) + [f"unknown     {reason}" for reason in plan.unknown]
+
+
+def _describe_environments(args: Namespace) -> list[str]:
+    """Return a line on which environment gets how many problems; [] if the check refuses them."""
+    given = settings.variables() if settings.has_environment(args) else {}
+    try:
+        mixture = Mixture.from_variables(given) if given else None
+        if mixture is None or not mixture.is_several:
+            return []
+        counts = Counter(mixture.assign_file(Path(args.prompt_data), args.input_key).values())
+    except (ValueError, OSError):
+        return []
+    return [f"problems    {', '.join(f'{name} {counts[name]}' for name in mixture.names)} of {counts.total()}"]
 
 
 def _describe_update(plan: Plan, config: Config) -> list[str]:
@@ -200,7 +221,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     rank, lora = shape.find_expert_rank(args), shape.count_lora_parameters(args)
     lines = [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; LoRA {lora:,} "
-        f"parameters{f', experts of rank {rank}' if rank else ''}, optimizer {size(_OPTIMIZER * lora)}",
+        f"parameters{f', experts of rank {rank}' if rank else ''}, optimizer {size(OPTIMIZER * lora)}",
         f"memory      {size(plan.host_bytes)} on the host:",
         *list_sizes(plan.host_memory),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"

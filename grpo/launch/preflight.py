@@ -12,8 +12,8 @@ from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import check_disk, check_gpus, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model
-from grpo.launch.checks.packages import check_packages
 from grpo.launch.checks.reward import check_reward
+from grpo.launch.checks.software import check_packages
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_base, adapter_files, digests
-from grpo.launch import loss_flags
 from grpo.launch.config import Config, resolve
+from grpo.launch.flags import corrects_for_sampling
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
@@ -93,7 +93,7 @@ def _check_state(step: Path, config: Config) -> None:
             f"set --actor_num_gpus_per_node {len(files)}, or start a new run from its adapter: "
             f"--adapter {step / 'adapter'}",
         )
-    if "next_batch" in state["client_states"] and not loss_flags.corrects_for_sampling(config.args):
+    if "next_batch" in state["client_states"] and not corrects_for_sampling(config.args):
         raise UserError(
             f"{step} has a batch that an earlier policy sampled (--pipeline), and these settings do not correct for "
             "that",

@@ -52,13 +52,10 @@ def _derive(known: Values) -> dict[str, Any]:
 
 
 def make_variables(values: Values) -> dict[str, str]:
-    """Return the variables for every worker: judge, reward and environment. Paths become absolute."""
+    """Return the variables for every worker: judge, reward and environment."""
     defaults = {name: make_parser().get_default(name) for name in EXPORTED}
     exported = {name: value for name, value in (defaults | dict(values)).items() if name in EXPORTED}
-    if environments := values.get("environment"):
-        exported["environment"] = " ".join(_resolve(one) for one in split_files(environments))
-    if library := values.get("library"):
-        exported["library"] = _resolve(library)
+    exported["environment"] = " ".join(split_files(values.get("environment") or ""))
     reward = values.get("remote_rm_url") or ""
     own = split_files(reward) if _choose_program(reward) == str(USER_REWARD) else []
     exported["reward_files"] = os.pathsep.join(map(os.path.realpath, own))
@@ -68,10 +65,6 @@ def make_variables(values: Values) -> dict[str, str]:
 def split_files(text: str) -> list[str]:
     """Return the names in a flag; a file whose name has blanks is one."""
     return [text] if os.path.isfile(text) else text.replace(",", " ").split()
-
-
-def _resolve(path: str) -> str:
-    return os.path.realpath(path) if os.path.exists(path) and path != "python" else path
 
 
 def _as_text(value: Any) -> str:

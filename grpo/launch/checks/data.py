@@ -11,8 +11,8 @@ from grpo.launch import data_files, rendering
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
+from grpo.launch.flags import GROUP_ESTIMATORS
 from grpo.launch.rendering import Rendered
-from grpo.launch.rollout_flags import GROUP_ESTIMATORS
 from grpo.rollout.chat_template import variables
 from grpo.rollout.problem_files import normalize
 from grpo.run.eval_metric import OUR_REWARD

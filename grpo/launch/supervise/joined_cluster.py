@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments import settings as environment_settings
-from grpo.launch.checks import node
+from grpo.launch.checks import software
 from grpo.launch.config import Config
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
@@ -42,7 +42,7 @@ class Member:
         name, address: its host name, and its address in Ray.
         gpus, free: all its GPUs, and those that nobody uses.
         is_home: whether it is this machine.
-        facts: see :func:`grpo.launch.checks.node.facts`; None on a cluster of one node.
+        facts: see :func:`grpo.launch.checks.software.facts`; None on a cluster of one node.
         error: why it has no facts.
     """
 
@@ -148,10 +148,10 @@ def _compare(config: Config, members: Sequence[Member], marks: dict[str, str]) -
     needs_folders = config.actor_ranks > home.gpus
     for member in members:
         if member.error:
-            yield Problem(f"node {member.address} cannot run this checkout: {member.error}", node.SAME)
+            yield Problem(f"node {member.address} cannot run this checkout: {member.error}", software.SAME)
         elif member.facts and home.facts and not member.is_home:
             same = {name: value for name, value in home.facts.items() if name not in marks}
-            yield from node.compare(member.address, same, member.facts)
+            yield from software.compare(member.address, same, member.facts)
             for folder in sorted({marks[mark] for mark in marks if needs_folders and member.facts[mark] is None}):
                 yield Problem(
                     f"node {member.address} may have actor ranks, and does not see what this node writes to {folder}",
@@ -199,7 +199,7 @@ def main() -> None:
     ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
     home, free = ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
     living = [found for found in ray.nodes() if found["Alive"]]
-    task, calls = ray.remote(num_cpus=0, max_retries=0)(node.facts), []
+    task, calls = ray.remote(num_cpus=0, max_retries=0)(software.facts), []
     for found in living if len(living) > 1 else ():
         place = NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
         calls.append(task.options(scheduling_strategy=place).remote(sys.argv[1:]))

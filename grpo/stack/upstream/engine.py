@@ -20,32 +20,23 @@ ROLLOUT = "routing_of"  # in a request's extra_args: the rollout whose choices o
 class Outputs(Protocol):
     """The outputs of one request as they come."""
 
-    def __aiter__(self) -> "AsyncIterator[RequestOutput]":
-        """Return the iterator over the outputs."""
-
-    async def aclose(self) -> None:
-        """Abort the request, unless it is over."""
+    def __aiter__(self) -> "AsyncIterator[RequestOutput]": ...
+    async def aclose(self) -> None: ...
 
 
 class Streams(Protocol):
     """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.engine.LoopedLLM`."""
 
-    def generate(self, prompt: "TokensPrompt", params: "SamplingParams", /, request_id: str) -> Outputs:
-        """Answer one prompt; yield an output for each report."""
+    def generate(self, prompt: "TokensPrompt", params: "SamplingParams", /, request_id: str) -> Outputs: ...
 
 
 class AsyncLLM(Streams, Protocol):
     """vLLM's ``AsyncLLM``."""
 
-    async def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]:
-        """Call a method of every worker."""
-
+    async def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]: ...
     @property
-    def errored(self) -> bool:
-        """Return whether the engine's process has died."""
-
-    async def reset_prefix_cache(self) -> bool:
-        """Drop the prefix cache; return whether it could be dropped."""
+    def errored(self) -> bool: ...
+    async def reset_prefix_cache(self) -> bool: ...
 
 
 class Engine(Protocol):
@@ -53,8 +44,7 @@ class Engine(Protocol):
 
     llm: AsyncLLM
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling_params: "SamplingParams") -> "RequestOutput":
-        """Answer one prompt; return the last output."""
+    async def generate(self, prompt_token_ids: Sequence[int], sampling_params: "SamplingParams") -> "RequestOutput": ...
 
 
 class LinearLayer(Protocol):
@@ -69,11 +59,8 @@ class LinearLayer(Protocol):
     lora_A: "torch.Tensor"
     lora_B: "torch.Tensor"
 
-    def parameters(self) -> "Iterator[torch.nn.Parameter]":
-        """Return the weights."""
-
-    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None:
-        """Add a buffer as an attribute."""
+    def parameters(self) -> "Iterator[torch.nn.Parameter]": ...
+    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None: ...
 
 
 class Attention(Protocol):
@@ -111,15 +98,13 @@ class Experts(Protocol):
     lora_down_A: "torch.Tensor"
     lora_down_B: "torch.Tensor"
 
-    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None:
-        """Add a buffer as an attribute."""
+    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None: ...
 
 
 class RemoteMethod(Protocol):
     """A method of a Ray actor."""
 
-    def remote(self, *args: Any, **kwargs: Any) -> "ObjectRef[Any]":
-        """Call it; return a reference to the result."""
+    def remote(self, *args: Any, **kwargs: Any) -> "ObjectRef[Any]": ...
 
 
 class EngineActor(Protocol):

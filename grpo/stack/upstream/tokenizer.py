@@ -18,20 +18,11 @@ class Tokenizer(Protocol):
     added_tokens_decoder: "Mapping[int, tokenizers.AddedToken]"
     is_fast: bool
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
-        """Return the text of token ids."""
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return all tokens with their ids."""
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """Return the added tokens with their ids."""
-
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], /, **options: Any) -> Any:
-        """Return the prompt of messages, as text or as token ids."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str: ...
+    def get_vocab(self) -> dict[str, int]: ...
+    def get_added_vocab(self) -> dict[str, int]: ...
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], /, **options: Any) -> Any: ...
 
 
 class FastTokenizer(Tokenizer, Protocol):

@@ -19,8 +19,7 @@ class PromptDataset(Protocol):
     prompts: Sequence[str]
     datasources: Sequence[str]
 
-    def __len__(self) -> int:
-        """Return the number of prompts."""
+    def __len__(self) -> int: ...
 
 
 class PromptLoader(Protocol):
@@ -29,27 +28,17 @@ class PromptLoader(Protocol):
     dataset: PromptDataset
     sampler: "RandomSampler"
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over an episode's prompts."""
-
-    def __len__(self) -> int:
-        """Return the number of prompts."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the episode."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at a position."""
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class ActorGroup(Protocol):
     """``RayActorGroup``: all ranks of a model. Calls return Ray's references."""
 
-    def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> "list[ObjectRef[Any]]":
-        """Call a method of every rank."""
-
-    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> "list[ObjectRef[Any]]":
-        """Call a method of every rank with its part of each list."""
+    def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> "list[ObjectRef[Any]]": ...
+    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> "list[ObjectRef[Any]]": ...
 
 
 # On a rank of the actor
@@ -77,8 +66,7 @@ class ModelOutput(Protocol):
 
     scores: Any
 
-    def __getitem__(self, name: str) -> "torch.Tensor":
-        """Return one of the outputs."""
+    def __getitem__(self, name: str) -> "torch.Tensor": ...
 
 
 class TrainerEngine(Protocol):
@@ -97,11 +85,8 @@ class TrainerEngine(Protocol):
     skipped_steps: int
     micro_steps: int
 
-    def gradient_accumulation_steps(self) -> int:
-        """Return the micro-batches of an optimizer step."""
-
-    def get_global_grad_norm(self) -> "float | torch.Tensor":
-        """Return the L2 norm of the last optimizer step's gradient before clipping."""
+    def gradient_accumulation_steps(self) -> int: ...
+    def get_global_grad_norm(self) -> "float | torch.Tensor": ...
 
 
 class ZeroOptimizer(Protocol):
@@ -121,8 +106,7 @@ class ZeroOptimizer(Protocol):
     grad_position: dict[int, list[int]]
     persistent_parameters: "list[ZeroParameter]"
 
-    def get_param_id(self, param: "ZeroParameter") -> int:
-        """Return the id of a parameter."""
+    def get_param_id(self, param: "ZeroParameter") -> int: ...
 
 
 class ZeroParameter(Protocol):
@@ -142,8 +126,5 @@ class ZeroParameter(Protocol):
     ds_numel_aligned: int
     ds_persist: bool
 
-    def partition(self, param_list: "Sequence[ZeroParameter]") -> None:
-        """Give up the gathered values of parameters."""
-
-    def all_gather(self, param_list: "Sequence[ZeroParameter]") -> object:
-        """Gather the values of parameters on every rank."""
+    def partition(self, param_list: "Sequence[ZeroParameter]") -> None: ...
+    def all_gather(self, param_list: "Sequence[ZeroParameter]") -> object: ...

@@ -11,7 +11,7 @@ from grpo.flags.upstream import parse_given, trainer_parser
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, launch
 
-OTHERS = other_names.TRL | other_names.UNSLOTH | other_names.VERL
+OTHERS = other_names.TRL | other_names.VERL
 
 
 def answer(word: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.flags import boxes, ours, parser
+from grpo.flags import boxes, other_names, ours, parser
 from grpo.flags.parser import Asked, fill, make_parser, shipped_values
 from grpo.flags.upstream import make_words, parse_given
 from grpo.launch import recorded
@@ -39,13 +39,10 @@ def keep(folder: Path, asked: Asked) -> Path:
 
 def test_the_script_is_the_shipped_one() -> None:
     assert parse_given(make_parser(), read_script()) == shipped_values()
+    assert ask().list_differences() == {}
     lines = [line.split("#")[0].strip() for line in (ROOT / "train_grpo.sh").read_text().splitlines()]
     flags = [line for line in lines if line.startswith("--")]
     assert len(flags) == len(shipped_values()), "one flag a line"
-
-
-def test_a_whole_shipped_recipe_differs_in_nothing() -> None:
-    assert ask().list_differences() == {}
 
 
 def test_the_command_line_wins_over_the_script_and_undoes_its_switches(monkeypatch) -> None:
@@ -97,11 +94,16 @@ def test_a_line_that_was_removed_is_named() -> None:
     assert ask(script=words).list_differences()["--judge"] == ("False", "True", "script")
 
 
-@pytest.mark.parametrize("variable", ["MODEL", "TRAIN_DATA", "EVAL_DATA", "REWARD", "ENVIRONMENT"])
-def test_a_variable_of_the_script_is_named_and_wins_over_tiny(variable: str, monkeypatch) -> None:
-    monkeypatch.setenv(variable, "/a")
-    asked = ask("--tiny", script=read_script(variables=((variable, "/a"),)))
-    assert ("/a", variable) in {(value, source) for value, _, source in asked.list_differences().values()}
+@pytest.mark.parametrize("variable", other_names.VARIABLES)
+def test_a_variable_of_the_script_is_named_wins_over_tiny_and_is_not_needed_again(variable, monkeypatch, tmp_path):
+    flag = other_names.VARIABLES[variable]
+    with monkeypatch.context() as patch:
+        patch.setenv(variable, "/a.py")
+        asked = ask("--tiny", script=read_script(variables=((variable, "/a.py"),)))
+        assert asked.list_differences()[f"--{flag}"][::2] == ("/a.py", variable)
+    run = keep(tmp_path / "run", asked)
+    assert ask("--resume", str(run)).values[flag] == "/a.py"
+    assert ask("--resume", str(run), script=edit(**{flag: "/b.py"})).values[flag] == "/b.py"
 
 
 def test_a_resume_needs_no_repetition_and_newer_sources_win(tmp_path: Path) -> None:
@@ -120,18 +122,6 @@ def test_a_resume_needs_no_repetition_and_newer_sources_win(tmp_path: Path) -> N
     fill(alone, ["--resume", str(run)], lambda folder: recorded.read(Path(folder)))  # a restart after a crash
     assert alone.values == second.values and alone.script == newer
     assert ask("--resume", str(run), script=newer).sources["seed"].count(parser.KEPT) == 1
-
-
-def test_a_resume_needs_no_variable_again(tmp_path: Path, monkeypatch) -> None:
-    given = {"TRAIN_DATA": "/train.jsonl", "REWARD": "/a.py"}
-    with monkeypatch.context() as patch:
-        for name, value in given.items():
-            patch.setenv(name, value)
-        run = keep(tmp_path / "run", ask(script=read_script(variables=tuple(given.items()))))
-    resumed = ask("--resume", str(run))
-    assert (resumed.values["prompt_data"], resumed.values["remote_rm_url"]) == ("/train.jsonl", "/a.py")
-    edited = ask("--resume", str(run), script=edit(remote_rm_url="/b.py"))
-    assert edited.values["remote_rm_url"] == "/b.py"
 
 
 def test_a_box_that_is_repeated_at_a_resume_undoes_nothing(tmp_path: Path) -> None:

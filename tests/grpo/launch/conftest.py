@@ -14,7 +14,7 @@ import pytest
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.launch import preflight, rendering
-from grpo.launch.checks import packages
+from grpo.launch.checks import software
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
@@ -155,7 +155,7 @@ def cpu_stack(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def ample_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that differ between machines; tests of a check set their own."""
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
-    monkeypatch.setattr(packages, "pins", dict)
+    monkeypatch.setattr(software, "pins", dict)
     # The checkpoint's tokenizer is an empty file.
     monkeypatch.setattr(rendering, "render", lambda model, prompts, variables: [Rendered(8, str(p)) for p in prompts])
     monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)

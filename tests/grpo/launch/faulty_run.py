@@ -15,15 +15,14 @@ class Run:
     """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
 
     def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
-        self.folder, self._go_on = setting.run_dir, setting.folder / "go-on"
+        self.folder = setting.run_dir
         (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
         flags = {"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags
         words = setting.make_launch_words(**flags)
         root = str(LAUNCHER.parents[3])
-        self.environment = {**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)}
         self.launcher = subprocess.Popen(
             [sys.executable, str(LAUNCHER), "--run-dir", str(self.folder), *words],
-            env=self.environment,
+            env={**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -33,10 +32,6 @@ class Run:
     def list_launchers(self) -> list[int]:
         """Return the child of the guard, which owns the run, if it has started."""
         return list_children(self.launcher.pid)
-
-    def go_on(self) -> None:
-        """Let a trainer that lingers at a step go on."""
-        self._go_on.touch()
 
     def finish(self) -> list[str]:
         output, _ = self.launcher.communicate(timeout=500)

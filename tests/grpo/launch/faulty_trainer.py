@@ -3,7 +3,7 @@
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
 its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, or ``send`` a
 signal to the ``target`` and ``cut`` the last line of the metrics before. Or the clock has a ``jump`` at steps. Or it
-lingers ``at`` a step until the test lets it go on; it saves if asked meanwhile, unless it ``is_deaf`` or the saving
+lingers ``at`` a step until the test ends it; it saves if asked meanwhile, unless it ``is_deaf`` or the saving
 ``fails``. Or ``status`` has numbers for steps.
 """
 
@@ -74,9 +74,7 @@ def main() -> None:
         if fault.get("status"):
             time.sleep(0.5)  # the launcher looks twice a second
         suffer(fault, step, "generate", engine)
-        for turn in range(5 if fault.get("at") != step else 2000):
-            if turn >= 5 and (folder / "go-on").exists():
-                break
+        for _ in range(5 if fault.get("at") != step else 2000):
             time.sleep(0.1)
             if request.is_open() and "fails" in fault:
                 request.fail(fault["fails"])

@@ -34,25 +34,12 @@ def test_reading_the_parser_imports_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_flag_has_a_value(setting) -> None:
-    resolved = setting.make_config()
-    assert resolved.values["lora_rank"] == 4
-    assert resolved.values["gamma"] == 1, "a default of OpenRLHF"
-    assert resolved.given["lora_rank"] == 4
-    assert "gamma" not in resolved.given
-
-
-def test_the_last_of_two_flags_wins_and_the_command_has_it_once(setting) -> None:
-    resolved = config.resolve(
-        [*setting.make_words(), "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir
-    )
-    assert resolved.args.lora_rank == 32
-    assert resolved.args.target_modules == ["q_proj"]
+def test_the_last_of_two_flags_wins_and_the_command_line_parses_to_the_same(setting) -> None:
+    words = setting.make_words(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
+    resolved = config.resolve([*words, "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir)
+    assert (resolved.args.lora_rank, resolved.given["lora_rank"], resolved.args.target_modules) == (32, 32, ["q_proj"])
+    assert resolved.values["gamma"] == 1 and "gamma" not in resolved.given, "a default of OpenRLHF"
     assert resolved.argv.count("--lora_rank") == 1
-
-
-def test_the_command_line_parses_to_the_same_configuration(setting) -> None:
-    resolved = setting.make_config(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
     again = vars(trainer_parser().parse_args(resolved.argv))
     # The default contains the current minute.
     assert again | {"wandb_run_name": ""} == vars(resolved.args) | {"wandb_run_name": ""}
@@ -67,24 +54,10 @@ def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path,
     assert (args.ckpt_path, args.metrics_dir) == (str(tmp_path / "big" / "disk"), str(tmp_path / "small"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--lora_rnk", "3"], "no flag --lora_rnk: did you mean --lora_rank?"),
-        (["--lora_ran", "3"], "did you mean --lora_rank?"),  # argparse would take it for an abbreviation
-        (["--lora_rank", "many"], "--lora_rank: invalid int value: 'many'"),
-        (["--actor_learning_rate", "1e-6x"], "--actor_learning_rate: '1e-6x' is not"),
-        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo' (choose from 'dr_grpo', "),
-        (["--train_batch_size", "0"], "--train_batch_size: 0 is not a whole number from 1 up"),
-        (["--prompt_max_len", "-5"], "--prompt_max_len: -5 is not"),
-        (["--max_epochs", "0"], "--max_epochs: 0 is not"),
-        (["stray"], "'stray' does not belong to a flag"),
-    ],
-)
-def test_a_bad_flag_is_refused(setting, words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        config.resolve([*setting.make_words(target_modules=None), *words], setting.run_dir)
-    assert message in str(refusal.value)
+def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:
+    assert setting.make_config().args.engine_model == str(tmp_path / "model")
+    (tmp_path / "copy").mkdir()
+    assert setting.make_config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
 
 
 UNPATCHED = """
@@ -97,24 +70,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (UNPATCHED, r"not patched: run \./apply_patches\.sh"),
-        ("", "has no main block: is it another OpenRLHF.*apply_patches.sh status"),
-        (None, "command line is missing: .*train_ppo_ray.py.*apply_patches.sh status"),
-    ],
-)
-def test_another_openrlhf_is_refused_with_a_remedy(tmp_path, monkeypatch, source: str | None, message: str) -> None:
+@pytest.mark.parametrize(("source", "remedy"), [(UNPATCHED, ""), ("", " status"), (None, " status")])
+def test_another_openrlhf_is_refused_with_a_remedy(tmp_path, monkeypatch, source: str | None, remedy: str) -> None:
     file = tmp_path / "train_ppo_ray.py"
     if source is not None:
         file.write_text(source)
     monkeypatch.setattr(upstream, "trainer_source", lambda: file)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as refused:
         trainer_parser()
-
-
-def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:
-    assert setting.make_config().args.engine_model == str(tmp_path / "model")
-    (tmp_path / "copy").mkdir()
-    assert setting.make_config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
+    assert refused.value.problem.remedy == f"run ./apply_patches.sh{remedy}"

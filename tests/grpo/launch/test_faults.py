@@ -1,14 +1,11 @@
 """Faults of machine and user that cost a run little or nothing. The launcher is real."""
 
-import subprocess
-import sys
 import time
 
 import pytest
 
 from grpo.run.saved_steps import saved_steps
 
-from .faulty_run import LAUNCHER
 from .small_disk import SmallDisk
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,37 +22,6 @@ def test_a_clock_that_jumps_changes_nothing(start) -> None:
     jumps = times[1] - times[0] - day, times[3] - times[2] + 2 * day
     assert max(map(abs, jumps)) < time.monotonic() - started + 1, "the clock did not jump"
     assert "no progress" not in output and "restart" not in output
-
-
-def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> None:
-    run = start(4, [{"at": 3}])
-    run.wait_for_step(2)
-    for option in ("--run-dir", "--resume"):
-        command = [
-            sys.executable,
-            str(LAUNCHER),
-            option,
-            str(run.folder),
-            "--",
-            *setting.make_words(max_steps=4),
-        ]
-        second = subprocess.run(command, env=run.environment, capture_output=True, text=True)
-        assert second.returncode == 2, second.stdout + second.stderr
-        if option == "--resume":
-            assert "still running" in second.stderr
-    run.go_on()
-    output = run.finish()
-    assert run.launcher.returncode == 0, output
-    assert run.read_learned() == [(step, step / 10) for step in range(1, 5)]
-
-
-def test_a_corrupt_row_of_data_is_refused_with_its_line(start, setting) -> None:
-    with open(setting.flags["prompt_data"], "a") as file:
-        file.write('{"input": "cut of\n')
-    run = start(4, [])
-    output = "\n".join(run.finish())
-    assert run.launcher.returncode == 2, output
-    assert "is not JSON" in output
 
 
 def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:

@@ -16,16 +16,6 @@ FREE = dict.fromkeys(gpu_memory.MICRO_BATCHES)
 ONE_GPU = {"actor_num_gpus_per_node": 1, "actor_shard": "none", "vllm_tensor_parallel_size": 1}
 
 
-def test_the_plan_lists_the_parts_of_actor_and_engine(configure_box):
-    text = "\n".join(gpu_memory.describe(configure_box("8")))
-    for part in (
-        "85.9 GB each (--gpu_gb)", "on each of its 4, at micro-batches of 1 x 4,096 tokens",
-        "16.3 GB  frozen base, packed", "32.6 GB  weights", "or one of 131,072 tokens",
-    ):  # fmt: skip
-        assert part in text, text
-    assert "no sequence fits, however short" in "\n".join(gpu_memory.describe(configure_box("2", gpu_gb=24)))
-
-
 def test_the_key_value_cache_of_the_large_model(configure_box):
     """A token takes keys and values x 8 heads x 64 numbers of bf16 of 18 layers, halved by two GPUs."""
     need = gpu_memory.needs(configure_box("8"))
@@ -122,13 +112,6 @@ def test_given_sizes_and_shares_stay(configure_box):
     # The launcher refuses such a run with the sizes, not for a share that vLLM does not accept.
     config = gpu_memory.choose(configure_box("1", gpu_gb=40, actor_shard="none"))
     assert config.args.vllm_gpu_memory_utilization == 0.001
-
-
-@pytest.mark.parametrize(
-    ("elements", "ranks", "expected"), [(2**29, 1, GIB), (2**29 + 1, 1, 2 * GIB), (2**31, 4, 4 * GIB)]
-)
-def test_blocks_of_pinned_memory_are_powers_of_two(elements: int, ranks: int, expected: int) -> None:
-    assert host_memory.count_pinned([2 * elements], ranks) == expected
 
 
 def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,18 +129,16 @@ def test_a_file_in_the_run_folder_is_not_taken_from_the_record(checkout, tmp_pat
             own_runs.refuse_others(tmp_path / "mine", {"remote_rm_url": value})
 
 
-@pytest.mark.parametrize("part", [{"script": 7}, {"sources": ["x"]}, {"script": [7], "sources": {"seed": 1}}])
-def test_a_run_folder_with_other_types_is_no_traceback(checkout, tmp_path, part) -> None:
-    folder = write_run(tmp_path / "run", seed="7", pretrain="/none")
-    config = {"script": [], "sources": {}, "flags": {"pretrain": "x"}}
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config | part))
-    assert launch("--dry-run", "--resume", folder).returncode == 2
-
-
 @pytest.mark.parametrize(
-    "text", ["exec launch.sh -- --seed 'x", "--seed x", "\0", "-- --seed x", "-- --held 3 --bogus"]
+    ("file", "text"),
+    [
+        ("config.json", '{"script": 7, "sources": {}}'),
+        ("config.json", '{"script": [], "sources": ["x"]}'),
+        ("config.json", '{"script": [7], "sources": {"seed": 1}, "flags": {}}'),
+        *(("command.sh", text) for text in ("exec launch.sh -- --seed 'x", "--seed x", "\0", "-- --held 3 --bogus")),
+    ],
 )
-def test_a_command_that_no_launcher_wrote_is_refused(checkout, tmp_path, text) -> None:
-    folder = write_run(tmp_path / "run", pretrain="/none")
-    (tmp_path / "run" / "command.sh").write_text(text)
+def test_what_no_launcher_wrote_is_refused_without_a_traceback(checkout, tmp_path, file: str, text: str) -> None:
+    folder = write_run(tmp_path / "run", seed="7", pretrain="/none")
+    (tmp_path / "run" / file).write_text(text)
     assert launch("--dry-run", "--resume", folder).returncode == 2

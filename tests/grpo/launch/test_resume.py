@@ -19,7 +19,6 @@ from grpo.launch import config, resume, run_dir
 from grpo.launch.plan import describe, make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
-from reward import settings, user_files
 
 from .conftest import write_checkpoint, write_data
 from .stopped_run import log, read_steps, start
@@ -78,13 +77,6 @@ def test_a_byte_that_changed_is_damage_and_a_checkpoint_without_digests_is_conti
     assert resume.resumed_step(resume.resolve_resumed(setting.make_words(), setting.run_dir)) == 10
 
 
-def test_another_number_of_ranks_is_refused_with_the_one_that_saved(setting, save) -> None:
-    start(setting)
-    save(10)
-    with pytest.raises(UserError, match="--actor_num_gpus_per_node 4"):
-        resume.resolve_resumed(setting.make_words(actor_num_gpus_per_node=2), setting.run_dir)
-
-
 def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, save) -> None:
     """Resuming a run of --pipeline with the default loss."""
     start(setting)
@@ -98,29 +90,6 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):
         resumed = resume.resolve_resumed([*setting.make_words(), *words], setting.run_dir)
         assert resume.resumed_step(resumed) == 20
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [("layers.1.self_attn.", "missing projections"), ("layers.0.self_attn.k_proj.lora_A", "only one half")],
-)
-def test_an_adapter_that_lost_tensors_is_refused(setting, save, part, message) -> None:
-    start(setting)
-    save(10)
-    weights = setting.run_dir / "checkpoints" / "step_10" / "adapter" / adapter_files.WEIGHTS
-    save_file({name: tensor for name, tensor in load_file(weights).items() if part not in name}, weights)
-    with pytest.raises(UserError, match=message):
-        resume.resolve_resumed(setting.make_words(), setting.run_dir)
-
-
-def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trainer) -> None:
-    start(setting)
-    save(10)
-    trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
-    trainer.rename(setting.folder / "away")
-    make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
-    with pytest.raises(UserError, match=r"adapter and trainer state do not match .*restore a copy, or move"):
-        resume.resolve_resumed(setting.make_words(), setting.run_dir)
 
 
 def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,17 +107,6 @@ def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pyte
     assert setting.make_config().args.template_date == "2030-01-01", "another run"
     other = resume.resolve_resumed(setting.make_words(template_date="2000-01-01"), setting.run_dir)
     assert resume.find_flag_changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
-
-
-def test_a_recorded_date_that_is_none_is_not_kept(setting) -> None:
-    start(setting)
-    file = RunFiles(setting.run_dir).config
-    for date in (5, ["2029-12-31"], None):
-        recorded = json.loads(file.read_text())
-        recorded["flags"]["template_date"] = date
-        file.write_text(json.dumps(recorded))
-        config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
-        assert config.args.template_date is None and config.args.resume_from is None
 
 
 @pytest.mark.parametrize("name", ["ends", "resumes"])
@@ -201,32 +159,62 @@ def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(s
     assert entry["changed"] == {"OpenRLHF": ["0.9.0", now], "seed": [None, 5]}
 
 
-def test_a_step_that_is_run_again_and_changed_judge_settings_are_named(setting, save, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(({"lora_rank": 8}, "--lora_rank was 4, now 8"), ({"target_modules": ["q_proj"]}, "--target_modules was")),
+        *(({"pretrain": "other"}, "--pretrain was"), ({"prompt_data": "other.jsonl"}, "--prompt_data was")),
+        ({"actor_num_gpus_per_node": 2}, "--actor_num_gpus_per_node 4"),
+    ],
+)
+def test_what_the_saved_state_depends_on_is_refused_by_name(setting, save, changes, said: str) -> None:
+    start(setting)
+    save(10)
+    write_checkpoint(setting.folder / "other")
+    write_data(setting.folder / "other.jsonl", 20)
+    paths = {name: setting.folder / value for name, value in changes.items() if name in ("pretrain", "prompt_data")}
+    with pytest.raises(UserError, match=said):
+        resume.resolve_resumed(setting.make_words(**changes | paths), setting.run_dir)
+
+
+@pytest.mark.parametrize("part", ["layers.1.self_attn.", "layers.0.self_attn.k_proj.lora_A"])
+def test_an_adapter_that_lost_tensors_is_refused(setting, save, part: str) -> None:
+    start(setting)
+    save(10)
+    weights = setting.run_dir / "checkpoints" / "step_10" / "adapter" / adapter_files.WEIGHTS
+    save_file({name: tensor for name, tensor in load_file(weights).items() if part not in name}, weights)
+    with pytest.raises(UserError, match=adapter_files.WEIGHTS):
+        resume.resolve_resumed(setting.make_words(), setting.run_dir)
+
+
+def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trainer) -> None:
+    start(setting)
+    save(10)
+    trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
+    trainer.rename(setting.folder / "away")
+    make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
+    with pytest.raises(UserError, match="do not match"):
+        resume.resolve_resumed(setting.make_words(), setting.run_dir)
+
+
+def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_path: Path) -> None:
+    (own := tmp_path / "mine.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
-    monkeypatch.setenv("GRPO_JUDGE_TRIES", "3")
     start(setting)
     save(10, is_sealed=True)
     log(setting.run_dir, "metrics.jsonl", range(1, 12))
+    assert resume.find_reward_changes(setting.run_dir) == {}
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
+    own.write_text("# edited\n")
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
-    news = resume.take_back(config, setting.run_dir)
-    assert news == ["continuing after step 10; step 11 is run again", "  --judge_models was a b, now b"]
-    assert resume.describe(config) == ["continuing after step 10"], "once they are taken back"
-    assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"judge_models": ["a b", "b"]}
-
-
-@pytest.mark.parametrize(
-    "changes", [{"lora_rank": 8}, {"target_modules": ["q_proj"]}, {"pretrain": "other"}, {"prompt_data": "other.jsonl"}]
-)
-def test_another_adapter_model_or_data_file_is_refused(setting, save, changes) -> None:
-    start(setting)
-    save(10)
-    if "pretrain" in changes:
-        changes = {"pretrain": write_checkpoint(setting.folder / "other")}
-    if "prompt_data" in changes:
-        changes = {"prompt_data": write_data(setting.folder / "other.jsonl", 20)}
-    with pytest.raises(UserError, match="cannot continue with other settings"):
-        resume.resolve_resumed(setting.make_words(**changes), setting.run_dir)
+    first, judge, code = resume.take_back(config, setting.run_dir)
+    assert first == "continuing after step 10; step 11 is run again" and judge == "  --judge_models was a b, now b"
+    assert str(own) in code and resume.describe(config) == ["continuing after step 10"], "once they are taken back"
+    recorded = json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"]
+    assert recorded["judge_models"] == ["a b", "b"]
+    monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
+    assert resume.find_reward_changes(setting.run_dir)["REWARD_FILES"] == (str(own), "/b.py")
 
 
 def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:
@@ -267,25 +255,17 @@ def test_training_data_that_was_changed_in_place_is_refused(setting, save) -> No
     assert resume.resumed_step(resume.resolve_resumed(setting.make_words(), setting.run_dir)) == 10
 
 
-def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
+def test_checkpoints_on_another_disk_and_a_moved_run_are_found_again(setting, save) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
     save(30, target=disk)
-    config = resume.resolve_resumed(setting.make_words(), setting.run_dir)  # without --ckpt_path
-    assert config.args.resume_from == str(disk / "step_30")
+    moved = setting.run_dir.rename(setting.folder / "moved")
+    config = resume.resolve_resumed(setting.make_words(), moved)  # without --ckpt_path
+    assert config.args.resume_from == str(disk / "step_30") and config.args.metrics_dir == str(moved)
+    assert resume.find_flag_changes(config, moved) == {}
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
         with pytest.raises(UserError, match="--ckpt_path was"):
-            resume.resolve_resumed([*setting.make_words(), *other], setting.run_dir)
-
-
-def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
-    start(setting)
-    save(10)
-    moved = setting.run_dir.rename(setting.folder / "moved")
-    config = resume.resolve_resumed(setting.make_words(), moved)
-    assert config.args.resume_from == str(moved / "checkpoints" / "step_10")
-    assert config.args.metrics_dir == str(moved)
-    assert resume.find_flag_changes(config, moved) == {}
+            resume.resolve_resumed([*setting.make_words(), *other], moved)
 
 
 @pytest.mark.parametrize(
@@ -294,13 +274,7 @@ def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
         ((), {}, "has no checkpoint", "ready:"),
         ((4,), {"actor_learning_rate": 0.05}, "  --actor_learning_rate was 1e-06, now 0.05", "ready:"),
         ((6,), {}, "after step 6", "complete: all 6 steps are done; raise --num_episodes to continue"),
-        ((4,), {"max_steps": 4}, "after step 4", "complete: all 4 steps are done; raise --steps to continue"),
-        (
-            (6,),
-            {"max_steps": 6},
-            "after step 6",
-            "complete: all 6 steps are done; raise --steps and --num_episodes to continue",
-        ),
+        ((6,), {"max_steps": 6}, "after step 6", "complete: all 6 steps are done; raise --steps and --num_episodes"),
     ],
 )
 def test_a_check_says_where_the_run_would_continue_and_how(
@@ -312,24 +286,3 @@ def test_a_check_says_where_the_run_would_continue_and_how(
     assert launch.main(["--check", "--resume", str(setting.run_dir), *setting.make_launch_words(**settings)]) == 0
     output = capsys.readouterr().out
     assert said in output and output.splitlines()[-1].startswith(last)
-
-
-def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> None:
-    setting.run_dir.mkdir()
-    config = {"judge": settings.variables(), "reward": {"REWARD_FILES": "/a.py", "REWARD_WEIGHTS": "1"}}
-    (setting.run_dir / "config.json").write_text(json.dumps(config))
-    monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
-    monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1")
-    assert resume.find_reward_changes(setting.run_dir) == {"REWARD_FILES": ("/a.py", "/b.py")}
-
-
-def test_an_edited_reward_file_is_shown(setting, monkeypatch, tmp_path) -> None:
-    setting.run_dir.mkdir()
-    file = tmp_path / "mine.py"
-    file.write_text("def reward_func(queries, prompts, labels): ...\n")
-    monkeypatch.setenv("GRPO_REWARD_FILES", str(file))
-    config = {"reward": user_files.variables(), "reward_sha256": user_files.digests(), "judge": settings.variables()}
-    (setting.run_dir / "config.json").write_text(json.dumps(config))
-    assert resume.find_reward_changes(setting.run_dir) == {}
-    file.write_text("# edited\n")
-    assert list(resume.find_reward_changes(setting.run_dir)) == [f"the code of {file}"]

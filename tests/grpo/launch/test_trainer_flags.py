@@ -5,7 +5,6 @@ import contextlib
 import functools
 import os
 import shlex
-import signal
 import subprocess
 from pathlib import Path
 
@@ -70,16 +69,6 @@ def test_the_defaults_are_those_of_the_run_log() -> None:
     assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & passed.keys()
 
 
-@pytest.mark.parametrize("words", ["--thinking_budget 9 --answer_budget 9", "--environment retrieval"])
-def test_rollouts_of_several_calls_have_a_prefix_cache(words: str) -> None:
-    assert "--enable_prefix_caching" in resolve_flags(*words.split())
-
-
-@pytest.mark.parametrize(("given", "count"), [("0", "1"), ("0.0", "1"), ("0.5", "8")])
-def test_of_greedy_samples_which_are_equal_there_is_one(given: str, count: str) -> None:
-    assert resolve_flags("--eval_temperature", given)["--eval_n_samples_per_prompt"] == count
-
-
 def choose_value(action: argparse.Action) -> str:
     """Return a value that the flag takes, and does not have by default."""
     if action.dest in OWN or action.choices:
@@ -130,10 +119,26 @@ def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> No
     assert resolve_flags("--gpus", gpus, "--vllm_tensor_parallel_size", "8")["--vllm_tensor_parallel_size"] == "8"
 
 
-@pytest.mark.parametrize(("options", "shape"), [(["--tiny", "--gpus", "4"], "224"), ([], "428")])
-def test_engines_and_actor_that_share_gpus_have_all_of_the_box(options, shape) -> None:
-    passed = resolve_flags(*options, "--colocate_all_models")
-    assert [passed[name] for name in SHAPE] == [*shape]
+@pytest.mark.parametrize(
+    ("words", "derived"),
+    [
+        ("--thinking_budget 9 --answer_budget 9", {"--enable_prefix_caching": ""}),
+        ("--environment retrieval", {"--enable_prefix_caching": ""}),
+        ("--eval_temperature 0.0", {"--eval_n_samples_per_prompt": "1"}),  # greedy samples are equal
+        ("--eval_temperature 0.5", {"--eval_n_samples_per_prompt": "8"}),
+        ("--pipeline", {"--old_log_probs": "engine"}),
+        ("--experts bf16", {"--offload": ""}),
+        ("--prompt_data /a/train.jsonl", {"--eval_dataset": "/a/eval.jsonl"}),
+        ("--tiny --prompt_data /a/train.jsonl", {"--eval_dataset": "/a/eval.jsonl"}),
+        ("--prompt_data /a/train.jsonl --eval_dataset /v.jsonl", {"--eval_dataset": "/v.jsonl"}),
+        ("--colocate_all_models", dict(zip(SHAPE, "428", strict=True))),  # engines and actor have the whole box
+        ("--tiny --gpus 4 --colocate_all_models", dict(zip(SHAPE, "224", strict=True))),
+        ("--judge_models=", {"GRPO_JUDGE_MODELS": "", "GRPO_JUDGE": "1"}),
+        ("--no-judge", {"GRPO_JUDGE": "0"}),
+    ],
+)
+def test_what_follows_from_other_flags(words: str, derived: dict[str, str]) -> None:
+    assert derived.items() <= resolve_flags(*words.split()).items()
 
 
 def test_tiny_is_the_same_run_with_other_values() -> None:
@@ -143,34 +148,12 @@ def test_tiny_is_the_same_run_with_other_values() -> None:
     assert full.keys() - tiny.keys() - recomputes <= {"--template_date"}, "its template reads none"
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantized copy"
     assert [tiny[name] for name in SHAPE] == [*"112"]
-    shape = [word for pair in zip(SHAPE, "224", strict=True) for word in pair]
-    large = resolve_flags("--tiny", "--steps", "2", *shape)
-    assert [large[name] for name in SHAPE] == [*"224"] and large["--steps"] == "2"
-    for keys in (NO_KEY, {"GEMINI_API_KEY": "not-a-key"}):  # also with the stand-in: its command may be repeated
-        limits = resolve_flags("--tiny", **keys)
-        assert limits["GRPO_JUDGE_RPM"] == full["GRPO_JUDGE_RPM"]
-
-
-def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways() -> None:
-    passed = resolve_flags()
-    assert [passed[f"GRPO_{name}"] for name in ("JUDGE", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT")] == ["1", "0.6", "0.4"]
-    assert len(passed["GRPO_JUDGE_MODELS"].split()) == 3 and passed["GRPO_JUDGE_TRIES"] == "3"
-    assert passed["GRPO_JUDGE_FALLBACK"] == "correctness" and passed["GRPO_JUDGE_UNFINISHED"] == "1"
-    assert resolve_flags("--judge_models", "")["GRPO_JUDGE_MODELS"] == ""
-    for words, why in (
-        (["--no-judge"], "--judge is off"),
-        (["--judge_models", ""], "--judge_models"),
-        (["--correctness_weight", "1", "--quality_weight", "0"], "--quality_weight"),
-    ):
-        assert f"reward      correctness alone, because {why}" in launch("--plan", *words).stdout
 
 
 def test_a_plan_names_the_stand_in() -> None:
     assert "NO KEY: a local server" in launch("--tiny", "--plan", environ=NO_KEY).stdout
-    assert "NO KEY" not in launch("--plan", environ=NO_KEY).stdout
     keyed = launch("--tiny", "--plan", environ=NO_KEY | {"GEMINI_API_KEY": "k" * 20}).stdout
-    assert "NO KEY" not in keyed and "Ray gets" not in keyed
-    assert f"devices     3 stand-ins for GPUs on {len(os.sched_getaffinity(0))} core" in keyed
+    assert "NO KEY" not in keyed + launch("--plan", environ=NO_KEY).stdout and "3 stand-ins for GPUs" in keyed
 
 
 def test_the_script_can_be_called_from_anywhere_and_writes_nothing(checkout: Path, tmp_path: Path) -> None:
@@ -188,32 +171,6 @@ def test_the_script_can_be_called_from_anywhere_and_writes_nothing(checkout: Pat
     assert ({path.name for path in checkout.iterdir()}, (ROOT / "runs").exists()) == before
 
 
-def test_help_names_every_option(checkout: Path) -> None:
-    done = call(checkout, "--help")
-    assert done.returncode == 0 and "set -euo" not in done.stdout
-    for option in ("tiny", "gpus", "check", "plan", "dry-run", "run-dir", "resume", "steps", "judge_rpm", "lora_rank"):
-        assert f"--{option}" in done.stdout
-
-
-def test_help_for_a_reader_that_stops_early_ends_quietly(checkout: Path) -> None:
-    command = f"{checkout}/train_grpo.sh --help | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode in (0, 128 + signal.SIGPIPE) and done.stderr == ""
-
-
-def test_no_secret_is_in_the_command() -> None:
-    secrets = {"WANDB_API_KEY": "wandb-0123456789", "HF_TOKEN": "hf_0123456789", "GEMINI_API_KEY": "AIza-0123456789"}
-    done = launch("--dry-run", "--use_wandb", environ=secrets)
-    assert "--use_wandb 1" in done.stdout and "0123456789" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("options", [[], ["--tiny"]])
-def test_held_out_problems_are_those_beside_the_training_problems(tmp_path: Path, options) -> None:
-    train = str(tmp_path / "train.jsonl")
-    assert resolve_flags(*options, TRAIN_DATA=train)["--eval_dataset"] == str(tmp_path / "eval.jsonl")
-    assert resolve_flags(*options, TRAIN_DATA=train, EVAL_DATA="/v.jsonl")["--eval_dataset"] == "/v.jsonl"
-
-
 def test_files_of_ones_own_rewards_reach_the_engines_as_absolute_paths(tmp_path: Path) -> None:
     (own := tmp_path / "my reward.py").touch()
     for given, files in (("/a.py /b/../c.py", "/a.py:/c.py"), ("/a.py,/c.py", "/a.py:/c.py"), (str(own), str(own))):
@@ -222,13 +179,6 @@ def test_files_of_ones_own_rewards_reach_the_engines_as_absolute_paths(tmp_path:
     for file in (f"{ROOT}/reward/reward_func.py", f"{ROOT}/reward/../reward/reward_func.py"):
         passed = resolve_flags(REWARD=file)
         assert "GRPO_REWARD_FILES" not in passed and Path(passed["--remote_rm_url"]).name == "reward_func.py"
-
-
-def test_two_rewards_of_one_name_are_refused_by_a_plan_too() -> None:
-    done = launch("--plan", environ={"REWARD": "/a/x.py /b/x.py"})
-    assert done.returncode == 2 and "names /a/x.py and /b/x.py" in done.stderr
-    done = launch("--plan", "--reward_weights", "1 0.5", environ={"REWARD": "/a/x.py /b/y.py"})
-    assert "reward      1 x /a/x.py + 0.5 x /b/y.py" in done.stdout
 
 
 def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:

@@ -44,24 +44,22 @@ def rank(gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]
     return bound
 
 
-def test_a_rank_is_bound_with_all_its_threads(rank: dict[int, set[int]]) -> None:
-    assert numa.bind_to_gpu() == "GPU 2: bound to 96 cores of NUMA node 1"
-    assert os.getpid() in rank
-    assert set(map(frozenset, rank.values())) == {frozenset(numa.list_cores(1))}
-
-
-def test_a_rank_that_sees_all_gpus_takes_its_own(rank: dict[int, set[int]], monkeypatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert numa.bind_to_gpu() == "GPU 1: bound to 96 cores of NUMA node 0"
-
-
-def test_the_cores_of_a_container_are_respected(rank: dict[int, set[int]], monkeypatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 50})
-    assert "bound to 1 cores" in numa.bind_to_gpu() and rank[os.getpid()] == {50}
-    rank.clear()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert "NUMA node 1" in numa.bind_to_gpu() and not rank
+@pytest.mark.parametrize(
+    ("visible", "local", "allowed", "said", "cores"),
+    [
+        ("2", "0", set(range(192)), "GPU 2: bound to 96 cores of NUMA node 1", {*range(48, 96), *range(144, 192)}),
+        ("3,1", "1", set(range(192)), "GPU 1: bound to 96 cores of NUMA node 0", {*range(48), *range(96, 144)}),
+        ("2", "0", {0, 1, 50}, "GPU 2: bound to 1 cores of NUMA node 1", {50}),  # a container's
+        ("2", "0", {0, 1}, "may use no core of its NUMA node 1", None),
+    ],
+)
+def test_a_rank_is_bound_with_all_its_threads(rank, monkeypatch, visible, local, allowed, said, cores) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    assert said in numa.bind_to_gpu()
+    assert set(map(frozenset, rank.values())) == ({frozenset(cores)} if cores else set())
+    assert (os.getpid() in rank) == bool(cores)
 
 
 def test_nothing_is_bound_where_there_is_nothing_to_know(rank, write_sysfs, monkeypatch) -> None:

@@ -40,13 +40,10 @@ os._exit(0)
 """
 
 
-def meet(
-    folder: Path | None, methods: str, port: int, ranks: int = 2, *more: str
-) -> list[subprocess.CompletedProcess[str]]:
-    """Start ranks that meet by methods of torch's, with or without our folder, and return how they ended."""
+def meet(folder: Path, methods: str, port: int, ranks: int = 2, *more: str) -> list[subprocess.CompletedProcess[str]]:
+    """Start ranks that meet by methods of torch's in our folder, and return how they ended."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
-    if folder:
-        variables |= rendezvous.variables(folder)
+    variables |= rendezvous.variables(folder)
     started = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, methods, str(rank), str(ranks), *more],
@@ -75,13 +72,6 @@ def test_ranks_meet_without_an_open_port(tmp_path: Path) -> None:
         for said in both:
             assert said["total"] == 3.0 and set(said["listening"]) == {"127.0.0.1"}, "gloo listens, on loopback"
     assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_without_the_folder_torch_listens_everywhere() -> None:
-    """The problem that the folder solves; a joined cluster keeps it."""
-    first, second = meet(None, "env://", free_port())
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert {"::", "0.0.0.0"} & set(json.loads(first.stdout.splitlines()[-1])["listening"])
 
 
 def test_second_group_of_the_same_name_is_rejected(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.stack.secrets import redact, spellings
+from grpo.stack.secrets import is_secret, redact, spellings
 
 SECRET = "k3y/with+\"odd'\\ characters~?"
 WRITERS: dict[str, Callable[[str], str]] = {
@@ -35,19 +35,24 @@ def test_a_secret_is_replaced_by_its_name_in_every_spelling(monkeypatch, writer:
     assert not any(spelling in text for spelling in spellings(SECRET))
 
 
-def test_other_words_and_short_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
-    monkeypatch.setenv("OTHER_TOKEN", "true")
-    monkeypatch.setenv("TIKTOKEN_DIR", "/a/long/folder")
-    text = "true /a/long/folder hf_012345678"
-    assert redact(text) == text
-    assert redact("token hf_0123456789.") == "token <HF_TOKEN>."
+def test_secrets_are_recognized_by_whole_words() -> None:
+    assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
+    assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
 
 
-def test_a_secret_inside_another_one_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_TOKEN", "0123456789")
-    monkeypatch.setenv("B_TOKEN", "abc0123456789def")
-    assert redact("abc0123456789def 0123456789") == "<B_TOKEN> <A_TOKEN>"
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("true /a/long/folder 012345678", "true /a/long/folder 012345678"),
+        ("token 0123456789.", "token <A_TOKEN>."),
+        ("abc0123456789def 0123456789", "<B_TOKEN> <A_TOKEN>"),  # one is inside the other
+    ],
+)
+def test_whole_secrets_go_and_all_else_stays(monkeypatch: pytest.MonkeyPatch, text: str, left: str) -> None:
+    values = {"A_TOKEN": "0123456789", "B_TOKEN": "abc0123456789def", "OTHER_TOKEN": "true"}
+    for name, value in (values | {"TIKTOKEN_DIR": "/a/long/folder"}).items():
+        monkeypatch.setenv(name, value)
+    assert redact(text) == left
 
 
 @given(st.binary(max_size=9), st.text("abcXYZ019+/=", min_size=8, max_size=24), st.binary(max_size=9))

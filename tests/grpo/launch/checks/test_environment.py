@@ -10,7 +10,7 @@ import pytest
 from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
-from grpo.launch.lengths import describe_lengths
+from grpo.launch.plan import describe, make_plan
 from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 
 
@@ -79,20 +79,19 @@ def test_several_environments_pass_and_the_plan_counts_their_problems(several_en
     config = several_environments.make_config()
     count = len(Path(config.args.prompt_data).read_text().splitlines())
     quarter = count - round(0.75 * count)
-    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe_lengths(config)
+    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe(make_plan(config), config)
 
 
-def test_single_answers_need_labels_that_the_grader_reads(several_environments) -> None:
+def test_lines_for_single_answers_or_for_no_environment_are_named(several_environments) -> None:
     file = several_environments.make_config().args.prompt_data
     write_rows(file, lambda row: row | {"environment": "guess", "label": '{"split": "none"}'})
     assert several_environments.find_problems() == []
-    write_rows(file, lambda row: row | {"environment": "single"})
-    assert "line 1 is for single answers: a label has no answer" in several_environments.find_problems()[0]
-
-
-def test_a_line_for_an_environment_that_the_run_has_not_is_refused(several_environments) -> None:
-    write_rows(several_environments.make_config().args.prompt_data, lambda row: row | {"environment": "python"})
-    assert "line 1 is for the environment 'python'" in several_environments.find_problems()[0]
+    for name, said in (
+        ("single", "line 1 is for single answers: a label"),
+        ("python", "line 1 is for the environment"),
+    ):
+        write_rows(file, lambda row, name=name: row | {"environment": name})
+        assert said in several_environments.find_problems()[0]
 
 
 @pytest.mark.parametrize(("source", "name"), [("retrieval", "tools"), ("python", "builtin_tools")])

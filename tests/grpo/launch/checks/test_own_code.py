@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -21,18 +22,29 @@ def test_a_value_and_the_calls_own_error_come_back() -> None:
     assert not isinstance(refused.value, NoAnswerError)
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def _run(code: str) -> Callable[[], object]:
+    return lambda: exec(code, {"os": os, "sys": sys, "time": time})
 
 
-def _print_bytes() -> None:
-    os.write(2, b"\xff\n" * 9999 + b"bye \xfe\n")
-    os._exit(3)
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("os._exit(0)", "ended its process with code 0: nothing was printed"),
+        ("sys.exit(0)", "ended its process with code 1: SystemExit: 0"),
+        ("raise KeyboardInterrupt", "ended its process with code 1: KeyboardInterrupt"),
+        (r"os.write(2, b'\xff\n' * 9999 + b'bye \xfe\n'); os._exit(3)", r"ended its process with code 3: bye \\xfe"),
+        ("while True: os.write(1, b'x' * 9999)", "did not return within"),
+        ("time.sleep(600)", "did not return within"),
+    ],
+)
+def test_code_that_comes_to_no_value_is_named(code: str, what: str) -> None:
+    with pytest.raises(NoAnswerError, match=what):
+        call_apart(_run(code), deadline=0.5 if "did not" in what else 60)
 
 
-def _print_without_end() -> None:
-    while True:
-        os.write(1, b"x" * 9999)
+def test_what_json_cannot_represent_is_no_value() -> None:
+    with pytest.raises(NoAnswerError, match="not JSON serializable"):
+        call_apart(object)
 
 
 def _leave_another() -> str:
@@ -41,27 +53,6 @@ def _leave_another() -> str:
         time.sleep(5)
         os._exit(0)
     return "left"
-
-
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda: os._exit(0), "ended its process with code 0: nothing was printed"),
-        (lambda: sys.exit(0), "ended its process with code 1: SystemExit: 0"),
-        (_interrupt, "ended its process with code 1: KeyboardInterrupt"),
-        (_print_bytes, r"ended its process with code 3: bye \\xfe"),
-        (lambda: object(), "code 1: TypeError: Object of type object is not JSON serializable"),
-    ],
-)
-def test_code_that_comes_to_no_value_is_named(call, what) -> None:
-    with pytest.raises(NoAnswerError, match=what):
-        call_apart(call, deadline=60)
-
-
-@pytest.mark.parametrize("call", [_print_without_end, lambda: time.sleep(600)])
-def test_code_that_does_not_return_is_named(call) -> None:
-    with pytest.raises(NoAnswerError, match="did not return within"):
-        call_apart(call, deadline=0.5)
 
 
 def test_neither_a_copy_nor_a_process_that_lives_on_is_waited_for() -> None:

@@ -31,25 +31,12 @@ def make_function(body: str) -> str:
 PRINTING = "import threading, time\nprint('{')\n" + make_function(
     "threading.Thread(target=time.sleep, args=(600,)).start(); print('x'); return 1.0"
 )
-CHANGING = """
-from reward.reward_func import reward_func as correctness
-def reward_func(queries, prompts, labels):
-    result = correctness(queries, prompts, labels)
-    return {**result, 'rewards': result['rewards'] - 0.5}
-"""
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["def reward_func(prompts, completions, answers): return float('{1}' in prompts[0])"],
-        [make_function("return [float(len(q)) for q in queries]"), make_function("return 0.5")],
-        [PRINTING],
-        [CHANGING],
-    ],
-)
-def test_a_working_reward_is_no_problem(find_problems, texts):
-    assert find_problems(*texts) == []
+def test_a_working_reward_is_no_problem(find_problems):
+    ours = "from reward.reward_func import reward_func\n"
+    trls = "def reward_func(prompts, completions, answers): return float('{1}' in prompts[0])"
+    assert find_problems(PRINTING, ours, trls, make_function("return [float(len(q)) for q in queries]")) == []
 
 
 @pytest.mark.parametrize(
@@ -101,11 +88,13 @@ def test_what_a_reward_pays_is_shown(setting, find_problems, tmp_path, monkeypat
     assert len(warning) == ("-1, " in paid or "0.5, " in paid)
 
 
-def test_a_label_that_only_the_function_reads_says_no_right_answer(setting, find_problems, tmp_path):
-    label = json.dumps({"tests": ["assert f(1) == 2"]})
+def test_what_cannot_be_tried_says_no_right_answer(setting, find_problems, tmp_path, monkeypatch):
+    label = json.dumps({"tests": ["assert f(1) == 2"]})  # which only the function reads
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "Write f.", "label": label}) + "\n")
     find_problems(make_function("return 0.0"))
     assert len(reward.describe(setting.make_config())) == 1
+    monkeypatch.setenv("GRPO_REWARD_FILES", "/none.py")
+    assert any(problem.startswith("REWARD: /none.py") for problem in setting.find_problems())
 
 
 def test_a_file_of_any_size_is_not_read_into_memory(setting, monkeypatch, tmp_path):
@@ -135,9 +124,3 @@ def test_our_own_reward_pays_for_the_answer_with_which_a_function_is_tried():
         1.0,
         0.0,
     ]
-
-
-def test_a_file_that_is_missing_is_named(setting, monkeypatch):
-    monkeypatch.setenv("GRPO_REWARD_FILES", "/none.py")
-    [problem] = setting.find_problems()
-    assert problem.startswith("REWARD: /none.py")

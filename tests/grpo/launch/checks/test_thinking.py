@@ -14,37 +14,27 @@ def tokenizer(setting) -> None:
     write_tokenizer_with_stops(Path(setting.flags["pretrain"]))
 
 
-def test_fitting_budgets_are_accepted(setting) -> None:
-    # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
-    assert setting.find_problems(**BUDGETS, generate_max_len=30) == []
-    enough = "that is enough<|end|><|start|>assistant<|channel|>final<|message|>"
-    assert setting.find_problems(**BUDGETS, thinking_delimiter=enough, generate_max_len=38) == []
-    assert setting.find_problems() == []
-
-
-def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
-    """16 + 6 + 8 tokens in all, and the answer keeps its 8: a limit of 15 leaves the thinking one token."""
-    assert setting.find_problems(**BUDGETS, generate_max_len=30, length_schedule="15,30@2") == []
-    assert (
-        setting.find_problems(**BUDGETS | {"thinking_budget": 0}, generate_max_len=30, length_schedule="14,30@2") == []
-    )
-    for first in (7, 14):
-        (problem,) = setting.find_problems(**BUDGETS, generate_max_len=30, length_schedule=f"{first},30@20%")
-        assert f"--length_schedule begins with {first} tokens" in problem and "more than 14" in problem
-    (problem,) = setting.find_problems(**BUDGETS, length_schedule="15,14")
-    assert "nothing says when" in problem
+ENOUGH = "that is enough<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "remedy"),
+    ("changes", "what"),
     [
-        ({"generate_max_len": 29}, "--generate_max_len is 29", "--generate_max_len to at least 30"),
-        ({"thinking_delimiter": "that is enough"}, "would not answer in its final message", "use harmony, or a text"),
+        ({"generate_max_len": 30}, None),  # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
+        ({"generate_max_len": 29}, "set --generate_max_len to at least 30"),
+        ({"generate_max_len": 38, "thinking_delimiter": ENOUGH}, None),
+        ({"thinking_delimiter": "that is enough"}, "use harmony, or a text"),
+        # The answer keeps its 8 tokens: a limit of 15 leaves the thinking one.
+        ({"generate_max_len": 30, "length_schedule": "15,30@2"}, None),
+        ({"generate_max_len": 30, "length_schedule": "14,30@20%"}, "begin with more than 14"),
+        ({"generate_max_len": 30, "length_schedule": "7,30@20%"}, "begin with more than 14"),
+        ({"generate_max_len": 30, "length_schedule": "14,30@2", "thinking_budget": 0}, None),
+        ({"length_schedule": "15,14"}, "nothing says when"),
     ],
 )
-def test_a_budget_that_cannot_be_is_refused(setting, changes, what: str, remedy: str) -> None:
+def test_budgets_must_fit_lengths_and_tokenizer(setting, changes: dict[str, object], what: str | None) -> None:
     problems = setting.find_problems(**BUDGETS | changes)
-    assert any(what in problem and remedy in problem.split("->")[1] for problem in problems), problems
+    assert problems == [] if what is None else len(problems) == 1 and what in problems[0]
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(setting) -> None:

