@@ -23,7 +23,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
 from grpo.lora import expert_form
 from grpo.lora.adapter import Checksums, TensorSpec, layout
-from grpo.lora.engine_actor import SharedMemory, check_sync
+from grpo.lora.sync import SharedMemory, check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
@@ -106,7 +106,7 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         has_calls: whether a sample takes several calls, whose prompts have the same beginning.
 
     Raises:
-        grpo.lora.engine_actor.SyncError: if a worker did not receive or apply the whole adapter.
+        grpo.lora.sync.SyncError: if a worker did not receive or apply the whole adapter.
     """
     # Run the engine in this process: a kill leaves no process holding a GPU, and requests have a fixed order.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -10,8 +10,7 @@ from typing import Any
 
 from eval.problems import EvalProblem, derive_seed
 from grpo.environments.conversation import Outcome, play
-from grpo.environments.environment import Environment, Score
-from grpo.environments.loading import load
+from grpo.environments.environment import Environment, Score, load
 from grpo.environments.retrieval import VARIABLE
 from grpo.environments.settings import RolloutLimits
 from grpo.flags.parser import get_default

@@ -1,7 +1,9 @@
 """Arguments rejected before vLLM is imported, and the settings that samples depend on."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eval import checks, engine, evaluate, output
+from eval.engine import meeting_place
 from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
 from grpo.flags.parser import get_default
+from grpo.launch.supervise import base_dir
 from grpo.lora import adapter
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
@@ -229,3 +233,14 @@ def test_limits_are_by_default_those_of_the_script():
     assert (
         parse_command("--model", "m", "--data", "d", "--out", "o").max_tokens == get_default("generate_max_len") == 3072
     )
+
+
+def test_the_next_evaluation_deletes_what_a_killed_one_left(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(base_dir, "LONGEST_PARENT", len(str(tmp_path)))  # else it would be /tmp
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if not (child := os.fork()):
+        meeting_place().mkdir()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert [meeting_place().parent] == list(tmp_path.iterdir())

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from grpo.environments.environment import ToolError
-from grpo.environments.loading import load
+from grpo.environments.environment import ToolError, load
 from grpo.environments.sandbox.confinement import Limits
 from tests.grpo.environments.scripted import Spoken, make_call, talk
 

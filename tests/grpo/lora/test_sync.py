@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 
 from grpo.lora import adapter
-from grpo.lora.engine_actor import SharedMemory, SyncError, check_sync, load_into_engine
+from grpo.lora.sync import SharedMemory, SyncError, check_sync, load_into_engine
 from grpo.rollout.sample_params import for_sample
 
 

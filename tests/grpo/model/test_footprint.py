@@ -1,11 +1,13 @@
 """The formula of the actor's memory, against measurements on an H100 and a loaded model; of the cache, against vLLM."""
 
+import math
 from argparse import Namespace
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GptOssConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
@@ -13,7 +15,7 @@ from grpo.model import loading
 from grpo.model.architecture import Architecture
 from grpo.model.footprint import IN_FLIGHT, WINDOW, Actor, Cache
 from grpo.model.model_files import read
-from grpo.model.released import RELEASED
+from grpo.model.released import CONTEXT, RELEASED
 
 LARGE = RELEASED["openai/gpt-oss-120b"]
 FLAGS = {
@@ -125,3 +127,25 @@ def test_adapters_of_experts_keep_the_inputs_of_each_row():
     parts, of_experts = (make_actor(target_modules=each).parts(1, tokens) for each in (targets, [*targets, "experts"]))
     name = "computation of a layer"
     assert of_experts[name] - parts[name] == 2 * rows * (2880 + 2880 + 2 * 16)
+
+
+# `total_size` of each model.safetensors.index.json, and all parameters as OpenAI's model card counts them (Table 1).
+PUBLISHED = {
+    "openai/gpt-oss-120b": (65_248_815_744, 116.83e9),
+    "openai/gpt-oss-20b": (13_761_264_768, 20.91e9),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_sizes_are_the_published_ones(name):
+    size, parameters = PUBLISHED[name]
+    assert sum(RELEASED[name].actor_bytes(packed=True).values()) == size
+    counted = sum(math.prod(shape) for shape in RELEASED[name].parameters().values())
+    assert counted == pytest.approx(parameters, rel=1e-3)
+
+
+def test_the_large_one_is_transformers_default():
+    config = GptOssConfig()
+    packed = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
+    assert Architecture.from_config(packed) == RELEASED["openai/gpt-oss-120b"]
+    assert config.max_position_embeddings == CONTEXT

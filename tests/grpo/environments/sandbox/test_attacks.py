@@ -241,7 +241,7 @@ print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.
 
 WITHOUT_LANDLOCK = """
 import asyncio, ctypes
-from grpo.environments.loading import load
+from grpo.environments.environment import load
 library = ctypes.CDLL("libseccomp.so.2")
 library.seccomp_init.restype = ctypes.c_void_p
 rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
