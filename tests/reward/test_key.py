@@ -80,6 +80,7 @@ def test_no_variable_sends_a_request_elsewhere(serve, run, monkeypatch, looked_u
     assert fail(run, ask, Client(KEY, server.url)) is None
     assert len(server.requests) + len(server.looked_up) == 1
     assert all(KEY in request.text for request in server.requests), "it is sent as a header"
+    assert all(request.body["store"] is False for request in server.requests), "Google keeps no log of it"
     assert fail(run, ask, Client(KEY, GOOGLE_URL))
     assert not proxy.requests and not proxy.looked_up and set(looked_up) == {"generativelanguage.googleapis.com"}
 
