@@ -115,7 +115,11 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
     os.environ.update(rendezvous.variables(meeting_place()))
     from vllm import LLM
 
-    base = Architecture.from_config(model.config) if adapter else None
+    configuration: dict[str, Any] = {}
+    if adapter:
+        base = Architecture.from_config(model.config)
+        ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
+        configuration = ranks | {"lora_scale": adapter.scale}
     llm = LLM(
         model=str(model.folder),
         dtype="bfloat16",
@@ -127,17 +131,12 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         # `draw`.
         enable_prefix_caching=has_calls,
         worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
-        additional_config=_configure(adapter, base) if adapter and base else {},
+        additional_config=configuration,
         **arguments(sequences=options.batch),
     )
-    if adapter and base:
+    if adapter:
         load_adapter(llm, adapter, base)
     return llm
-
-
-def _configure(adapter: Adapter, base: Architecture) -> dict[str, Any]:
-    ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
-    return ranks | {"lora_scale": adapter.scale}
 
 
 def meeting_place() -> Path:

@@ -31,15 +31,10 @@ GOOD = {"prompt": "p", "label": "1", "id": "a"}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["no json"], "line 1"),
-        ([GOOD, "[1]"], "line 2"),
-        ([{"label": "1", "id": "a"}], "prompt"),
-        ([{"prompt": "p", "id": "a"}], "line 1"),
-        ([{"prompt": "p", "label": "1"}], "'id'"),
-        ([GOOD, GOOD], "line 2"),
-        ([], "data.jsonl"),
+        (["no json"], "line 1"), ([GOOD, "[1]"], "line 2"), ([{"label": "1", "id": "a"}], "prompt"), ([], "data.jsonl"),
+        ([{"prompt": "p", "id": "a"}], "line 1"), ([{"prompt": "p", "label": "1"}], "'id'"), ([GOOD, GOOD], "line 2"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_their_line(tmp_path, rows, message):
     with pytest.raises(UserError, match=message):
         read_problems(write(tmp_path / "data.jsonl", *rows))
