@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from eval import checks, evaluate
 from eval.engine import meeting_place
+from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
 from grpo.launch.supervise import base_dir
 from grpo.model import model_files

@@ -78,15 +78,10 @@ def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
 @pytest.mark.parametrize(
     ("text", "weights", "what"),
     [
-        ("single single", "", "single"),
-        ("a/guess.py b/guess.py", "", "guess"),
-        ("single retrieval", "1", "'1' for 2 environments"),
-        ("single retrieval", "1 -1", "'1 -1' for 2"),
-        ("single retrieval", "0 0", "'0 0' for 2"),
-        ("single retrieval", "1 nan", "'1 nan' for 2"),
-        ("single retrieval", "1 much", "'1 much' for 2"),
+        ("single single", "", "single"), ("a/guess.py b/guess.py", "", "guess"),
+        *(("single retrieval", weights, f"'{weights}' for 2") for weights in ("1", "1 -1", "0 0", "1 nan", "1 much")),
     ],
-)
+)  # fmt: skip
 def test_a_mixture_that_cannot_be_is_refused(text, weights, what):
     with pytest.raises(SetupError, match=what):
         make_mixture(text, weights)
@@ -142,18 +137,15 @@ def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two
 def test_environments_are_loaded_by_name_or_file(tmp_path):
     assert issubclass(load("retrieval"), Environment)
     file = tmp_path / "file.py"
+    imported = "from grpo.environments.environment import Environment"
     for text, wrong in (
-        ("x = 1", "Environment"),
-        ("import nothing_there", "file.py"),
-        ("raise SystemExit(1)", "file.py"),
+        *(("x = 1", "Environment"), (imported, "no class Environment")),
+        *(("import nothing_there", "file.py"), ("raise SystemExit(1)", "file.py")),
     ):
         file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
             load(str(file))
-    for name, wrong in (
-        ("retrieve", "retrieve"),
-        (str(tmp_path / "gone.py"), "gone.py"),
-    ):
+    for name, wrong in (("retrieve", "retrieve"), (str(tmp_path / "gone.py"), "gone.py")):
         with pytest.raises(SetupError, match=wrong):
             load(name)
 

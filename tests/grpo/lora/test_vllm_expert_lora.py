@@ -21,7 +21,6 @@ from .recorded_pass import RecordedPass
 
 INTERMEDIATE = 96  # of all workers
 ADDITIONAL = {"lora_rank": 8, "lora_scale": 1.7, "expert_rank": 3}
-SERIAL = SimpleNamespace(enable_expert_parallel=False, data_parallel_size=1)
 CONFIG = GptOssConfig(num_local_experts=6, num_experts_per_tok=2, hidden_size=32, intermediate_size=INTERMEDIATE)
 RANK, SCALE = ADDITIONAL["expert_rank"], ADDITIONAL["lora_scale"]
 TOKENS = 11
@@ -30,13 +29,10 @@ BACKENDS = getattr(quantization, "Mxfp4MoeBackend", None) or quantization.Mxfp4B
 METHOD = getattr(quantization, "GptOssMxfp4MoEMethod", None) or quantization.Mxfp4MoEMethod
 
 
-def configure(**parallel: object) -> SimpleNamespace:
+def configure() -> SimpleNamespace:
     """Return an engine's configuration, as far as it is asked."""
-    return SimpleNamespace(
-        additional_config=dict(ADDITIONAL),
-        parallel_config=SimpleNamespace(**vars(SERIAL) | parallel),
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(intermediate_size=INTERMEDIATE)),
-    )
+    model = SimpleNamespace(hf_config=SimpleNamespace(intermediate_size=INTERMEDIATE))
+    return SimpleNamespace(additional_config=dict(ADDITIONAL), model_config=model)
 
 
 class Unquantized(UnquantizedFusedMoEMethod):
@@ -245,21 +241,20 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
 
 
 @pytest.mark.parametrize(
-    ("method", "parallel", "what"),
+    ("method", "what"),
     [
-        *((Triton(kind), {}, f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
-        (TritonInParts(), {}, "the MXFP4 kernels TRITON in vLLM's modular form"),
-        (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
-        (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
+        *((Triton(kind), f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
+        (TritonInParts(), "the MXFP4 kernels TRITON in vLLM's modular form"),
+        (SimpleNamespace(), "the kernels of SimpleNamespace"),
     ],
 )
-def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, parallel, what):
+def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, what):
     with pytest.raises(UserError, match=what):
-        vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure(**parallel))
+        vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure())
 
 
 def test_an_engine_without_adapters_of_experts_stays_as_it_is():
     method = SimpleNamespace()
-    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0}, parallel_config=SERIAL)
+    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0})
     vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), config)
     assert not vars(method)
