@@ -32,6 +32,8 @@ def make_aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Prob
 
 def test_the_aime_rule_is_balanced() -> None:
     held_out = [(y, c, n) for y, c in PAPERS for n in range(1, 16) if is_in_aime_eval(y, c, n)]
+    turns = [(y, c, (2 * y + c) % 5) for y, c in PAPERS]
+    assert held_out == [(y, c, n) for y, c, k in turns for n in (1 + k, 6 + (k + 3) % 5, 11 + (k + 1) % 5)]
     assert set(Counter((year, contest) for year, contest, _ in held_out).values()) == {3}
     thirds = Counter((year, contest, (number - 1) // 5) for year, contest, number in held_out)
     assert set(thirds.values()) == {1} and len(thirds) == 18
