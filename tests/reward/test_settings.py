@@ -80,8 +80,8 @@ def test_valid_addresses_are_accepted(variables, url) -> None:
     ],
 )  # fmt: skip
 def test_addresses_that_are_invalid_or_unencrypted_are_refused_and_not_repeated(variables, url) -> None:
-    for name, other in (("JUDGE_BASE_URL", GOOGLE_URL), ("GOOGLE_GEMINI_BASE_URL", None)):
-        variables(**{name: url or "x", "GOOGLE_GEMINI_BASE_URL" if other else "JUDGE_BASE_URL": other})
+    for values in ({"JUDGE_BASE_URL": url or "x"}, {"JUDGE_BASE_URL": None, "GOOGLE_GEMINI_BASE_URL": url or "x"}):
+        variables(**values)
         with pytest.raises(SettingsError, match="--judge_base_url") as refusal:
             settings.base_url()
         assert PASSWORD not in str(refusal.value)
