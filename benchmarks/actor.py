@@ -80,10 +80,10 @@ def build(shape: Architecture, device: torch.device, base: "MappedBase | None" =
     from deepspeed.accelerator import get_accelerator
     from transformers import AutoConfig
 
-    from grpo.model import deepspeed_start, loading, zero
+    from grpo.model import loading, zero
 
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
-    deepspeed_start.shorten()
+    zero.shorten_start()
     folder = Path(tempfile.mkdtemp())  # it goes with the check's TMPDIR: groups of ranks still meet in it
     get_accelerator().set_device(0)
     deepspeed.init_distributed(

@@ -110,8 +110,7 @@ def attend(device: str, window: int | None, length: int, size: int) -> Pairs:
 
     Three sequences: whole, padded on the left, padded on the right. In bf16 on a GPU, in fp32 in Triton's interpreter.
     """
-    from grpo.model.attention import SinkMask
-    from grpo.model.attention_check import definition
+    from grpo.model.attention import SinkMask, definition
     from grpo.model.attention_triton import SinkAttention
 
     generator = torch.Generator().manual_seed(0)

@@ -237,7 +237,7 @@ async def _draw(actor: Any, flat: torch.Tensor, specs: list[Any], prompts: list[
     from vllm import SamplingParams
 
     from grpo.lora import adapter
-    from grpo.lora.engine_actor import check_sync, load_into_engine
+    from grpo.lora.sync import check_sync, load_into_engine
     from grpo.rollout.sample_params import mark_recorded
 
     actor.executor = _Single()

@@ -26,7 +26,7 @@ from benchmarks.random_model import shrink, write_model
 from benchmarks.ranks import run_ranks
 from grpo.checkpoint import saving, trainer_state
 from grpo.lora import adapter
-from grpo.model import deepspeed_start, loading, model_files, zero
+from grpo.model import loading, model_files, zero
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.problem import UserError
@@ -81,7 +81,7 @@ def train_rank(job: dict[str, Any]) -> dict[str, Any]:
 
 def build(folder: Path, rank: int, offload: str) -> Any:
     """Return DeepSpeed's engine around a PeftModel: ZeRO-3 in bf16, the optimizer offloaded, a decaying rate."""
-    deepspeed_start.shorten()
+    zero.shorten_start()
     deepspeed.init_distributed(get_accelerator().communication_backend_name())
     stage = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_optimizer": {"device": "cpu"}}
     config: Any = {

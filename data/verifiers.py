@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from grpo.environments.loading import load
+from grpo.environments.environment import load
 from grpo.stack import command
 from grpo.stack.json_files import replace_rows
 from grpo.stack.problem import UserError

@@ -23,7 +23,7 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise import base_dir
 from grpo.lora import expert_form
 from grpo.lora.adapter import Checksums, TensorSpec, layout
-from grpo.lora.engine_actor import SharedMemory, check_sync
+from grpo.lora.sync import SharedMemory, check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
@@ -106,7 +106,7 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         has_calls: whether a sample takes several calls, whose prompts have the same beginning.
 
     Raises:
-        grpo.lora.engine_actor.SyncError: if a worker did not receive or apply the whole adapter.
+        grpo.lora.sync.SyncError: if a worker did not receive or apply the whole adapter.
     """
     # Run the engine in this process: a kill leaves no process holding a GPU, and requests have a fixed order.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -115,7 +115,11 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
     os.environ.update(rendezvous.variables(meeting_place()))
     from vllm import LLM
 
-    base = Architecture.from_config(model.config) if adapter else None
+    configuration: dict[str, Any] = {}
+    if adapter:
+        base = Architecture.from_config(model.config)
+        ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
+        configuration = ranks | {"lora_scale": adapter.scale}
     llm = LLM(
         model=str(model.folder),
         dtype="bfloat16",
@@ -127,17 +131,12 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         # `draw`.
         enable_prefix_caching=has_calls,
         worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
-        additional_config=_configure(adapter, base) if adapter and base else {},
+        additional_config=configuration,
         **arguments(sequences=options.batch),
     )
-    if adapter and base:
+    if adapter:
         load_adapter(llm, adapter, base)
     return llm
-
-
-def _configure(adapter: Adapter, base: Architecture) -> dict[str, Any]:
-    ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
-    return ranks | {"lora_scale": adapter.scale}
 
 
 def meeting_place() -> Path:

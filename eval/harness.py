@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.problems import EvalProblem, derive_seed
-from grpo.environments.conversation import Outcome, play
-from grpo.environments.environment import Environment, Score
-from grpo.environments.loading import load
+from grpo.environments.conversation import play
+from grpo.environments.environment import Environment, load
 from grpo.environments.retrieval import VARIABLE
 from grpo.environments.settings import RolloutLimits
 from grpo.flags.parser import get_default
@@ -85,7 +84,7 @@ class Setting:
 
 
 async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
-    """Hold one conversation, and return what it adds to its record."""
+    """Hold one conversation, and return what it adds to its record, see :mod:`grpo.run.records`."""
     from vllm import SamplingParams
 
     from grpo.rollout.multi_turn import EnginePolicy
@@ -96,26 +95,17 @@ async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProbl
     make = functools.partial(setting.kind, problem.prompt, problem.label)
     outcome, score = await play(make, policy, setting.limits)
     texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
-    record = make_record(outcome, score, policy.tokens, policy.logs())
-    return {"seed": seed, **record, "conversation": texts}
-
-
-def make_record(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return what a conversation adds to its record, see :mod:`grpo.run.records`.
-
-    Args:
-        tokens: how many the model has sampled.
-        logs: more numbers.
-    """
-    numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **(logs or {}), **score.logs}
+    numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **policy.logs(), **score.logs}
     messages = [{key: value for key, value in each.items() if key != SAMPLED} for each in outcome.messages]
     return {
+        "seed": seed,
         **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "ending": outcome.ending,
         **({"error": outcome.fault} if outcome.fault else {}),
-        "response_length": tokens,
+        "response_length": policy.tokens,
         "truncated": float(outcome.ending == "length"),
         "messages": messages,
+        "conversation": texts,
     }
 
 

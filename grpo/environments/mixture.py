@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.environments.environment import SetupError
-from grpo.environments.loading import VERIFIERS
+from grpo.environments.environment import VERIFIERS, SetupError
 from grpo.stack.json_files import numbered_rows
 
 SINGLE = "single"  # the environment of single answers
@@ -26,7 +25,7 @@ class Member:
 
     Attributes:
         name: as in data files and metric names: a file's name without .py, or the NAME of verifiers:NAME.
-        source: as in ENVIRONMENT, for :func:`grpo.environments.loading.load`.
+        source: as in ENVIRONMENT, for :func:`grpo.environments.environment.load`.
         weight: of the problems that name no environment; the weights of a mixture add up to 1.
     """
 

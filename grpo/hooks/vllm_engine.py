@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from grpo.lora import engine_actor
+from grpo.lora import sync
 from grpo.rollout import engine, sample_params
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM
@@ -18,7 +18,7 @@ end_with_core = engine.end_with_core
 for_sample = sample_params.for_sample
 answer = engine.answer
 sampled = engine.list_sampled
-load_adapter = engine_actor.load_into_engine
+load_adapter = sync.load_into_engine
 
 
 async def describe_base(llm: AsyncLLM) -> "Description":

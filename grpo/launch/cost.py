@@ -14,9 +14,8 @@ from grpo.launch.gpu_memory import needs
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
-from grpo.model.footprint import Cache
+from grpo.model.footprint import DECODED_SEQUENCES, Cache
 from grpo.model.released import RELEASED
-from grpo.model.sizes import DECODED_SEQUENCES
 from grpo.rollout.sample_params import count_greedy
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.counted import format_count

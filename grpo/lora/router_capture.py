@@ -55,29 +55,15 @@ def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return torch.full_like(logits, -torch.inf).scatter(1, experts, values)
 
 
-def find_unsupported(config: VllmConfig) -> list[str]:
-    """Return the settings of an engine with which tokens and choices cannot be matched."""
-    parallel = config.parallel_config
-    settings = {
-        "data parallelism": parallel.data_parallel_size > 1,
-        "expert parallelism": parallel.enable_expert_parallel,
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "context parallelism": parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1,
-        "micro-batches that overlap (enable_dbo)": parallel.use_ubatching,
-        "speculative decoding": config.speculative_config is not None,
-        "a KV cache from elsewhere (kv_transfer_config)": config.kv_transfer_config is not None,
-        "the second model runner (VLLM_USE_V2_MODEL_RUNNER)": getattr(config, "use_v2_model_runner", False),
-    }
-    return [name for name, is_on in settings.items() if is_on]
-
-
 def prepare(experts: Any, config: VllmConfig) -> None:
     """Give the experts of a layer, a module of vLLM, the buffer for their tokens' choices.
 
     Raises:
         UserError: if this engine's choices cannot be recorded, but all passes should be.
     """
-    faults = find_unsupported(config)
+    faults = []
+    if getattr(config, "use_v2_model_runner", False):  # into which the recorder does not reach
+        faults.append("the second model runner (VLLM_USE_V2_MODEL_RUNNER)")
     backend = getattr(find_weights(experts).quant_method, "mxfp4_backend", None)
     if backend is not None and backend.name not in KNOWN_MXFP4:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")

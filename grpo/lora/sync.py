@@ -5,18 +5,26 @@ engine actor gets the reference as an argument, so Ray hands it the buffer witho
 are vLLM processes. They map the actor's copy and copy their slices into their layers (``grpo.lora.vllm_lora``).
 """
 
+import asyncio
+import functools
+import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import numpy as np
 import ray
 import torch
 import torch.distributed as dist
 
-from grpo.lora.adapter import Checksums, TensorSpec, gather
-from grpo.lora.engine_actor import check_sync
-from grpo.stack.upstream.engine import EngineActor
+from grpo.lora.adapter import Checksums, SyncResult, TensorSpec, gather
+from grpo.stack.upstream.engine import AsyncLLM, EngineActor
 
 TIMEOUT_SECONDS = 600.0
+
+
+class SyncError(RuntimeError):
+    """The engines do not hold the trainer's adapter; sampling from them would use another policy."""
 
 
 def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
@@ -50,3 +58,80 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineAc
     results = ray.get(calls, timeout=TIMEOUT_SECONDS)
     check_sync(results, expected)
     return max(result["memory"] for workers in results for result in workers)
+
+
+class SharedMemory:
+    """An unnamed file that other processes of this user can map until this process ends.
+
+    Unlike a file in /dev/shm, it leaves nothing behind however the process ends, and Docker's limit on /dev/shm does
+    not apply. It is reused for every sync, so its pages are allocated once.
+
+    Attributes:
+        path: the name by which other processes on this machine open it.
+        bytes: numpy uint8 ``[size]``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._descriptor = os.memfd_create("grpo-adapter")
+        os.ftruncate(self._descriptor, size)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self.bytes = np.frombuffer(mmap.mmap(self._descriptor, size), dtype=np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_memory(engine: int, size: int) -> SharedMemory:
+    del engine  # two engines in one process must not overwrite each other's adapter
+    return SharedMemory(size)
+
+
+async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[SyncResult]:
+    """Pass the adapter on to one engine's workers and reset its prefix cache. Runs in the engine's Ray actor.
+
+    The workers map a copy in shared memory. As an argument of ``collective_rpc`` the bytes would be pickled and sent
+    through sockets for each worker.
+
+    Args:
+        buffer: numpy uint8 ``[bytes]``, the flat adapter of :func:`grpo.lora.adapter.gather`.
+        specs: the fields of the ``TensorSpec`` of each tensor.
+
+    Returns:
+        Every worker's report.
+
+    Raises:
+        SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
+    """
+    memory = _shared_memory(id(llm), buffer.nbytes)
+    memory.bytes[:] = buffer
+    # Nothing is generated during a sync, so the order of these two does not matter.
+    results: list[SyncResult]
+    results, dropped = await asyncio.gather(
+        llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
+    )
+    if not dropped:
+        raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")
+    return results
+
+
+def check_sync(results: list[list[SyncResult]], expected: Checksums) -> None:
+    """Compare what each engine's workers report with what was sent.
+
+    Args:
+        results: for each engine, the reports of :func:`load_into_engine`.
+
+    Raises:
+        SyncError: if an engine's workers applied other values or only part of the adapter, or did not report.
+    """
+    for number, workers in enumerate(results):
+        ranks = sorted(result["rank"] for result in workers)
+        if not workers or ranks != list(range(workers[0]["workers"])):
+            raise SyncError(f"not every worker of engine {number} has confirmed the adapter: start again")
+        checksum, applied = sum(result["checksum"] for result in workers) % 2**64, {one["tensors"] for one in workers}
+        if checksum != expected.checksum(len(workers)) or applied != {expected.tensors}:
+            raise SyncError(
+                f"engine {number} applied {sorted(applied)} tensors with checksum {checksum:#x}, but the trainer sent "
+                f"{expected.tensors} with {expected.checksum(len(workers)):#x}. The engine would sample from another "
+                "policy: start again"
+            )

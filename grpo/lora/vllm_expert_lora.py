@@ -45,7 +45,7 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
     Raises:
         UserError: if this build's experts cannot take an adapter.
     """
-    make_product = _choose_product(experts, config)
+    make_product = _choose_product(experts)
     count, hidden, inner = len(experts.w13_bias), experts.hidden_size, experts.w13_bias.shape[1] // 2
     experts.inner_part = _cut(experts, config.model_config.hf_config.intermediate_size)
     padded = -(-rank // _UNIT) * _UNIT
@@ -69,12 +69,10 @@ def attach(experts: Experts, config: VllmConfig, rank: int, scale: float) -> Non
         method.process_weights_after_loading = lambda layer: None  # it would pack the weights for vLLM's kernel
 
 
-def _choose_product(experts: Experts, config: VllmConfig) -> Callable[[Experts, ExpertRows], Product]:
-    method, parallel = experts.quant_method, config.parallel_config
+def _choose_product(experts: Experts) -> Callable[[Experts, ExpertRows], Product]:
+    method = experts.quant_method
     backend = getattr(method, "mxfp4_backend", None)
-    if parallel.enable_expert_parallel or parallel.data_parallel_size > 1:
-        found = "expert and data parallelism"
-    elif backend is not None:
+    if backend is not None:
         if backend.name == "TRITON" and method.is_monolithic:
             return multiply_mxfp4
         found = f"the MXFP4 kernels {backend.name}" + ("" if method.is_monolithic else " in vLLM's modular form")

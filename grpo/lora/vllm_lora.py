@@ -216,7 +216,7 @@ class AdapterWorker(router_capture.RecordingWorker):
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
     def load_adapter(self, path: str, specs: list[dict]) -> SyncResult:
-        """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
+        """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.sync.load_into_engine`.
 
         Args:
             specs: the fields of each ``TensorSpec``, in the order of their offsets.

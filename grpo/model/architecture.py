@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.model.model_files import (
-    INDEX,
-    SINGLE,
-    CheckpointError,
-    FileFault,
-    Model,
-)
+from grpo.model.model_files import INDEX, SINGLE, CheckpointError, FileFault, Model
 
 MODEL_TYPE = "gpt_oss"
 CLASS = "GptOssForCausalLM"

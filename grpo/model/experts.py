@@ -16,9 +16,9 @@ from torch import nn
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo.model import expert_rows, mxfp4
+from grpo.model.footprint import UNPACKED_BYTES
 from grpo.model.fused import fused
 from grpo.model.routing import WEIGHS_CHOSEN
-from grpo.model.sizes import UNPACKED_BYTES
 
 ALPHA, LIMIT = 1.702, 7.0  # of the activation; constants of transformers' GptOssExperts
 

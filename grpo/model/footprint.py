@@ -9,7 +9,12 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from grpo.model.architecture import OF_ENGINE, PACKED, ZERO3, Architecture
-from grpo.model.sizes import REDUCE_BUCKET, SCORED_TOKENS, UNPACKED_BYTES
+
+# What actor and engines bound their memory by.
+UNPACKED_BYTES = 1 << 30  # of unpacked expert weights at a time
+REDUCE_BUCKET = 1 << 26  # elements of gradients that ranks reduce at a time: an adapter of rank 64 of the 120b fits
+SCORED_TOKENS = 256  # whose logits exist at a time
+DECODED_SEQUENCES = 128  # of an engine at a time: vLLM's default for OpenRLHF's engines
 
 _BF16 = 2
 _MXFP4 = 17 / 32  # bytes of a weight: half of one, and a 32nd of its group's scale

@@ -21,7 +21,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
 
-from grpo.model import architecture, attention, attention_check, experts, model_files
+from grpo.model import architecture, attention, experts, model_files
 from grpo.model.model_files import CheckpointError
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.shared_base import MappedBase
@@ -103,7 +103,7 @@ def build_gpt_oss(
     config.dtype = torch.bfloat16
     attention.register()
     if attn_implementation == attention.NAME:
-        attention_check.check(config, torch.device(get_accelerator().current_device_name()))
+        attention.check(config, torch.device(get_accelerator().current_device_name()))
     config._attn_implementation = attn_implementation
     with torch.device("meta"), no_init_weights():
         model: Any = GptOssForCausalLM(config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
-from grpo.environments.loading import load
+from grpo.environments.environment import load
 from grpo.environments.mixture import KEY
 from grpo.environments.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout import thinking

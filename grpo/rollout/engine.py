@@ -13,7 +13,7 @@ from copy import deepcopy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from grpo.model.sizes import DECODED_SEQUENCES
+from grpo.model.footprint import DECODED_SEQUENCES
 from grpo.rollout import routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 

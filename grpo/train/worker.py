@@ -28,7 +28,7 @@ from transformers import enable_full_determinism, set_seed
 from grpo.checkpoint import saving
 from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
-from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, model_files, vocabulary, zero
+from grpo.model import cpu_matmul, expert_lora, loading, model_files, vocabulary, zero
 from grpo.model.architecture import OF_ENGINE, Architecture
 from grpo.model.shared_base import Description, MappedBase
 from grpo.rollout.rows import Batch
@@ -70,7 +70,7 @@ class PolicyWorker(BaseModelActor):
         """Bind the rank to the cores next to its GPU, seed it, and meet the others in a private file."""
         if bound := numa.bind_to_gpu():
             print(f"rank {os.environ['RANK']}: {bound}", flush=True)
-        deepspeed_start.shorten()
+        zero.shorten_start()
         rendezvous.install()
         args = self.args
         (enable_full_determinism if args.full_determinism else set_seed)(args.seed)

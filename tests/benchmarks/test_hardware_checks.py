@@ -1,7 +1,7 @@
 """Checks of hardware on a CPU, at small sizes: what is right passes, and what is broken is noticed.
 
-The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_kernels.py; checks with engines in
-tests/stack/test_gpu_check.py.
+The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_attention.py; checks with engines
+in tests/stack/test_gpu_check.py.
 """
 
 import json

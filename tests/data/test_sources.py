@@ -93,18 +93,12 @@ def test_files_of_all_kinds_give_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("none.jsonl", None),
-        ("a.txt", b"x"),
-        ("a.jsonl", b"\n\n"),
-        ("a.json", b"{"),
-        ("a.json", b"[" * 200_000 + b"]" * 200_000),
-        ("a.json", b"{}"),
-        ("a.parquet", b"no parquet"),
-        ("a.csv", b"problem,answer,answer\nP,1,2\n"),
-        ("a.csv", b'problem,answer\n"P,1\n'),
+        ("none.jsonl", None), ("a.txt", b"x"), ("a.jsonl", b"\n\n"), ("a.json", b"{"), ("a.json", b"{}"),
+        ("a.json", b"[" * 200_000 + b"]" * 200_000), ("a.parquet", b"no parquet"),
+        ("a.csv", b"problem,answer,answer\nP,1,2\n"), ("a.csv", b'problem,answer\n"P,1\n'),
         ("a.csv", "problem,answer\nÄ,1\n".encode("latin-1")),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)

@@ -2,10 +2,13 @@
 
 import random
 from collections import Counter
+from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data import synthetic
 from data.problems import Problem, assign_splits, choose_balanced, choose_math, is_in_aime_eval
 from tests.data.conftest import PAPERS
 
@@ -29,6 +32,8 @@ def make_aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Prob
 
 def test_the_aime_rule_is_balanced() -> None:
     held_out = [(y, c, n) for y, c in PAPERS for n in range(1, 16) if is_in_aime_eval(y, c, n)]
+    turns = [(y, c, (2 * y + c) % 5) for y, c in PAPERS]
+    assert held_out == [(y, c, n) for y, c, k in turns for n in (1 + k, 6 + (k + 3) % 5, 11 + (k + 1) % 5)]
     assert set(Counter((year, contest) for year, contest, _ in held_out).values()) == {3}
     thirds = Counter((year, contest, (number - 1) // 5) for year, contest, number in held_out)
     assert set(thirds.values()) == {1} and len(thirds) == 18
@@ -65,12 +70,8 @@ def test_a_choice_is_balanced_in_levels_and_subjects(count: int, rng: random.Ran
 def test_a_larger_choice_contains_the_smaller(a: int, b: int) -> None:
     small, large = ({one.id for one in choose_balanced(make_math_problems(2), count)} for count in sorted((a, b)))
     assert small <= large
-
-
-def test_where_a_subject_runs_out_the_others_fill_up() -> None:
-    problems = make_math_problems(10)
-    scarce = [one for one in problems if one.subject != SUBJECTS[0] or one.text.endswith("0")]
-    chosen = choose_balanced(scarce, 45)
+    scarce = [one for one in make_math_problems(10) if one.subject != SUBJECTS[0] or one.text.endswith("0")]
+    chosen = choose_balanced(scarce, 45)  # others fill up where a subject runs out
     assert len(chosen) == 45 and Counter(one.subject for one in chosen)[SUBJECTS[0]] == 2
 
 
@@ -88,3 +89,27 @@ def test_other_problems_are_split_by_a_balanced_fraction() -> None:
     held_out = [one for one in assign_splits(problems, None) if one.split == "eval"]
     assert Counter(one.subject for one in held_out) == dict.fromkeys(SUBJECTS, 2)
     assert len([one for one in assign_splits(problems + make_aime_problems(), 0.5) if one.split == "eval"]) == 80
+
+
+def recompute(question):
+    """Compute the answer from the text of the question."""
+    _, _, first, operation, second = question.rstrip("?").split()
+    return int(first) + int(second) if operation == "plus" else int(first) - int(second)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_answers_follow_from_the_question_and_are_0_to_999(split):
+    problems, again, other = (list(islice(synthetic.problems(split, seed), 500)) for seed in (3, 3, 4))
+    assert problems == again != other
+    assert {p.operation for p in problems} == {"plus", "minus"}
+    answers = [p.answer for p in problems]
+    assert min(answers) < 50 and max(answers) > 950
+    for problem in problems:
+        assert problem.answer == recompute(problem.question)
+        assert 0 <= problem.answer <= 999
+
+
+def test_splits_share_no_problem():
+    train, held_out = (synthetic.distinct_problems(split, 2000) for split in ("train", "eval"))
+    assert len({p.question for p in train}) == len({p.question for p in held_out}) == 2000
+    assert not {p.question for p in train} & {p.question for p in held_out}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.environments.conversation import hold_conversation, score_conversation
-from grpo.environments.loading import load
+from grpo.environments.environment import load
 from grpo.launch.checks.reward import try_file
 from tests.docs.pages import get_page
 from tests.grpo.environments.scripted import LIMITS, Spoken, make_call

@@ -1,22 +1,22 @@
 """Arguments rejected before vLLM is imported, and the settings that samples depend on."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from eval import checks, engine, evaluate, output
+from eval import checks, evaluate
+from eval.engine import meeting_place
 from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
-from grpo.flags.parser import get_default
-from grpo.lora import adapter
+from grpo.launch.supervise import base_dir
 from grpo.model import model_files
-from grpo.model.architecture import Architecture
 from grpo.stack.problem import UserError
 from tests.scripts.conftest import save_adapter
 
@@ -58,7 +58,9 @@ def read_refusal(capsys, *words: object) -> str:
     return capsys.readouterr().err
 
 
-def test_invalid_arguments_are_rejected_before_heavy_imports(good_command, out, tmp_path, capsys, checkpoint):
+def test_invalid_arguments_are_rejected_before_heavy_imports(
+    good_command, model, out, tmp_path, capsys, checkpoint, monkeypatch
+):
     none = tmp_path / "none"
     assert "cannot be read" in read_refusal(capsys, *good_command, "--data", none)
     assert str(none) in read_refusal(capsys, *good_command, "--model", none)
@@ -75,6 +77,10 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(good_command, out, 
     assert "lower --max-tokens" in read_refusal(capsys, *good_command, "--max-tokens", 10**6)
     assert "--max-model-len is 50" in read_refusal(capsys, *good_command, "--max-tokens", 50, "--max-model-len", 50)
     assert "cannot load MXFP4" in read_refusal(capsys, *good_command, "--model", checkpoint)
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=lambda *_: ["generation_config.json"])
+    assert "generation_config.json" in read_refusal(capsys, *good_command, "--model", copy), "it says no stop tokens"
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    assert "source scripts/env.sh" in read_refusal(capsys, *good_command)
     assert not out.exists()
 
 
@@ -100,54 +106,28 @@ def test_invalid_budgets_are_rejected(good_command, out, capsys, budgets, what):
     assert not out.exists()
 
 
-def test_an_adapter_of_another_model_or_rank_is_refused(good_command, trained_adapter, tmp_path, capsys):
+def test_an_adapter_that_is_damaged_or_of_another_model_or_rank_is_refused(
+    good_command, trained_adapter, tmp_path, capsys
+):
     other = shutil.copytree(trained_adapter, tmp_path / "other")
+    words = [*good_command, "--adapter", other]
+    assert "SHA256SUMS" in read_refusal(capsys, *words, "--max-model-len", 1)  # missing
+    digests.write(other)
+    weights = (other / adapter_files.WEIGHTS).read_bytes()
+    (other / adapter_files.WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert adapter_files.WEIGHTS in read_refusal(capsys, *words)
+    (other / digests.NAME).unlink()
     tensors = load_file(other / adapter_files.WEIGHTS)
     deeper = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}
     save_file(deeper, other / adapter_files.WEIGHTS)
-    assert "adapter_model.safetensors has" in read_refusal(capsys, *good_command, "--adapter", other)
+    assert "adapter_model.safetensors has" in read_refusal(capsys, *words)
     config = json.loads((other / adapter_files.CONFIG).read_text())
     save_file(tensors, other / adapter_files.WEIGHTS)
     (other / adapter_files.CONFIG).write_text(json.dumps(config | {"r": 8}))
-    assert "rank" in read_refusal(capsys, *good_command, "--adapter", other)
+    assert "rank" in read_refusal(capsys, *words)
     (other / adapter_files.CONFIG).write_text(json.dumps(config))
     save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
-    assert "NaN" in read_refusal(capsys, *good_command, "--adapter", other)
-
-
-def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(
-    good_command, out, trained_adapter, tmp_path, capsys
-):
-    adapter = shutil.copytree(trained_adapter, tmp_path / "adapter")
-    words = [*good_command, "--adapter", adapter]
-    too_short = [*words, "--max-model-len", 1]
-    assert "SHA256SUMS" in read_refusal(capsys, *too_short)
-    digests.write(adapter)
-    assert "verified" not in read_refusal(capsys, *too_short)
-    weights = bytearray((adapter / adapter_files.WEIGHTS).read_bytes())
-    weights[-1] ^= 1
-    (adapter / adapter_files.WEIGHTS).write_bytes(weights)
-    assert "adapter_model.safetensors" in read_refusal(capsys, *words)
-    assert not out.exists()
-
-
-def test_the_folder_of_a_teacher_is_refused(good_command, data, out, capsys):
-    identity, problems = {"model": "a-model", "data_sha256": "x"}, read_problems(data)
-    with output.Output(out, identity, {}, problems, 1, [1]) as folder:
-        folder.append(problems[0], 0, {"response": "7"})
-    said = read_refusal(capsys, *good_command)
-    assert "model was a-model" in said
-    assert "give another --out" in said
-
-
-def test_a_model_without_stop_tokens_is_refused(good_command, model, tmp_path, capsys):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in model.iterdir():
-        if file.name != "generation_config.json":
-            (copy / file.name).symlink_to(file)
-    said = read_refusal(capsys, *good_command, "--model", copy)
-    assert "generation_config.json" in said
+    assert "NaN" in read_refusal(capsys, *words)
 
 
 @pytest.mark.parametrize("answer", ["the city of roses", "2024-01-31"])
@@ -156,11 +136,6 @@ def test_an_answer_that_the_grader_cannot_read_is_refused_without_a_reward(good_
     refusal = read_refusal(capsys, *good_command)
     assert "line 4" in refusal and answer in refusal and "--reward" in refusal
     assert [problem.label for problem in read_problems(data, "reward")][3] == answer
-
-
-def test_missing_checkout_variables_are_rejected(good_command, capsys, monkeypatch):
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    assert "source scripts/env.sh" in read_refusal(capsys, *good_command)
 
 
 def test_context_fits_the_longest_prompt_and_its_response(model):
@@ -195,22 +170,6 @@ def test_settings_that_affect_samples_are_distinguished(good_command, model, tra
     assert compute_identity()["data_sha256"] != plain["data_sha256"]
 
 
-def test_secrets_do_not_reach_the_config(good_command, model, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
-    given = parse_command(*good_command, "--date", "2030-01-01")
-    files = model_files.read(model)
-    assert "a-secret" not in json.dumps(evaluate.identity(given, files, None))
-
-
-def test_the_adapter_is_flattened_as_in_training(trained_adapter, checkpoint):
-    base = Architecture.from_config(model_files.read(checkpoint).config)
-    flat, specs = engine.flatten(adapter_files.read(trained_adapter), base)
-    expected = load_file(trained_adapter / adapter_files.WEIGHTS)
-    tensors = adapter.unflatten(flat, specs)
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensors[name], expected[name].to(torch.bfloat16)) for name in expected)
-
-
 def test_help_needs_no_heavy_import():
     code = """
 import sys
@@ -225,7 +184,12 @@ finally:
     assert "--reasoning-effort" in done.stdout
 
 
-def test_limits_are_by_default_those_of_the_script():
-    assert (
-        parse_command("--model", "m", "--data", "d", "--out", "o").max_tokens == get_default("generate_max_len") == 3072
-    )
+def test_the_next_evaluation_deletes_what_a_killed_one_left(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(base_dir, "LONGEST_PARENT", len(str(tmp_path)))  # else it would be /tmp
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if not (child := os.fork()):
+        meeting_place().mkdir()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert [meeting_place().parent] == list(tmp_path.iterdir())

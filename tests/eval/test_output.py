@@ -30,16 +30,6 @@ def fill(output: Output, count: int | None = None) -> None:
             output.append(problem, number, make_answer(problem, number))
 
 
-def test_samples_grades_and_result_are_written(tmp_path, problems):
-    output = open_output(tmp_path / "out", problems)
-    fill(output)
-    result = write_result(tmp_path / "out")
-    assert result == json.loads((tmp_path / "out" / RESULT).read_text())
-    assert (result["exact_match"], result["n"], result["samples"]) == (0.5, 3, 6)
-    grades = [json.loads(line) for line in (tmp_path / "out" / GRADES).read_text().splitlines()]
-    assert [(grade["id"], grade["sample"]) for grade in grades] == [(f"p{p}", s) for p in range(3) for s in range(2)]
-
-
 @given(st.data())
 def test_interrupted_evaluation_continues_from_any_point(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("cut")
@@ -112,12 +102,6 @@ def test_unrelated_folder_is_rejected(tmp_path, problems):
         open_output(tmp_path / "thesis.txt", problems)
 
 
-def test_start_killed_before_its_config_does_not_block_the_next(tmp_path, problems):
-    (tmp_path / SAMPLES).touch()
-    (tmp_path / ".config.json.123").write_text("{")
-    assert len(open_output(tmp_path, problems).missing) == 6
-
-
 @pytest.mark.parametrize("k", [0, 3])
 def test_a_k_that_the_samples_cannot_answer_is_refused(tmp_path, problems, k):
     with pytest.raises(UserError, match=f"pass@{k}"):
@@ -136,9 +120,15 @@ def test_two_evaluations_cannot_write_to_one_folder(tmp_path, problems):
     del output
 
 
-def test_regrading_needs_only_the_samples(tmp_path, problems):
+def test_samples_grades_and_result_are_written_and_regrading_needs_only_the_samples(tmp_path, problems):
+    (tmp_path / SAMPLES).touch()
+    (tmp_path / ".config.json.123").write_text("{")  # a start that was killed before its config
     fill(open_output(tmp_path, problems))
-    write_result(tmp_path)
+    result = write_result(tmp_path)
+    assert result == json.loads((tmp_path / RESULT).read_text())
+    assert (result["exact_match"], result["n"], result["samples"]) == (0.5, 3, 6)
+    wanted = [(f"p{problem}", sample) for problem in range(3) for sample in range(2)]
+    assert [(grade["id"], grade["sample"]) for grade in rows(tmp_path / GRADES)] == wanted
     expected = (tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()
     for name in (RESULT, GRADES):
         (tmp_path / name).unlink()

@@ -1,12 +1,14 @@
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data import prepare
-from eval.problems import derive_seed, read_problems
+from eval.problems import Chat, EvalProblem, derive_seed, read_problems
 from grpo.stack.problem import UserError
+from scripts.tiny_model.tokenizer import write_tokenizer
 
 
 def write(file, *rows):
@@ -29,15 +31,10 @@ GOOD = {"prompt": "p", "label": "1", "id": "a"}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["no json"], "line 1"),
-        ([GOOD, "[1]"], "line 2"),
-        ([{"label": "1", "id": "a"}], "prompt"),
-        ([{"prompt": "p", "id": "a"}], "line 1"),
-        ([{"prompt": "p", "label": "1"}], "'id'"),
-        ([GOOD, GOOD], "line 2"),
-        ([], "data.jsonl"),
+        (["no json"], "line 1"), ([GOOD, "[1]"], "line 2"), ([{"label": "1", "id": "a"}], "prompt"), ([], "data.jsonl"),
+        ([{"prompt": "p", "id": "a"}], "line 1"), ([{"prompt": "p", "label": "1"}], "'id'"), ([GOOD, GOOD], "line 2"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_their_line(tmp_path, rows, message):
     with pytest.raises(UserError, match=message):
         read_problems(write(tmp_path / "data.jsonl", *rows))
@@ -59,3 +56,45 @@ def test_every_sample_has_a_seed_of_its_own(keys):
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 2**56 for seed in seeds)
     assert seeds == [derive_seed(*key) for key in keys]
+
+
+PROBLEM = EvalProblem("p", "What is 1 plus 2?", "3", "sums")
+THINKING = "<|channel|>analysis<|message|>1 plus 2 is 3<|end|><|start|>assistant"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A folder with the tokenizer and the template of the tiny model."""
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(folder)
+    return folder
+
+
+def test_the_prompt_is_the_models_own_chat(model):
+    chat = Chat(model, {})
+    text = chat.tokenizer.decode(chat.prompt(PROBLEM))
+    assert text.endswith("<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant")
+    assert "Reasoning: low" in text
+    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, {"reasoning_effort": "high"}).prompt(PROBLEM))
+
+
+def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
+    chat = Chat(model, {})
+    answer = "\\boxed{3}<|return|>"
+    text = THINKING + "<|channel|>final<|message|>" + answer
+    tokens, answer_tokens = (chat.tokenizer.encode(part, add_special_tokens=False) for part in (text, answer))
+    record = chat.record(tokens, "stop", {})
+    assert record["response"] == text
+    assert (record["response_length"], record["answer_length"]) == (len(tokens), len(answer_tokens))
+    assert record["truncated"] == 0.0
+    cut = chat.record(chat.encode(THINKING), "length", {})
+    assert (cut["answer_length"], cut["truncated"]) == (None, 1.0)
+
+
+def test_a_model_without_tokenizer_or_template_is_refused(model, tmp_path):
+    with pytest.raises(UserError, match=str(tmp_path)):
+        Chat(tmp_path, {})
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match=str(tmp_path)):
+        Chat(tmp_path, {})

@@ -30,15 +30,9 @@ def test_a_run_is_base_steps_and_final(tmp_path, capsys):
     assert [line.split("  ")[0] for line in lines[1:]] == ["base", "step 10", "step 20, final"]
     assert "0.000 [0.000, 0." in lines[1]
     assert len({len(line) for line in lines}) == 1, "columns are aligned"
-
-
-def test_metrics_on_another_disk_are_found(tmp_path, capsys):
-    run, metrics = tmp_path / "run", tmp_path / "disk"
-    (run / "final").mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"flags": {"metrics_dir": str(metrics)}}))
-    write(metrics, {0: 1.0, 10: 1.0})
-    assert table.main([str(run)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("step 10, final")
+    (tmp_path / "eval.jsonl").rename((tmp_path / "disk").mkdir() or tmp_path / "disk" / "eval.jsonl")
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"metrics_dir": str(tmp_path / "disk")}}))
+    assert table.main([str(tmp_path)]) == 0 and capsys.readouterr().out.splitlines() == lines, "on another disk"
 
 
 def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
@@ -69,25 +63,18 @@ def test_evaluations_and_a_run_are_one_table(tmp_path, capsys):
     assert "is not finished" in capsys.readouterr().err
 
 
-def test_no_evaluation_is_an_error(tmp_path, capsys):
-    assert table.main([str(tmp_path)]) == 2
-    assert "is not an evaluation" in capsys.readouterr().err
-    assert table.main([__file__]) == 2
-    assert "is not a folder" in capsys.readouterr().err
-
-
 def test_columns_without_numbers_are_left_out_and_sources_are_rows():
     lines = table.result_table(make_result(1.0))
     assert [line.split()[0] for line in lines[1:]] == ["all", "aime", "math"]
-    assert "thinking" not in lines[0] and "ungraded" not in lines[0]
-    assert "25.0%" in lines[1]
-    assert "thinking cut" not in lines[0]
+    assert "25.0%" in lines[1] and "thinking" not in lines[0] and "ungraded" not in lines[0]
     assert "thinking cut" in table.result_table(make_result(1.0, thinking_truncated=0.5))[0]
     assert "ungraded" in table.result_table(make_result(None))[0]
     assert "thinking" in table.result_table(make_result(1.0, answer_length=4))[0]
 
 
-def test_a_line_that_is_no_evaluation_is_refused(tmp_path, capsys):
+def test_what_is_no_evaluation_is_refused(tmp_path, capsys):
+    for other, what in ((tmp_path, "is not an evaluation"), (__file__, "is not a folder")):
+        assert table.main([str(other)]) == 2 and what in capsys.readouterr().err
     (tmp_path / "eval.jsonl").write_text('{"step": 0, "pass_at_k": [1]}\n')
     assert table.main([str(tmp_path)]) == 2
     assert "not the result of an evaluation" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from benchmarks.measure import Peak
 from grpo.checkpoint import saving
 from grpo.lora import adapter
-from grpo.model import deepspeed_start, loading, zero
+from grpo.model import loading, zero
 
 
 def make_ds_config(offload: bool, threshold: int = 0) -> dict:
@@ -113,7 +113,7 @@ def gather_memory() -> None:
 
 
 if __name__ == "__main__":
-    deepspeed_start.shorten()
+    zero.shorten_start()
     deepspeed.init_distributed("gloo")
     {"load": load, "gathers": gather_rounds, "save": save, "gather_memory": gather_memory}[sys.argv[1]](*sys.argv[2:])
     dist.destroy_process_group()

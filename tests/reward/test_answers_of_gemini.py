@@ -89,13 +89,3 @@ def test_a_rollout_whose_first_model_answers_like_this(serve, load, patient, nam
     assert (logs["judge_failed"], logs["judge_fallbacks"]) == (is_end, is_fallback)
     assert logs["judge_calls"] == calls + is_fallback
     assert logs["judge_tokens"] >= (127 if is_fallback else 0) and logs["judge_cached"] == 0.0
-
-
-@pytest.mark.parametrize("name", [*AGAIN, *NEXT])
-def test_a_rollout_whose_models_all_answer_like_this_costs_its_tries(serve, load, patient, name) -> None:
-    answer, calls = ALL[name]
-    server = serve(lambda number, model: answer)
-    result = load(server, JUDGE_DEADLINE="3").reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
-    assert server.asked == [model for model in ("first", "second", "third") for _ in range(calls)]
-    assert result["rewards"] == 1.0 and result["extra_logs"]["judge_failed"] == 1.0
-    assert result["extra_logs"]["judge_calls"] == 3 * calls and math.isnan(result["extra_logs"]["judge_quality"])

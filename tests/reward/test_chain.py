@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo.run.progress import step_line
 from reward import chain as module
 from reward.chain import Answer, ChainError
 from reward.limits import FAILURES_TO_OPEN, NoSlot
@@ -67,14 +66,10 @@ def test_no_window_holds_more_requests_than_the_quota(serve, make_chain, run) ->
     times = [request.time for request in server.requests]
     assert all(isinstance(answer, Answer) for answer in answers) and len(times) == 14
     assert all(later - earlier > 0.7 for earlier, later in zip(times, times[5:], strict=False))
-
-
-def test_waiting_for_the_quota_ends_at_the_deadline(serve, make_chain, run) -> None:
-    server = serve()
     started = time.monotonic()
     answers = run(ask_all(make_chain(server, models=("only",), requests_per_window=2, deadline=1.5), 12))
-    assert len(server.requests) == 2 == sum(isinstance(answer, Answer) for answer in answers)
-    assert time.monotonic() - started < 10
+    assert len(server.requests) - 14 == 2 == sum(isinstance(answer, Answer) for answer in answers)
+    assert time.monotonic() - started < 10, "waiting ends at the deadline"
 
 
 def test_no_more_calls_are_under_way_than_allowed(serve, make_chain, run) -> None:
@@ -139,34 +134,3 @@ def test_calls_that_the_deadline_cuts_are_no_evidence_against_a_model(serve, mak
     chain = make_chain(serve(latency=60.0), models=("slow",), deadline=1.0, call_timeout=60.0)
     run(ask_all(chain, FAILURES_TO_OPEN + 1))
     assert not isinstance(run(chain.gates["slow"].take(time.monotonic())), NoSlot)
-
-
-def test_an_answer_without_a_schema_is_text_and_may_be_cut(serve, make_chain, run) -> None:
-    """What `eval.teacher` asks for."""
-    server = serve(lambda number, model: says("half of it", "MAX_TOKENS") if number else None)
-    chain = make_chain(server, temperature=0.3, max_output_tokens=99)
-    whole, cut = run(ask(chain, "How many? ==")), run(ask(chain))
-    assert "\\boxed{2}" in whole.reply.text and not whole.reply.is_cut
-    assert cut.reply.is_cut and cut.reply.text == "half of it"
-    config = server.requests[0].body["generationConfig"]
-    assert (config["temperature"], config["maxOutputTokens"]) == (0.3, 99)
-    assert server.requests[0].body["store"] is False, "Google keeps no log of it"
-
-
-def test_an_outage_costs_each_rollout_its_deadline_at_most_and_the_judge_few_calls(serve, make_judge, run) -> None:
-    """An hour without the judge, in which a second takes 2 ms."""
-    hour, deadline = 60 * 0.12, 4 * 0.12
-    is_away = [True]
-    server = serve(lambda number, model: error(503) if is_away[0] else None)
-    judge = make_judge(server, deadline=deadline, call_timeout=0.18, window=0.12)
-    began, waited = time.monotonic(), []
-    while time.monotonic() < began + hour:
-        started = time.monotonic()
-        reward, verdict = run(judge.reward_response(1.0, f"{len(waited)}?", "3 + 4 = 7", "7", True))
-        assert (reward, verdict.failed) == (1.0, 1.0), "correctness alone decides"
-        waited.append(time.monotonic() - started)
-    assert max(waited) <= deadline + 1.0 and len(server.requests) < 3600 / 4, "the breakers spare the judge"
-    is_away[0] = False
-    time.sleep(0.12)
-    assert run(judge.judge("after", "3 + 4 = 7", "7")).failed == 0.0
-    assert "unjudged 100%" in step_line({"step": 7, "reward": 1.0, "judge_failed": 1.0}, 10)

@@ -1,13 +1,15 @@
 """Where the key goes, and what never shows it: for any server, and any environment."""
 
+import asyncio
 import logging
+import signal
 import socket
 from unittest.mock import MagicMock
 
 import pytest
 import ray
 
-from reward import judge_actor, settings
+from reward import judge_actor, settings, stand_in
 from reward.chain import connect
 from reward.gemini import CallError, Client, find_missing
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, ChainSettings
@@ -78,6 +80,7 @@ def test_no_variable_sends_a_request_elsewhere(serve, run, monkeypatch, looked_u
     assert fail(run, ask, Client(KEY, server.url)) is None
     assert len(server.requests) + len(server.looked_up) == 1
     assert all(KEY in request.text for request in server.requests), "it is sent as a header"
+    assert all(request.body["store"] is False for request in server.requests), "Google keeps no log of it"
     assert fail(run, ask, Client(KEY, GOOGLE_URL))
     assert not proxy.requests and not proxy.looked_up and set(looked_up) == {"generativelanguage.googleapis.com"}
 
@@ -126,3 +129,11 @@ def test_ray_gets_the_keys_of_the_judge_as_the_argument_of_a_call_and_nothing_el
     [(name, arguments, _)] = [call for call in remote.mock_calls if "secret" in repr(call)]
     assert name == "().options().remote().begin.remote"
     assert arguments == ({name: f"secret of {name}" for name in settings.KEY_VARIABLES},)
+
+
+def test_it_knows_its_models_alone_and_takes_no_signal() -> None:
+    client = Client("a key", stand_in.serve(["first"]))
+    asyncio.run(client.find("first"))
+    with pytest.raises(CallError):
+        asyncio.run(client.find("second"))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "signals reach the process as before"

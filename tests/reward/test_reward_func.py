@@ -24,10 +24,15 @@ def reward_one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[st
 
 
 def test_correct_wrong_and_unfinished() -> None:
-    assert reward_one(PROMPT + RIGHT) == {"correct": 1.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
-    assert reward_one(PROMPT + WRONG) == {"correct": 0.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
-    assert reward_one(PROMPT + UNFINISHED) == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 0.0}
+    for response, correct, answered in ((RIGHT, 1.0, 1.0), (WRONG, 0.0, 1.0), (UNFINISHED, 0.0, 0.0)):
+        logs = {"correct": correct, "answered": answered, "has_final": answered, "reward_error": 0.0}
+        assert reward_one(PROMPT + response) == logs
     assert reward_one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
+    result = reward_func([PROMPT + RIGHT, PROMPT + WRONG], [PROMPT] * 2, ["7", "7"])
+    assert result["rewards"] == [1.0, 0.0] and result["extra_logs"]["answered"] == [1.0, 1.0]
+    assert reward_func([], [], [])["rewards"] == []
+    short = reward_func([PROMPT + RIGHT] * 2, [PROMPT], ["7", "7"])
+    assert short["extra_logs"]["reward_error"] == [0.0, 1.0], "lists of different lengths"
 
 
 def test_a_formula_of_the_prompt_is_no_answer() -> None:
@@ -49,27 +54,11 @@ def test_as_openrlhf_loads_and_reads_it(load) -> None:
         assert torch.tensor([score]).item() == expected
 
 
-def test_several_samples_give_lists() -> None:
-    result = reward_func([PROMPT + RIGHT, PROMPT + WRONG], [PROMPT] * 2, ["7", "7"])
-    assert result["rewards"] == [1.0, 0.0]
-    assert result["extra_logs"]["answered"] == [1.0, 1.0]
-    assert reward_func([], [], [])["rewards"] == []
-
-
-@pytest.mark.parametrize("cut", [1, 20, 60, 90])
-def test_a_prompt_cut_at_its_start(cut: int) -> None:
-    assert extract_response(PROMPT[cut:] + RIGHT, PROMPT) == RIGHT
-
-
-def test_a_long_prompt_cut_or_changed_by_decoding() -> None:
+def test_a_prompt_cut_or_changed_by_decoding() -> None:
+    assert all(extract_response(PROMPT[cut:] + RIGHT, PROMPT) == RIGHT for cut in (1, 20, 60, 90))
     prompt = "x" * 5000 + PROMPT
-    for changed in (
-        prompt[3000:],
-        prompt.replace("x", "\ufffd", 3),
-        "  " + prompt,
-        prompt[:-400].upper() + prompt[-400:],
-    ):
-        assert extract_response(changed + RIGHT, prompt) == RIGHT
+    changes = prompt[3000:], prompt.replace("x", "\ufffd", 3), "  " + prompt, prompt[:-400].upper() + prompt[-400:]
+    assert all(extract_response(changed + RIGHT, prompt) == RIGHT for changed in changes)
 
 
 def test_a_prompt_whose_end_was_changed_is_found_by_its_roles() -> None:
@@ -106,19 +95,10 @@ def test_plain_text_prompts() -> None:
     assert reward_one("\\boxed{7}", "")["correct"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "",
-        "  ",
-        None,
-        [],
-        {"split": "eval"},
-        '{"answer": null}',
-        '{"answer": "7", "split": "test"}',
-        '{"split": "eval"}',
-    ],
-)
+BAD = ("", "  ", None, [], {"split": "eval"}, '{"answer": null}', '{"answer": "7", "split": "test"}')
+
+
+@pytest.mark.parametrize("label", BAD)
 def test_a_bad_label_is_an_error_not_a_wrong_answer(label: object) -> None:
     logs = reward_one(PROMPT + RIGHT, label=label)
     assert logs.pop("reward_error") == 1.0
@@ -144,11 +124,6 @@ def test_a_response_that_cannot_be_found_is_an_error_logged_once(load, caplog: p
             assert result["extra_logs"]["reward_error"] == 1.0
     assert len(caplog.records) == 1
     assert "the response is unknown" in caplog.text
-
-
-def test_lists_of_different_lengths_are_errors() -> None:
-    result = reward_func([PROMPT + RIGHT, PROMPT + RIGHT], [PROMPT], ["7", "7"])
-    assert result["extra_logs"]["reward_error"] == [0.0, 1.0]
 
 
 ANYTHING = st.none() | st.text(max_size=60) | st.integers() | st.just(PROMPT) | st.just(PROMPT + RIGHT)

@@ -1,15 +1,22 @@
 """The reward function with a judge: what is judged, and what a rollout gets that is not."""
 
+import asyncio
 import json
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import ray
 
+from reward import judge_actor, settings
 from reward.judge import Verdict
+from reward.judge_actor import JudgeActor
 from reward.reward_func import LOG_KEYS
 
-from .gemini_server import KEY, error
+from .gemini_server import KEY
 from .harmony import PROMPT, RIGHT, WRONG
 
 
@@ -68,18 +75,6 @@ def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quali
         assert is_asked == (len(response) > len(ANALYSIS)), response
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("correctness", 0.0), ("group", 0.0), ("mean_quality", 0.4 * 0.5)])
-def test_a_judge_that_fails_on_a_response_without_an_answer(serve, load, policy: str, expected: float) -> None:
-    """The policy sets its reward, as for a wrong one. The mean covers samples without the gold answer."""
-    loaded = load(serve(lambda number, model: error(400) if number else None), JUDGE_FALLBACK=policy)
-    judged, failed = (
-        loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        for response in (WITHOUT_ANSWER[-1], ANALYSIS + "another thought")
-    )
-    assert judged["rewards"] == pytest.approx(0.4 * 0.5)
-    assert failed["extra_logs"]["judge_failed"] == 1.0 and failed["rewards"] == pytest.approx(expected)
-
-
 def test_evaluations_and_samples_that_were_not_graded_are_never_judged(serve, load) -> None:
     server = serve()
     labels = [json.dumps({"answer": "7", "split": "eval"}), ""]
@@ -110,3 +105,40 @@ def test_without_a_key_or_good_settings_a_worker_goes_on(load, caplog, policy, k
 def test_without_a_judge_the_reward_is_correctness(load, changes) -> None:
     result = load(None, **changes).reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
     assert result["rewards"] == 1.0 and tuple(result["extra_logs"]) == LOG_KEYS
+
+
+SAMPLE = ("What is 3 + 4?", "<|channel|>final<|message|>\\boxed{7}<|return|>", "7", True)
+
+
+def test_all_engines_ask_one_judge(serve, load, tmp_path, monkeypatch) -> None:
+    """Engines without a run directory and a key: the same question is paid for once. Only Ray's transport is ours."""
+    server, loop = serve(latency=0.2), asyncio.new_event_loop()
+    load(server)
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    actor = JudgeActor()
+    monkeypatch.setenv("GEMINI_API_KEY", "")
+    asyncio.run_coroutine_threadsafe(actor.begin({"GEMINI_API_KEY": KEY}), loop).result()
+    for name in ("GRPO_RUN_DIR", "GEMINI_API_KEY"):
+        monkeypatch.delenv(name)
+    call = lambda *sample: asyncio.run_coroutine_threadsafe(actor.reward_response(*sample), loop)  # noqa: E731
+    handle = SimpleNamespace(reward_response=SimpleNamespace(remote=call))
+    monkeypatch.setattr(ray, "get_actor", lambda name: {judge_actor.NAME: handle}[name])
+    monkeypatch.setattr(ray, "get", lambda call, timeout: call.result(timeout))
+    monkeypatch.setenv(judge_actor.VARIABLE, judge_actor.NAME)
+    engines = [judge_actor.find_judge() for _ in range(2)]
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda ask: ask(1.0, *SAMPLE), engines * 4))
+    loop.call_soon_threadsafe(loop.stop)
+    assert len(server.requests) == 1 and KEY in server.requests[0].text
+    assert sorted(verdict.cached for _, verdict in results) == [0.0] + [1.0] * 7
+    assert len({reward for reward, _ in results}) == 1 and (tmp_path / "judge.jsonl").exists()
+
+
+def test_a_process_outside_of_a_run_has_its_own_which_all_threads_ask(serve, load, monkeypatch) -> None:
+    """The stand-in's quota is its own: with the user's, the second rollout would wait for a minute."""
+    load(server := serve(), JUDGE_RPM="1")
+    monkeypatch.setenv(settings.STAND_IN_VARIABLE, server.url)
+    ask = judge_actor.find_judge()
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: ask(1.0, f"{n}?", *SAMPLE[1:]), range(8)))
+    assert all(not verdict.failed for _, verdict in results) and server.asked == ["first"] * 8

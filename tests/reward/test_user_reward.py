@@ -6,9 +6,12 @@ import math
 import os
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from reward import user_files
+from reward.returned import ReturnError, read
 from reward.settings import SettingsError
 
 CALL = (["<p>12"], ["<p>"], ["7"])
@@ -50,11 +53,7 @@ def test_several_functions_are_a_weighted_sum_with_a_metric_each(load):
     assert result["rewards"] == result["scores"] == 7 + 0.5 * 5.5
     logs = result["extra_logs"]
     assert (logs["reward.a"], logs["reward.b"], logs["b.words"], logs["reward_error"]) == (7.0, 5.5, 3.0, 0.0)
-
-
-def test_several_samples_have_lists(load):
-    reward_func = load("2", a=make_reward_code("[len(query) for query in queries]"))
-    result = reward_func(["a", "bc"], ["", ""], ["1", "2"])
+    result = load("2", c=make_reward_code("[len(query) for query in queries]"))(["a", "bc"], ["", ""], ["1", "2"])
     assert result["rewards"] == [2.0, 4.0] and result["extra_logs"]["reward_error"] == [0.0, 0.0]
 
 
@@ -107,13 +106,46 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
 @pytest.mark.parametrize(
     ("files", "weights", "message"),
     [
-        ("/a/x.py:/b/x.py", "", "/a/x.py and /b/x.py"),
-        ("/a/x.py:/a/x.py", "", "/a/x.py"),
-        ("/a/x.py:/a/y.py", "1", "--reward_weights"),
-        ("/a/x.py", "nan", "'nan'"),
-        ("/a/x.py", "heavy", "'heavy'"),
+        ("/a/x.py:/b/x.py", "", "/a/x.py and /b/x.py"), ("/a/x.py:/a/x.py", "", "/a/x.py"),
+        ("/a/x.py:/a/y.py", "1", "--reward_weights"), ("/a/x.py", "nan", "'nan'"), ("/a/x.py", "heavy", "'heavy'"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(files, weights, message):
     with pytest.raises(SettingsError, match=message):
         user_files.from_environment({"GRPO_REWARD_FILES": files, "GRPO_REWARD_WEIGHTS": weights})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.5, np.float32(0.5), torch.tensor(0.5), [0.5], (0.5,), torch.tensor([0.5]), np.array([0.5]),
+        [torch.tensor(0.5)], {"rewards": 0.5}, {"rewards": [0.5], "scores": None, "extra_logs": None},
+        {"rewards": torch.tensor([0.5]), "scores": torch.tensor([0.5]), "extra_logs": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_accepted_form_is_one_reward(value):
+    returned = read(value, 1)
+    assert (returned.rewards, returned.scores, returned.logs) == ([0.5], [0.5], [{}])
+
+
+def test_a_dictionary_of_several_rollouts_keeps_scores_and_logs_and_none_is_a_missing_reward():
+    value = {"rewards": [None, True], "scores": torch.tensor([0.5, 0]), "extra_logs": {"length": torch.tensor([3, 4])}}
+    returned = read(value, 2)
+    assert math.isnan(returned.rewards[0]) and returned.rewards[1] == 1.0 and returned.scores == [0.5, 0.0]
+    assert returned.logs == [{"length": 3.0}, {"length": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "message"),
+    [
+        (None, 1, "None"), ("1.0", 1, "'1.0', of type str"), ([0.1, 0.2], 1, "2 values for 1 rollout"),
+        ([], 1, "0 values for 1 rollout"), (0.5, 2, "2 rollouts"), (["a"], 1, "'a', of type str"),
+        ([[0.5]], 1, "\\[0.5\\], of type list"), ({"reward": 1.0}, 1, "'reward'"), ({"scores": 1.0}, 1, "'rewards'"),
+        ({"rewards": 1.0, "extra_logs": [1]}, 1, "'extra_logs'"),
+        ({"rewards": 1.0, "extra_logs": {"why": "short"}}, 1, "'why'"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_named(value, count, message):
+    with pytest.raises(ReturnError, match=message):
+        read(value, count)

@@ -16,7 +16,7 @@ import torch
 from grpo.hooks import train_ppo_ray as hooks
 from grpo.hooks.flag_aliases import Arguments
 from grpo.lora import adapter
-from grpo.lora.engine_actor import check_sync
+from grpo.lora.sync import check_sync
 from grpo.metrics.scored_rollouts import Rollout
 from grpo.stack import cluster
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments.conversation import play
-from grpo.environments.environment import BuiltInTool, Environment, Message
-from grpo.environments.loading import load
+from grpo.environments.environment import BuiltInTool, Environment, Message, load
 from grpo.environments.mixture import SINGLE
 from grpo.environments.settings import EnvironmentSettings, RolloutLimits, has_environment, variables
 from grpo.launch.checks.model import has_chat_template

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from grpo.checkpoint import adapter_files, saving
 from grpo.lora import adapter, expert_form
-from grpo.model import cpu_matmul, deepspeed_start, expert_lora, loading, zero
+from grpo.model import cpu_matmul, expert_lora, loading, zero
 from grpo.model.architecture import NO_SHARD
 from grpo.train import reference
 
@@ -144,7 +144,7 @@ def main(
 
 
 if __name__ == "__main__":
-    deepspeed_start.shorten()
+    zero.shorten_start()
     deepspeed.init_distributed("gloo")
     main(*sys.argv[1:])
     dist.destroy_process_group()

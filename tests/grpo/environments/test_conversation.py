@@ -16,6 +16,11 @@ SEARCH = {"tool_calls": [make_call("search", {"query": "x"})]}
 ANSWER = "<|channel|>final<|message|>42<|return|>"
 
 
+class Dead(Spoken):
+    async def respond(self, messages, tools):
+        raise self.messages[0]
+
+
 def limits(**changes):
     return conversation.RolloutLimits(**{**vars(LIMITS), **changes})
 
@@ -25,13 +30,16 @@ def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_others_answer(capl
         async def call(self, name, arguments):
             if name == "hang":
                 await asyncio.Event().wait()
-            return str(1 / arguments["by"])
+            if name == "surrogate":
+                raise ToolError("a\ud800")
+            return "\ud800" + str(1 / arguments["by"])
 
     calls = [make_call("divide", {"by": 0}, "a"), make_call("hang", {}, "b"), make_call("divide", {"by": 2}, "c")]
+    calls.append(make_call("surrogate", {}, "d"))
     outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Broken(), tool_seconds=0.2)
     heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
-    assert heard == ["error: divide failed", "error: hang took more than 0.2 seconds", "0.5"]
-    assert outcome.errors == 2 and "ZeroDivisionError" in caplog.text
+    assert heard == ["error: divide failed", "error: hang took more than 0.2 seconds", "?0.5", "error: a?"]
+    assert outcome.errors == 3 and "ZeroDivisionError" in caplog.text
 
 
 def test_the_calls_of_a_turn_run_at_once():
@@ -72,12 +80,8 @@ def test_a_policys_error_is_raised_to_the_caller_and_the_environment_is_closed(e
         async def close(self):
             closed.append(self)
 
-    class Dead(Spoken):
-        async def respond(self, messages, tools):
-            raise error
-
     with pytest.raises(type(error), match="engine"):
-        asyncio.run(play(Tidy, Dead({}), LIMITS))
+        asyncio.run(play(Tidy, Dead(error), LIMITS))
     assert len(closed) == 1
 
 
@@ -129,50 +133,32 @@ def test_an_environment_may_have_a_loop_of_its_own():
     outcome = talk(Spoken(SEARCH), Driving(), turns=3)  # it does not heed the end
     assert (outcome.ending, outcome.turns) == ("error", 3) and "ContextFull" in outcome.fault
     with pytest.raises(RuntimeError, match="engine"):
-        talk(Dead({}), Driving())
-
-
-class Dead(Spoken):
-    async def respond(self, messages, tools):
-        raise RuntimeError("the engine is dead")
+        talk(Dead(RuntimeError("the engine is dead")), Driving())
 
 
 def raise_error(*_):
     raise KeyError("gold")
 
 
-async def fail(*_):
-    raise KeyError("gold")
+def answer(value):
+    """Return a method that returns a value, or raises an error."""
 
+    async def method(*_):
+        if isinstance(value, BaseException):
+            raise value
+        return value
 
-async def exit_process(*_):
-    raise SystemExit(2)  # as a parser of arguments does
+    return method
 
 
 async def hang(*_):
     await asyncio.sleep(3600)
 
 
-async def say_nonsense(*_):
-    return "nonsense"
-
-
-async def say_no_unicode(*_):
-    return [{"role": "user", "content": "\ud800"}]
-
-
-async def say_nothing(*_):
-    return []
-
-
-async def give_nan(*_):
-    return Score(math.nan, 0.0)
-
-
-async def give_too_much(*_):
-    return Score(1.0, 5.0)
-
-
+fail, exit_process = answer(KeyError("gold")), answer(SystemExit(2))  # as a parser of arguments does
+say_nonsense, say_nothing = answer("nonsense"), answer([])
+say_no_unicode = answer([{"role": "user", "content": "\ud800"}])
+give_nan, give_too_much = answer(Score(math.nan, 0.0)), answer(Score(1.0, 5.0))
 UNKNOWN = " to=functions.find<|channel|>commentary json<|message|>{}<|call|>"
 NO_JSON = " to=functions.search<|channel|>commentary json<|message|>{<|call|>"
 GOOD = ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}<|call|>'
@@ -214,19 +200,6 @@ def test_a_fault_is_counted_and_costs_its_own_rollout_at_most(metric, number, mo
     assert math.isnan(response["reward"]) == (metric == "ended_by_error") == (outcome.ending == "error")
     assert (other.ending, other_score.reward, other.logs()[metric]) == ("done", 1.0, 0)
     assert metric == "tool_errors" or caplog.records
-
-
-def test_text_that_is_not_unicode_reaches_the_model_without_what_no_tokenizer_reads():
-    for fails in (False, True):
-
-        class Echo(Library):
-            async def call(self, name, arguments):
-                if fails:  # noqa: B023
-                    raise ToolError("a\ud800")
-                return "a\ud800"
-
-        outcome = talk(Spoken(SEARCH, {"content": "ok"}), Echo())
-        assert outcome.messages[2]["content"] == ("error: " if fails else "") + "a?"
 
 
 def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.environments.environment import SetupError
-from grpo.environments.mixture import Mixture
-from grpo.environments.settings import AGENT, environments_by_prompt
+from grpo.environments.environment import Environment, SetupError, load
+from grpo.environments.mixture import Member, Mixture
+from grpo.environments.settings import AGENT, EnvironmentSettings, RolloutLimits, environments_by_prompt
 from grpo.rollout.harmony import template_for
 from grpo.rollout.stage import Stage
+from grpo.stack.problem import UserError
 from grpo.train.rewards import complete
 from tests.grpo.environments.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.test_agent import load_actor
@@ -77,15 +78,10 @@ def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
 @pytest.mark.parametrize(
     ("text", "weights", "what"),
     [
-        ("single single", "", "single"),
-        ("a/guess.py b/guess.py", "", "guess"),
-        ("single retrieval", "1", "'1' for 2 environments"),
-        ("single retrieval", "1 -1", "'1 -1' for 2"),
-        ("single retrieval", "0 0", "'0 0' for 2"),
-        ("single retrieval", "1 nan", "'1 nan' for 2"),
-        ("single retrieval", "1 much", "'1 much' for 2"),
+        ("single single", "", "single"), ("a/guess.py b/guess.py", "", "guess"),
+        *(("single retrieval", weights, f"'{weights}' for 2") for weights in ("1", "1 -1", "0 0", "1 nan", "1 much")),
     ],
-)
+)  # fmt: skip
 def test_a_mixture_that_cannot_be_is_refused(text, weights, what):
     with pytest.raises(SetupError, match=what):
         make_mixture(text, weights)
@@ -136,3 +132,40 @@ def test_a_single_answer_needs_a_final_message_as_in_a_run_of_single_answers(two
     actor.generate = ScriptedEngine(template_for(tokenizer).codec, [said]).generate
     (response,) = asyncio.run(actor.generate_responses("Is it 42?", "42", make_params(), 2000, tokenizer, 1))
     assert response["reward"] == 0.0 and response["extra_logs"]["answered"] == 0.0
+
+
+def test_environments_are_loaded_by_name_or_file(tmp_path):
+    assert issubclass(load("retrieval"), Environment)
+    file = tmp_path / "file.py"
+    imported = "from grpo.environments.environment import Environment"
+    for text, wrong in (
+        *(("x = 1", "Environment"), (imported, "no class Environment")),
+        *(("import nothing_there", "file.py"), ("raise SystemExit(1)", "file.py")),
+    ):
+        file.write_text(text)
+        with pytest.raises(SetupError, match=wrong):
+            load(str(file))
+    for name, wrong in (("retrieve", "retrieve"), (str(tmp_path / "gone.py"), "gone.py")):
+        with pytest.raises(SetupError, match=wrong):
+            load(name)
+
+
+WRONG = {
+    "TURN_LIMIT": ("3", "0"),
+    "ROLLOUT_SECONDS": ("9", "x"),
+    "TOOL_SECONDS": ("0.5", "-1"),
+    "SCORE_SECONDS": ("4", "inf"),
+    "MAX_BRANCHES": ("0", "-1"),
+}
+
+
+def test_settings_come_from_variables():
+    environ = {"GRPO_ENVIRONMENT": "e"} | {f"GRPO_{name}": value for name, (value, _) in WRONG.items()}
+    mixture = Mixture([Member("e", "e", 1.0)])
+    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1)
+    assert EnvironmentSettings.from_variables(environ) == settings
+    for name, (_, wrong) in WRONG.items():
+        with pytest.raises(UserError, match=f"--{name.lower()}: .*{wrong}"):
+            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": wrong})
+    with pytest.raises(SetupError, match="ENVIRONMENT"):
+        EnvironmentSettings.from_variables({})

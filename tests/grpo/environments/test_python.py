@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from grpo.environments.environment import ToolError
-from grpo.environments.loading import load
-from grpo.environments.sandbox.confinement import Limits
+from grpo.environments.environment import ToolError, load
 from tests.grpo.environments.scripted import Spoken, make_call, talk
 
 Python = load("python")
@@ -35,11 +33,6 @@ def test_variables_stay_between_calls_and_the_last_expression_is_shown():
     ]  # fmt: skip
 
 
-def test_sympy_and_numpy_are_there():
-    code = "import sympy, numpy\nsympy.nextprime(10**6), int(numpy.linalg.det(numpy.eye(3) * 2).round())"
-    assert ask(code) == ["(1000003, 8)\n"]
-
-
 def test_an_error_is_shown_as_python_shows_it_and_the_code_before_it_counts():
     (first, second) = ask("x = 1\nprint('before')\n1 / 0", "x")
     assert first == (
@@ -48,11 +41,15 @@ def test_an_error_is_shown_as_python_shows_it_and_the_code_before_it_counts():
     )
     assert second == "1\n"
     assert "SyntaxError" in ask("1 +")[0]
+    for arguments in ({}, {"code": 7}, {"code": None}):
+        assert "python needs code" in str(ask("", arguments=arguments)[0])
 
 
 def test_equal_code_gives_equal_output_in_every_rollout():
     code = "import random, numpy\nrandom.random(), numpy.random.rand(), hash('text'), list({'a', 'b', 'c'})"
     assert ask(code) == ask(code)
+    code = "import sympy, numpy\nsympy.nextprime(10**6), int(numpy.linalg.det(numpy.eye(3) * 2).round())"
+    assert ask(code) == ["(1000003, 8)\n"]
 
 
 def test_a_lost_interpreter_is_replaced_and_the_model_is_told():
@@ -80,24 +77,11 @@ def test_the_calls_of_a_turn_run_in_order():
     assert [message["content"] for message in outcome.messages[3:6]] == ["[no output]", "2\n", "3\n"]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"code": 7}, {"code": None}])
-def test_a_call_without_code_is_a_tool_error(arguments):
-    assert "python needs code" in str(ask("", arguments=arguments)[0])
-
-
-@pytest.mark.parametrize("content, label, value", [
-    ("so \\boxed{33}", '{"answer": "033"}', 1.0), ("so \\boxed{\\frac{2}{4}}", "1/2", 1.0), ("\\boxed{3}", "4", 0.0),
-    ("\\boxed{30+3}", "33", 0.0), ("\\boxed{31+2}", "33", 1.0),  # the first is copied
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "label", "value"),
+    [("\\boxed{33}", '{"answer": "033"}', 1.0), ("\\boxed{30+3}", "33", 0.0), ("\\boxed{31+2}", "33", 1.0)],
+)  # the second is copied
 def test_the_score_is_that_of_single_answers(content, label, value):
     outcome = talk(Spoken({"content": content}), environment := Python("What is 30 + 3?", label))
     score = asyncio.run(environment.score(outcome.messages, outcome.ending))
     assert (score.reward, score.score, score.logs["correct"], score.logs["answered"]) == (value, value, value, 1.0)
-
-
-def test_a_subclass_sets_other_limits():
-    class Small(Python):
-        limits = Limits(output_chars=20)
-
-    (said,) = ask("print('a' * 1000)", environment=Small("q", "1"))
-    assert said == "aaaaaaaaaa\n[981 characters left out]\naaaaaaaaa\n"

@@ -19,8 +19,7 @@ import pytest
 from data import verifiers as data_verifiers
 from grpo.environments import loading
 from grpo.environments.conversation import hold_conversation
-from grpo.environments.environment import SetupError
-from grpo.environments.loading import load
+from grpo.environments.environment import SetupError, load
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from grpo.stack.checkout import CHECKOUT

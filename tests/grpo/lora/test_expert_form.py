@@ -24,17 +24,9 @@ from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 
 CONFIG = GptOssConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    num_local_experts=8,
-    num_experts_per_tok=2,
-    attn_implementation="eager",
-)
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=16, num_local_experts=8, num_experts_per_tok=2, attn_implementation="eager",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm import SamplingParams
 
 from grpo.lora import adapter
-from grpo.lora.engine_actor import SharedMemory, SyncError, check_sync, load_into_engine
-from grpo.rollout.sample_params import for_sample
+from grpo.lora.sync import SharedMemory, SyncError, check_sync, load_into_engine
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
@@ -83,21 +81,17 @@ def make_result(**changes):
     return {"rank": 0, "workers": 1, "checksum": 7, "tensors": 32} | changes
 
 
-def test_right_results_pass():
-    check_sync(
-        [[make_result(checksum=8, workers=2), make_result(rank=1, checksum=9, workers=2)], [make_result()]], EXPECTED
-    )
-
-
-@pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
-def test_a_wrong_result_stops_the_run(wrong):
-    workers = [make_result(checksum=8, workers=2), make_result(rank=1, workers=2, **{"checksum": 9} | wrong)]
-    with pytest.raises(SyncError, match="engine 1"):
-        check_sync([[make_result()], workers], EXPECTED)
-
-
-@pytest.mark.parametrize("workers", [[], [make_result(workers=2)], [make_result(workers=2), make_result(workers=2)]])
-def test_a_missing_result_stops_the_run(workers):
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [], [make_result(workers=2)], [make_result(workers=2), make_result(workers=2)],
+        *([make_result(checksum=8, workers=2), make_result(rank=1, workers=2, **{"checksum": 9} | wrong)]
+          for wrong in ({"checksum": 8}, {"tensors": 31})),
+    ],
+)  # fmt: skip
+def test_a_missing_or_wrong_result_stops_the_run(workers):
+    right = [make_result(checksum=8, workers=2), make_result(rank=1, checksum=9, workers=2)]
+    check_sync([right, [make_result()]], EXPECTED)
     with pytest.raises(SyncError, match="engine 1"):
         check_sync([[make_result()], workers], EXPECTED)
 
@@ -136,12 +130,3 @@ def test_shared_memory_is_visible_to_others_and_ends_with_its_owner():
     del memory
     with pytest.raises(FileNotFoundError):
         os.stat(path)
-
-
-def test_every_sample_of_a_prompt_has_its_own_seed():
-    async def list_seeds(params):  # as in the engine, whose event loop is running
-        return [for_sample(params, number).seed for number in range(3)]
-
-    params = SamplingParams(seed=5, max_tokens=3)
-    assert asyncio.run(list_seeds(params)) == [5, 6, 7] and params.seed == 5
-    assert asyncio.run(list_seeds(SamplingParams(seed=None))) == [None] * 3

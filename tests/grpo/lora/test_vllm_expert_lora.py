@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import mxfp4 as quantization
 
 from benchmarks.kernels import relative
@@ -17,14 +18,49 @@ from grpo.model.experts import Experts
 from grpo.stack.problem import UserError
 
 from .recorded_pass import RecordedPass
-from .workers_experts import ADDITIONAL, INTERMEDIATE, SERIAL, WorkersExperts, configure
 
+INTERMEDIATE = 96  # of all workers
+ADDITIONAL = {"lora_rank": 8, "lora_scale": 1.7, "expert_rank": 3}
 CONFIG = GptOssConfig(num_local_experts=6, num_experts_per_tok=2, hidden_size=32, intermediate_size=INTERMEDIATE)
 RANK, SCALE = ADDITIONAL["expert_rank"], ADDITIONAL["lora_scale"]
 TOKENS = 11
 # The names of vLLM 0.29, and of 0.15.
 BACKENDS = getattr(quantization, "Mxfp4MoeBackend", None) or quantization.Mxfp4Backend
 METHOD = getattr(quantization, "GptOssMxfp4MoEMethod", None) or quantization.Mxfp4MoEMethod
+
+
+def configure() -> SimpleNamespace:
+    """Return an engine's configuration, as far as it is asked."""
+    model = SimpleNamespace(hf_config=SimpleNamespace(intermediate_size=INTERMEDIATE))
+    return SimpleNamespace(additional_config=dict(ADDITIONAL), model_config=model)
+
+
+class Unquantized(UnquantizedFusedMoEMethod):
+    """vLLM's method, as it is on CPUs."""
+
+    is_monolithic = True
+
+    def __init__(self) -> None:
+        """Choose no kernels."""
+
+
+class WorkersExperts(torch.nn.Module):
+    """The experts in worker `rank` of an engine; `trained` has the frozen weights, as the trainer holds them."""
+
+    def __init__(self, trained: Experts, top_k: int, rank: int = 0, workers: int = 1, method=None) -> None:
+        super().__init__()
+        _, self.hidden_size, both = trained.shapes["gate_up_proj"]
+        assert both == 2 * INTERMEDIATE
+        self.top_k, self.moe_config = top_k, SimpleNamespace(tp_rank=rank, tp_size=workers)
+        self.w13_weight = trained.gate_up_proj.transpose(1, 2).chunk(workers, 1)[rank].contiguous()
+        self.w13_bias = trained.gate_up_proj_bias.chunk(workers, 1)[rank]
+        self.w2_weight = trained.down_proj.transpose(1, 2).chunk(workers, 2)[rank].contiguous()
+        self.w2_bias = trained.down_proj_bias * (rank == 0)
+        self.quant_method = method or Unquantized()
+        vllm_lora.attach_to_experts(self, configure())
+
+    def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        return self.quant_method.apply_monolithic(layer=self, x=x, router_logits=router_logits)
 
 
 class Layer:
@@ -205,21 +241,20 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
 
 
 @pytest.mark.parametrize(
-    ("method", "parallel", "what"),
+    ("method", "what"),
     [
-        *((Triton(kind), {}, f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
-        (TritonInParts(), {}, "the MXFP4 kernels TRITON in vLLM's modular form"),
-        (Triton(), {"enable_expert_parallel": True}, "expert and data parallelism"),
-        (SimpleNamespace(), {}, "the kernels of SimpleNamespace"),
+        *((Triton(kind), f"the MXFP4 kernels {kind.name}") for kind in BACKENDS if kind is not BACKENDS.TRITON),
+        (TritonInParts(), "the MXFP4 kernels TRITON in vLLM's modular form"),
+        (SimpleNamespace(), "the kernels of SimpleNamespace"),
     ],
 )
-def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, parallel, what):
+def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, what):
     with pytest.raises(UserError, match=what):
-        vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure(**parallel))
+        vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure())
 
 
 def test_an_engine_without_adapters_of_experts_stays_as_it_is():
     method = SimpleNamespace()
-    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0}, parallel_config=SERIAL)
+    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0})
     vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), config)
     assert not vars(method)

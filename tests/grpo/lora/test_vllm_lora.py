@@ -129,13 +129,9 @@ def test_versions_of_the_code_are_told_apart(monkeypatch, tmp_path):
     assert digests[0] == installed != digests[1]
 
 
-def test_on_a_cpu_a_workers_memory_is_that_of_its_process():
+def test_a_workers_memory_is_that_of_its_process_or_the_peak_of_its_gpu_since_the_last_sync(monkeypatch):
     held = torch.zeros(2**26)
     assert vllm_lora.held_memory(held.device) == pytest.approx(psutil.Process(os.getpid()).memory_info().rss, rel=0.1)
-    assert vllm_lora.held_memory(held.device) > held.nbytes
-
-
-def test_on_a_gpu_it_is_the_peak_since_the_last_sync(monkeypatch):
     peak = {1: 7}  # stands in for the allocator of GPU 1
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[device.index])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update({device.index: 3}))

@@ -1,13 +1,17 @@
 """Attention with sinks over chunks of queries, against transformers' eager attention in float64."""
 
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from grpo.model import attention, attention_check
+from grpo.model import attention
 from grpo.stack.problem import UserError
 
 
@@ -79,7 +83,7 @@ def make_config(**changes):
 
 def test_the_check_at_start_accepts_this_attention():
     with torch.no_grad():  # a model may be loaded without gradients
-        attention_check.check(make_config(), torch.device("cpu"))
+        attention.check(make_config(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("fault", ["sinks", "window", "padding", "gradient"])
@@ -99,4 +103,15 @@ def test_the_check_at_start_finds_what_is_lost(monkeypatch, fault):
 
     monkeypatch.setattr(attention, "attend", attend_wrongly)
     with pytest.raises(UserError, match="cpu"):
-        attention_check.check(make_config(), torch.device("cpu"))
+        attention.check(make_config(), torch.device("cpu"))
+
+
+@pytest.mark.timeout(600)
+def test_kernels_in_the_interpreter():
+    # In a separate process: Triton reads the variable on import.
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_kernels.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    checkout = Path(__file__).parents[3]
+    ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stdout
+    assert "skipped" not in ended.stdout, ended.stdout

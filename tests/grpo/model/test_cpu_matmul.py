@@ -76,22 +76,6 @@ def test_a_product_that_is_added_in_place(replaced_kernels):
     assert wide[0].addmm_(*wide[1:], alpha=2) is wide[0] and torch.equal(wide[0], expected)
 
 
-def test_gradients_are_those_of_float32_rounded(replaced_kernels):
-    x, weight = (value.requires_grad_() for value in make_operands("mm", torch.bfloat16))
-    (x @ weight).sum().backward()
-    exact = [value.detach().double().requires_grad_() for value in (x, weight)]
-    (exact[0] @ exact[1]).sum().backward()
-    for leaf, wanted in zip((x, weight), exact, strict=True):
-        assert (leaf.grad.double() - wanted.grad).abs().max() <= wanted.grad.abs().max() * 2**-8
-
-
-def test_destroying_restores_the_old_kernels():
-    inputs = make_operands("mm", torch.bfloat16)
-    before = torch.mm(*inputs)
-    cpu_matmul.replace_kernels()._destroy()
-    assert torch.equal(torch.mm(*inputs), before)
-
-
 @pytest.mark.parametrize("allowed", ["AVX2", "AVX512_CORE"])
 def test_installed_only_if_pytorch_would_use_its_plain_loop(allowed):
     """This is the case if the CPU, or the user's settings, keep oneDNN from using bf16."""

@@ -95,38 +95,16 @@ def damaged_checkpoint(checkpoint, tmp_path):
     return shutil.copytree(checkpoint, tmp_path / "damaged")
 
 
-def test_missing_shard_is_named(damaged_checkpoint):
-    next(damaged_checkpoint.glob("*-00001-of-*.safetensors")).unlink()
-    with pytest.raises(loading.CheckpointError, match="model-00001-of-"):
-        loading.load_gpt_oss(damaged_checkpoint)
-
-
-def test_truncated_shard_is_named(damaged_checkpoint):
+@pytest.mark.parametrize("length", [0, -100], ids=["empty", "truncated"])
+def test_a_damaged_shard_is_named(damaged_checkpoint, length):
     shard = next(damaged_checkpoint.glob("*-00001-of-*.safetensors"))
-    shard.write_bytes(shard.read_bytes()[:-100])
+    shard.write_bytes(shard.read_bytes()[:length])
     with pytest.raises(loading.CheckpointError, match="model-00001-of-"):
         loading.load_gpt_oss(damaged_checkpoint)
 
 
-def test_missing_tensor_is_named(damaged_checkpoint):
-    index = damaged_checkpoint / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    del content["weight_map"]["model.norm.weight"]
-    index.write_text(json.dumps(content))
-    with pytest.raises(loading.CheckpointError, match=r"model\.norm\.weight"):
-        loading.load_gpt_oss(damaged_checkpoint)
-
-
-def test_config_of_another_size_is_refused(damaged_checkpoint):
-    config = json.loads((damaged_checkpoint / "config.json").read_text())
-    config["hidden_size"] = 96
-    (damaged_checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(loading.CheckpointError, match=r"config\.json"):
-        loading.load_gpt_oss(damaged_checkpoint)
-
-
-@pytest.mark.parametrize(("key", "value"), [("vocab_size", 128), ("num_local_experts", 16)])
-def test_tensors_with_too_few_rows_are_refused(damaged_checkpoint, key, value):
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", 128), ("num_local_experts", 16), ("hidden_size", 96)])
+def test_tensors_of_another_size_are_refused(damaged_checkpoint, key, value):
     config = json.loads((damaged_checkpoint / "config.json").read_text())
     (damaged_checkpoint / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(loading.CheckpointError, match=r"config\.json"):

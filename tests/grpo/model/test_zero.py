@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from argparse import Namespace
 
 import pytest
@@ -33,9 +35,6 @@ def test_offloaded_parameters_are_pinned_with_a_gpu(monkeypatch, backend, is_gpu
     tuned = zero.tune(make_config(), make_arguments(offload=True))["zero_optimization"]
     assert tuned["offload_param"] == {"device": "cpu", "pin_memory": is_gpu}
     assert tuned["stage3_allgather_sequential"]
-
-
-def test_parameters_that_stay_on_the_gpu_are_not_pinned():
     assert zero.tune(make_config(), make_arguments())["zero_optimization"]["offload_param"] == {"device": "none"}
 
 
@@ -43,3 +42,22 @@ def test_parameters_that_stay_on_the_gpu_are_not_pinned():
 def test_threshold_is_passed_on_unless_each_rank_keeps_the_adapter_whole(shard, expected):
     args = make_arguments(actor_shard=shard, stage3_param_persistence_threshold=0)
     assert zero.tune(make_config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == expected
+
+
+# In a separate process, since its changes are permanent.
+PROGRAM = """
+import gc
+import openrlhf
+assert gc.get_threshold()[0] == 100_000
+from deepspeed.comm.torch import build_shm_op
+from grpo.model import zero
+
+zero.shorten_start()
+assert gc.get_freeze_count() > 10_000 and gc.get_threshold()[0] == 700
+assert build_shm_op() is None
+"""
+
+
+def test_nothing_is_compiled_and_imports_are_not_collected():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

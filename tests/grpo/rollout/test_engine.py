@@ -15,7 +15,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config.compilation import CUDAGraphMode
 
 from benchmarks.random_model import shrink, write_config
-from grpo.model.sizes import DECODED_SEQUENCES
+from grpo.model.footprint import DECODED_SEQUENCES
 from grpo.rollout import engine
 from grpo.rollout.sample_params import mark_recorded
 from tests.grpo.rollout.tokenizer import TOKENIZER

@@ -17,7 +17,7 @@ from deepspeed.utils import safe_get_full_grad
 from peft import LoraConfig, get_peft_model
 
 from grpo.lora import adapter
-from grpo.model import cpu_matmul, deepspeed_start, loading, zero
+from grpo.model import cpu_matmul, loading, zero
 from grpo.model.architecture import OF_ENGINE, ZERO3
 from grpo.model.shared_base import MappedBase
 from grpo.train import reference
@@ -141,7 +141,7 @@ def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str, de
 
 
 if __name__ == "__main__":
-    deepspeed_start.shorten()
+    zero.shorten_start()
     deepspeed.init_distributed("gloo")
     main(*sys.argv[1:])
     dist.destroy_process_group()

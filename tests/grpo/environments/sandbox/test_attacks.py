@@ -40,20 +40,13 @@ def test_no_other_way_makes_a_process(call):
 
 
 @pytest.mark.parametrize("code", [
-    "open({path!r}, 'a').write('x')",
-    "open({path!r}, 'r+').write('x')",
-    "import os; os.truncate({path!r}, 0)",
-    "import os; os.open({path!r}, os.O_RDONLY | os.O_TRUNC)",
-    "import os; os.remove({path!r})",
-    "import os; os.chmod({path!r}, 0)",
-    "import os; os.rename({path!r}, '/tmp/taken')",
-    "import os; os.symlink('/etc/passwd', {path!r} + '2')",
-    "import os; os.mkdir({path!r} + '3')",
-    "import os; os.link({path!r}, {path!r} + '4')",
-    "import os; os.memfd_create('x')",
-    "import os; os.setxattr({path!r}, 'user.x', b'x')",
-    "import os; os.utime({path!r})",
-    "import os; os.mkfifo({path!r} + '5')",
+    "open({path!r}, 'a').write('x')", "open({path!r}, 'r+').write('x')",
+    *(f"import os; os.{call}" for call in (
+        "truncate({path!r}, 0)", "open({path!r}, os.O_RDONLY | os.O_TRUNC)", "remove({path!r})", "chmod({path!r}, 0)",
+        "rename({path!r}, '/tmp/taken')", "symlink('/etc/passwd', {path!r} + '2')", "mkdir({path!r} + '3')",
+        "link({path!r}, {path!r} + '4')", "memfd_create('x')", "setxattr({path!r}, 'user.x', b'x')",
+        "utime({path!r})", "mkfifo({path!r} + '5')",
+    )),
 ])  # fmt: skip
 def test_nothing_outside_is_changed(code, tmp_path):
     tmp_path.chmod(0o777)
@@ -99,12 +92,7 @@ from tests.grpo.environments.sandbox.attacker import attack
 from grpo.environments.sandbox.confinement import Limits
 print(attack({code!r}.replace("PARENT", str(os.getpid())), limits=Limits(output_chars=10**6))[0])
 """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "GEMINI_API_KEY": "a-secret-key",
-        "WANDB_API_KEY": "a-secret-key",
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict.fromkeys(("GEMINI_API_KEY", "HF_TOKEN"), "a-secret-key")
     said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert said.returncode == 0, said.stderr
     assert "PATH" in said.stdout, "it saw the variables it may see"
@@ -241,7 +229,7 @@ print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.
 
 WITHOUT_LANDLOCK = """
 import asyncio, ctypes
-from grpo.environments.loading import load
+from grpo.environments.environment import load
 library = ctypes.CDLL("libseccomp.so.2")
 library.seccomp_init.restype = ctypes.c_void_p
 rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
