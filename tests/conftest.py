@@ -143,18 +143,16 @@ def write_trainer(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: int =
     """Write a trainer's state of zeros, as so many ranks save it; `shapes` are the adapter's."""
     import torch
 
-    from grpo.checkpoint import state_files
-
     folder.mkdir(parents=True)
     state = {"ranks": ranks, "optimizer_step": optimizer_step, "counters": {}, "scheduler": {}, "client_states": {}}
-    state_files.write(folder / "state.safetensors", state)
+    torch.save(state, folder / "state.pt")
     layout, offset = {}, 0
     for name, shape in shapes.items():
         layout[name] = (0, offset, shape)
         offset += -(-math.prod(shape) // ranks)
     flat = {kind: [torch.zeros(offset)] for kind in ("master", "exp_avg", "exp_avg_sq")}
     for rank in range(ranks):
-        state_files.write(folder / f"rank_{rank}.safetensors", {"layout": layout, "random": {}, **flat})
+        torch.save({"layout": layout, "random": {}, **flat}, folder / f"rank_{rank}.pt")
     return folder
 
 

@@ -1,8 +1,8 @@
 """The trainer's own state: what a run needs besides the adapter to continue as if it had not stopped.
 
-`trainer/state.safetensors` holds counters, data position and learning-rate schedule. `trainer/rank_R.safetensors` holds
-rank R's ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters
-are stored: 12 bytes per adapter parameter, 573 MB for the 120b. As many ranks read them again.
+`trainer/state.pt` holds counters, data position and learning-rate schedule. `trainer/rank_R.pt` holds rank R's ZeRO-3
+ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters are stored: 12
+bytes per adapter parameter, 573 MB for the 120b. As many ranks read them again, and only tensors and plain values.
 """
 
 import math
@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo.checkpoint import state_files
 from grpo.lora import adapter, expert_form
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
 
-STATE = "state.safetensors"
+STATE = "state.pt"
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _OTHER = "restore a copy of it, or move it away: --resume continues from the newest whole checkpoint"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -31,20 +30,15 @@ _RANK_KEYS = {"layout", "random", *KINDS}
 
 def random_state() -> dict[str, Any]:
     """Return the states of this process's random generators, in host memory."""
-    version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "python": [version, list(words), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
-    }
+    numpy = (name, torch.from_numpy(np.asarray(keys, np.int64)), *rest)
+    return {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore what :func:`random_state` returned."""
     torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
@@ -78,7 +72,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
         "random": random_state() | {"device": get_accelerator().get_rng_state()},
     }
-    state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
+    torch.save(mine, directory / f"rank_{dist.get_rank()}.pt")
     if dist.get_rank() == 0:
         state = {
             "ranks": dist.get_world_size(),
@@ -87,7 +81,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
             "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
         }
-        state_files.write(directory / STATE, state)
+        torch.save(state, directory / STATE)
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
@@ -148,14 +142,14 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     state = _read(directory / STATE, _STATE_KEYS)
     try:
-        files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
+        files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS) for rank in range(state["ranks"])]
         whole = [shapes(file) == shapes(files[0]) and _is_filled(file, n, len(files)) for n, file in enumerate(files)]
     except (TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{directory} is not a trainer state ({error})", _OTHER) from error
     if not files:
         raise CheckpointError(f"{directory} is not a trainer state (of {state['ranks']} ranks)", _OTHER)
     if not all(whole):
-        raise CheckpointError(f"{directory / f'rank_{whole.index(False)}.safetensors'} is incomplete", _OTHER)
+        raise CheckpointError(f"{directory / f'rank_{whole.index(False)}.pt'} is incomplete", _OTHER)
     return state, files
 
 
@@ -203,9 +197,10 @@ def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str
 
 def _read(file: Path, keys: set[str]) -> dict[str, Any]:
     try:
-        content = state_files.read(file)
-    except (OSError, state_files.StateFileError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error})", _OTHER) from error
+        content = torch.load(file, weights_only=True, mmap=True)  # runs nothing that the file holds
+    except Exception as error:  # what the unpickler raises has no class of its own
+        what = error.strerror if isinstance(error, OSError) else "it is truncated or not a checkpoint"
+        raise CheckpointError(f"{file} cannot be read ({what})", _OTHER) from error
     if not isinstance(content, dict) or not keys <= content.keys():
         raise CheckpointError(f"{file} is not a trainer state", _OTHER)
     return content

@@ -107,15 +107,14 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
     The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
-        what = f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage)
-        return Problem(what, digests.find_own_remedy(damage))
+        return Problem(f"{step}: {digests.describe(damage)}", "")
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:
         _, files = trainer_state.read(step / "trainer")
         adapter = adapter_files.read(step / "adapter")
         has_base = (base / "config.json").is_file()  # otherwise the preflight reports it
-        faults = adapter_base.check_against(adapter, read(base)) if has_base else list(adapter.faults)
+        faults = adapter_base.check_against(adapter, read(base)) if has_base else []
     except CheckpointError as error:
         return Problem(error.problem.what, "")
     if faults:

@@ -36,7 +36,7 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
     shutil.copytree(finished_run, run_dir)
-    state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.safetensors"
+    state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.pt"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)

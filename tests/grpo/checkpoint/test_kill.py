@@ -69,7 +69,7 @@ def read_whole(target: Path) -> str | None:
         return None
     first, second = ((target / "adapter" / name).read_text() for name in "ab")
     assert first == second
-    assert digests.is_sealed(target / "adapter") and digests.damage(target / "adapter") == []
+    assert digests.is_sealed(target / "adapter") and digests.damage(target / "adapter") == {}
     return first
 
 

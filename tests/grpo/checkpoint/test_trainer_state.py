@@ -1,8 +1,12 @@
 """A trainer that is saved and resumed goes on as one that was not, on any number of ranks."""
 
 import json
+import pickle
+import random
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -105,7 +109,7 @@ def test_an_experts_adapter_without_a_token_keeps_its_bits(trained_folder):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["rank_1.safetensors", "state.safetensors"])
+@pytest.mark.parametrize("name", ["rank_1.pt", "state.pt"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "other"])
 def test_an_incomplete_state_is_refused(trained_folder, tmp_path, name, damage):
     shutil.copytree(trained_folder / "step_2" / "trainer", tmp_path / "trainer")
@@ -122,3 +126,41 @@ def test_an_incomplete_state_is_refused(trained_folder, tmp_path, name, damage):
 def test_the_state_of_another_adapter_is_refused(trained_folder, checkpoint, run_ranks, tmp_path):
     with pytest.raises(AssertionError, match="adapter"):
         run_ranks(2, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)
+
+
+class Runs:
+    def __reduce__(self):
+        return Path.touch, (Path("ran"),)
+
+
+def test_a_pickle_in_place_of_a_state_does_not_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (torch.save, lambda value, file: file.write_bytes(pickle.dumps(value))):
+        write({"ranks": Runs()}, tmp_path / trainer_state.STATE)
+        with pytest.raises(CheckpointError, match=r"state\.pt"):
+            trainer_state.read(tmp_path)
+        assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        *[("two", {}), (0, {}), (-1, {}), (1, 3), (1, {"x": 1}), (1, {"x": ("a", 0, (2, 2))})],
+        *[(1, {"x": (group, offset, (2, 2))}) for group, offset in ((9, 0), (-1, 0), (0, -2))],
+    ],
+)
+def test_a_trainer_state_of_wrong_types_is_refused(ranks, layout, tmp_path):
+    state = {name: None for name in ("optimizer_step", "counters", "scheduler", "client_states")}
+    torch.save(state | {"ranks": ranks}, tmp_path / trainer_state.STATE)
+    rank = {kind: [torch.zeros(4)] for kind in trainer_state.KINDS}
+    torch.save(rank | {"layout": layout, "random": None}, tmp_path / "rank_0.pt")
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        trainer_state.read(tmp_path)
+
+
+def test_random_states_come_back(tmp_path):
+    trainer_state.set_random_state(before := trainer_state.random_state())
+    torch.save(before, tmp_path / "random.pt")
+    drawn = [(random.gauss(0, 1), np.random.normal(), torch.rand(1)) for _ in range(3)]
+    trainer_state.set_random_state(torch.load(tmp_path / "random.pt", weights_only=True))
+    assert drawn == [(random.gauss(0, 1), np.random.normal(), torch.rand(1)) for _ in range(3)]
