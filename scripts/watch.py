@@ -26,7 +26,7 @@ from rich.text import Text
 from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
 from grpo.diagnosis.thresholds import CRITICAL
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS
-from grpo.run.measure import get_name, get_value
+from grpo.run.measure import EXACT_MATCH, get_name, get_value
 from grpo.run.progress import Progress, describe_continuation
 from grpo.run.run_files import read_samples
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
@@ -50,7 +50,7 @@ def draw(run: Run) -> Group:
     series = read_series(run.metrics)
     parts: list[RenderableType] = [_header(run), *_notes(run), *_findings(run)]
     for tier in (1, 2, 3, 4):
-        names = [m.name for m in SCHEMA if m.tier == tier and m.source != "eval" and m.name in series]
+        names = [m.name for m in SCHEMA if m.tier == tier and m.name != EXACT_MATCH and m.name in series]
         names = [name for name in names if name in SHOWN.get(tier, names)]
         cells = [_cell(name, series[name]) for name in names]
         if tier == 1 and run.graded:

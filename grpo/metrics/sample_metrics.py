@@ -45,21 +45,16 @@ def experience_metrics(experiences: Sequence[Batch], tokenizer: Tokenizer | None
     masked = _read_info(experiences, "masked_rollouts")
     metrics = {
         "advantage_mean": advantages.mean(),
-        "advantage_std": advantages.std(correction=0),
-        "advantage_min": advantages.min(),
-        "advantage_max": advantages.max(),
         "masked_rollouts": None if masked is None else masked.sum(),
         "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
         "advantage_length_correlation": correlation(advantages, lengths),
         "response_length_p50": lengths.quantile(0.5) if lengths.any() else None,
         "response_length_p90": lengths.quantile(0.9) if lengths.any() else None,
-        "response_length_max": lengths.max(),
         "sampled_tokens": lengths.sum(),
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
         **_parts(experiences, responses, tokenizer),
         **_honesty(experiences, rewards),
-        **_compare_cut_thinking(experiences, rewards, known),
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
@@ -88,16 +83,6 @@ def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, t
         for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
             metrics[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
     return metrics
-
-
-def _compare_cut_thinking(
-    experiences: Sequence[Batch], rewards: torch.Tensor, known: torch.Tensor
-) -> dict[str, torch.Tensor | None]:
-    """Return the mean reward of rollouts whose thinking was cut, and of the others; {} without a thinking budget."""
-    if (cut := _read_info(experiences, "thinking_truncated")) is None:
-        return {}
-    parts = {"truncated": rewards[known & (cut > 0.5)], "whole": rewards[known & (cut <= 0.5)]}
-    return {f"reward_thinking_{name}": part.mean() if len(part) else None for name, part in parts.items()}
 
 
 def _read_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from grpo.lora.adapter import adapter_parameters
-from grpo.model.zero import whole_shape
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
@@ -147,8 +145,8 @@ class ActorMetrics:
         - ``actor_lr``: mean learning rate of these steps; absent without one.
         - ``metric_errors``: number of micro-batches that could not be recorded.
         - ``optimizer_step``: optimizer steps since the run started.
-        - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only
-          the first rank has, from the first sync on.
+        - ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only the first rank
+          has, from the first sync on.
         """
         engines = {} if self._engine_memory is None else {"engine_memory": float(self._engine_memory)}
         norms, self._norms = self._norms, []
@@ -160,7 +158,6 @@ class ActorMetrics:
             "grad_norms": norms,
             "metric_errors": float(errors),
             "optimizer_step": float(self._seen_steps),
-            "sync_bytes": float(adapter_bytes(self._engine.module)),
             "device_memory": float(_peak_device_memory()),
             **({"actor_lr": sum(rates) / len(rates)} if rates else {}),
             **engines,
@@ -170,11 +167,6 @@ class ActorMetrics:
 def _select_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
     """Return ``[B, S]`` values as ``[B, A]``: the value at the position before each action."""
     return values[:, :-1][:, -experience.action_mask.shape[1] :]
-
-
-def adapter_bytes(model: torch.nn.Module) -> int:
-    """Return the size in bytes of the adapter as one sync sends it, in bf16."""
-    return 2 * sum(whole_shape(parameter).numel() for parameter in adapter_parameters(model)[1])
 
 
 def _peak_device_memory() -> int:

@@ -25,8 +25,6 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         "ppo_kl": -log_ratios.mean(),
         "policy_loss_max": losses.max(),
         "entropy": entropy.mean(),
-        "entropy_p10": percentile(entropy, 0.1),
-        "entropy_p90": percentile(entropy, 0.9),
         "unallocated_mass": unallocated.mean(),
     }
     if len(usual) and usual.quantile(0.5) > 0:
@@ -99,11 +97,3 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
             if len(whole):
                 log_probs.setdefault(index, whole)
     return log_probs
-
-
-def percentile(values: torch.Tensor, share: float) -> torch.Tensor:
-    """Return a percentile of ``[N]``, interpolated as in NumPy. ``torch.quantile`` is limited to 16 million values."""
-    at = share * (len(values) - 1)
-    below = values.kthvalue(math.floor(at) + 1).values
-    above = values.kthvalue(math.ceil(at) + 1).values
-    return below + (at - math.floor(at)) * (above - below)

@@ -112,7 +112,7 @@ def share_phases(run: Run) -> list[tuple[str, str, float]]:
     """Return where a step's time goes: the name, the mean seconds and the share of each phase that follows another."""
     series = read_series(run.metrics)
     total = sum(value for _, value in series.get("seconds.total", []))
-    phases = [m.name for m in metric_schema.SCHEMA if m.name.startswith("seconds.") and m.source == "launcher"]
+    phases = [m.name for m in metric_schema.SCHEMA if m.name.startswith("seconds.")]
     sums = {
         name: sum(value for _, value in series[name]) for name in phases if name in series and name != "seconds.total"
     }
