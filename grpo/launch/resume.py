@@ -14,9 +14,8 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
-from grpo.run.run_files import RunFiles, read_attempts, read_steps
+from grpo.run.run_files import RunFiles, parse_step, read_attempts, read_steps, saved_steps, step_name
 from grpo.run.run_state import has_finished
-from grpo.run.saved_steps import parse_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError

@@ -7,6 +7,7 @@ score the same tokens, with and without the adapter. See :mod:`grpo.metrics.pari
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -70,8 +71,8 @@ class ParityGate:
         problems = list(comparison.problems(limit))
         cause = self._routing_as_cause(chosen, samples, compare(rollouts)) if problems else ""
         shown = [{"what": problem.what, "remedy": problem.remedy} for problem in problems]
-        row = {"step": step, "since": since, "time": time.time(), "limit": limit, **comparison.as_dict()}
-        log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits})
+        row = {"step": step, "since": since, "time": time.time(), "limit": limit, **asdict(comparison)}
+        log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits, "table": comparison.table()})
         if problems:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "

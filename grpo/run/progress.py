@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from grpo.metrics import parity
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
-from grpo.run.run_files import RunFiles, has_step, read_attempts
-from grpo.run.saved_steps import saved_steps, step_name
+from grpo.run.run_files import RunFiles, has_step, read_attempts, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 
@@ -37,10 +35,10 @@ ONLY_ABOVE_ZERO = {"reward_missing"}
 
 
 class JsonLines:
-    """Reads a growing JSON-lines file of steps, resuming where the last call stopped.
+    """Reads a growing JSON-lines file of steps, which an evaluation or a resume may also replace.
 
     Attributes:
-        rows: the lines so far, all with a `step`. Once the run replaces the file, only the new file's lines.
+        rows: the lines that the file has now, all with a `step`.
         broken: the number of lines left out.
         before: step and time of the lines of earlier attempts.
     """
@@ -50,8 +48,7 @@ class JsonLines:
         self.rows: list[dict[str, Any]] = []
         self.broken = 0
         self.before: frozenset[tuple[Any, Any]] = frozenset()
-        self._offset = 0
-        self._inode: int | None = None
+        self._read: tuple[int, ...] = ()  # what tells the file as it was
 
     def skip(self) -> None:
         """Read the lines of earlier attempts."""
@@ -63,29 +60,20 @@ class JsonLines:
         return [row for row in self.rows if _key(row) not in self.before]
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete lines since the last call. A line still being written waits; a broken one is left out.
-
-        If the file was replaced or truncated, only lines that it did not have before are new. Lines of a repeated step
-        have another `time`.
-        """
-        known: set[tuple[Any, Any]] = set()
+        """Return the complete lines that the file did not have at the last call, by their step and time."""
         try:
             with open_file(self.path) as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
-                    known = set(map(_key, self.rows))
-                    self.rows, self.broken, self._offset = [], 0, 0
-                self._inode = stat.st_ino
-                file.seek(self._offset)
+                if self._read == (state := (stat.st_ino, stat.st_size, stat.st_mtime_ns)):
+                    return []
                 data = read_rest(file)
         except FileNotFoundError:
             return []
-        self._offset += data.rfind(b"\n") + 1
+        known, self._read = set(map(_key, self.rows)), state
         objects, broken = complete_rows(data, self.path)
-        rows = [row for row in objects if has_step(row)]
-        self.broken += broken + len(objects) - len(rows)
-        self.rows += rows
-        return [row for row in rows if _key(row) not in known]
+        self.rows = [row for row in objects if has_step(row)]
+        self.broken = broken + len(objects) - len(self.rows)
+        return [row for row in self.rows if _key(row) not in known]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -221,13 +209,10 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
-    if "waits" not in row:
-        return [f"step {row['step']}: engines and actor were compared by another version of this project"]
-    comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []
     verdict = "engines and actor differ" if problems else "engines and actor agree"
-    adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
+    adapter = "with the adapter" if row["has_adapter"] else "the adapter is still zero"
     steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
     legend = (
         "difference between the log-probs of engine and actor for the same tokens: mean in nat ±standard error, by "
@@ -235,10 +220,10 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
         f"{row['limit']:g}"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
-    if not problems and (waits or not comparison.has_adapter):  # a zero adapter says little
+    if not problems and (waits or not row["has_adapter"]):  # a zero adapter says little
         so_far = f" so far ({adapter}{steps}); {row['waits']}" if waits else f" ({adapter}{steps})"
         return [f"step {row['step']}: {verdict}{so_far}"]
-    lines = [legend, *comparison.table(), *waits, *problems]
+    lines = [legend, *row["table"], *waits, *problems]
     return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
 

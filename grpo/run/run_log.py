@@ -17,7 +17,7 @@ from grpo.environments.settings import environments_by_prompt
 from grpo.run import trackers
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import EXACT_MATCH
-from grpo.run.problem_ids import index_by_prompt
+from grpo.run.records import index_by_prompt
 from grpo.run.run_files import RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
@@ -43,7 +43,7 @@ class RunLog:
         ckpt_dir: the folder of the checkpoints; None for ``run_dir``.
         trackers: get every step and evaluation too.
         sample_limit: the number of rollouts to write per step besides its extremes; None for all.
-        problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.problem_ids`.
+        problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.records`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from eval.checks import read_adapter
 from grpo.checkpoint.digests import NAME
 from grpo.launch import resume
 from grpo.model import model_files
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 from grpo.stack.problem import UserError
 from scripts import export_model
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from grpo.checkpoint.saving import choose_kept_steps
-from grpo.run.saved_steps import held_out, saved_steps
+from grpo.run.run_files import held_out, saved_steps
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from grpo.checkpoint import digests, saving
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 KILLED = 9
 # Every call that changes the disk, by the place where grpo.checkpoint.saving finds it.

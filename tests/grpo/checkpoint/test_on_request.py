@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.checkpoint.on_request import SaveOnRequest
+from grpo.checkpoint.on_request import SaveOnRequest, SaveRequest
 from grpo.run.run_files import RunFiles
-from grpo.run.save_request import SaveRequest
 from tests.supervised import wait_until
 
 SAVE_STEPS = 3

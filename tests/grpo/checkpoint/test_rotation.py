@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.checkpoint import saving
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 
 def rotate(folder: Path, keep: int) -> list[int]:

@@ -10,7 +10,7 @@ from grpo.checkpoint.saving import load_adapter, save_adapter
 from grpo.lora.adapter import adapter_parameters
 from grpo.model import loading, model_files
 from grpo.model.model_files import CheckpointError
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 
 @pytest.mark.timeout(500)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 from .faulty_run import LAUNCHER
 from .small_disk import SmallDisk

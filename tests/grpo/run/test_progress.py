@@ -66,7 +66,7 @@ def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_comparison_that_waits_for_the_same_engines_is_shown_once(tmp_path: Path) -> None:
-    row = {"has_adapter": True, "ends": [], "rows": [], "limit": 0.05, "since": 1, "problems": [], "routing": ""}
+    row = {"has_adapter": True, "table": [], "limit": 0.05, "since": 1, "problems": [], "routing": ""}
     progress = Progress(RunFiles(tmp_path, tmp_path), None)
     shown = []
     for step, waits in enumerate(("engines 0 and 1", "engines 0 and 1", "engine 1", "")):

@@ -1,4 +1,4 @@
-from grpo.run.save_request import LONGEST, SaveRequest
+from grpo.checkpoint.on_request import LONGEST, SaveRequest
 
 
 def test_a_failure_needs_no_room_on_the_disk(tmp_path) -> None:
