@@ -72,7 +72,7 @@ def _title(title: str) -> Text:
 
 def _header(run: Run) -> Table:
     table = Table.grid(padding=(0, 2))
-    pace, left = run.seconds_a_step(), run.seconds_left(time.time())
+    pace, left = run.seconds_a_step(), run.seconds_left()
     times = [f"{format_seconds(pace)} per step"] if pace is not None else []
     times += [f"{format_seconds(left)} left"] if left is not None else []
     bar = ProgressBar(total=run.planned, completed=run.step, width=30) if run.planned else ""
