@@ -26,8 +26,7 @@ class MicroBatch:
         samples: index of each rollout in the step; branches (:mod:`grpo.train.micro_batches`) come last.
         lengths: number of sampled tokens of each rollout.
         loss: the differentiated loss, unscaled.
-        log_probs: of the trained policy before the update.
-        log_ratios: ``log_probs`` minus the log-probs of the policy that sampled.
+        log_ratios: log-probs of the trained policy before the update minus those of the policy that sampled.
         sampled: the trainer's log-probs of the policy that sampled; None if it has moved and they were not computed.
         advantages: of the token.
         entropy: of the policy at the token, nat, at the temperature of the loss.
@@ -40,7 +39,6 @@ class MicroBatch:
     samples: list[int]
     lengths: list[int]
     loss: float
-    log_probs: torch.Tensor
     log_ratios: torch.Tensor
     sampled: torch.Tensor | None
     advantages: torch.Tensor
@@ -103,24 +101,23 @@ class ActorMetrics:
         sampled: torch.Tensor | None = old
         if self._args.old_log_probs == "engine":
             sampled = None if self._norms else log_probs
-        at_actions = [
-            _select_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)
-        ]
 
         def copy_masked(values: torch.Tensor) -> torch.Tensor:
             return values[mask].float().cpu()
+
+        def copy_scored(values: torch.Tensor) -> torch.Tensor:  # [B, S]: the value at the position before each action
+            return copy_masked(values[:, :-1][:, -mask.shape[1] :])
 
         self._micro_batches.append(
             MicroBatch(
                 samples=experience.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
-                log_probs=copy_masked(log_probs),
                 log_ratios=copy_masked(log_probs - old),
                 sampled=None if sampled is None else copy_masked(sampled),
                 advantages=copy_masked(experience.advantages),
-                entropy=copy_masked(at_actions[0]),
-                unallocated=copy_masked(at_actions[1]),
+                entropy=copy_scored(output.scores.entropy),
+                unallocated=copy_scored(output.scores.unallocated),
                 of_loss={name: copy_masked(values) for name, values in (of_loss or {}).items()},
                 routing=(0, 0) if experience.replay is None else experience.replay.counts(),
             )
@@ -162,11 +159,6 @@ class ActorMetrics:
             **({"actor_lr": sum(rates) / len(rates)} if rates else {}),
             **engines,
         }
-
-
-def _select_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
-    """Return ``[B, S]`` values as ``[B, A]``: the value at the position before each action."""
-    return values[:, :-1][:, -experience.action_mask.shape[1] :]
 
 
 def _peak_device_memory() -> int:

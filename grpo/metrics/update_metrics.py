@@ -20,7 +20,7 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     )
     losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
     # A group whose rollouts all got the same reward has zero loss, and there may be many of them.
-    usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
+    usual = losses[torch.tensor([bool((batch.advantages.abs() > 1e-6).any()) for batch in micro_batches])]
     metrics = {
         "ppo_kl": -log_ratios.mean(),
         "policy_loss_max": losses.max(),
@@ -37,10 +37,6 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     if "clip_ratio_low" in metrics:
         metrics["ppo_clip_ratio"] = metrics["clip_ratio_low"] + metrics["clip_ratio_high"]
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _has_advantage(batch: MicroBatch) -> bool:
-    return bool((batch.advantages.abs() > 1e-6).any())
 
 
 def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:

@@ -187,7 +187,10 @@ def _change(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """Return what the first and the last eval measured; one line if they are the same or one lacks it."""
     steps, heads = sort_by_step(rows), (f"{name:<11}  ", "          -> ")
     lines = [f"{head}{interval(row)} at step {row['step']}" for head, row in zip(heads, steps, strict=False)]
-    return lines + (explain_difference(*steps) if len(steps) > 1 else [])
+    if len(steps) > 1 and not all(map(is_whole, steps)):
+        why = "not every problem was graded; to compare those that were, run python -m eval.compare on samples/"
+        lines.append(f"             not comparable: {why}")
+    return lines
 
 
 def step_line(row: dict[str, Any], steps: int | None) -> str:
@@ -238,16 +241,6 @@ def eval_line(row: dict[str, Any]) -> str:
     return f"eval at step {row['step']}: {get_name(row)} {interval(row)}{''.join(shown)}"
 
 
-def explain_difference(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """Say so if two evals do not measure the same problems."""
-    if is_whole(first) and is_whole(last):
-        return []
-    return [
-        "             not comparable: not every problem was graded; to compare those that were, run "
-        "python -m eval.compare on the files in samples/"
-    ]
-
-
 def interval(row: dict[str, Any]) -> str:
     """Return what an eval measured, with its interval and the number of problems; of how many, if not all."""
     value = get_value(row)
@@ -270,12 +263,7 @@ def describe_continuation(run_dir: Path, ckpt_path: Path) -> str:
     """Return how to continue an unfinished run: the command, and where it starts."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
-    return f"{resume_command(run_dir)} {then}"
-
-
-def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run. The run folder has its flags."""
-    return shlex.join(["./train_grpo.sh", "--resume", str(run_dir)])
+    return f"{shlex.join(['./train_grpo.sh', '--resume', str(run_dir)])} {then}"
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

@@ -38,13 +38,11 @@ class RunFiles:
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
-        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :mod:`grpo.run.trackers`.
-        save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
-        samples, logs: the folders of the rollouts and of the processes' logs.
+        wandb, trackio: the run's pages, see :mod:`grpo.run.trackers`.
+        save_request: exists while the launcher waits for a checkpoint.
         start: a copy of the adapter that the run started from, if it started from one.
-        checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`find_folder`.
-        metrics, evals: a line for each step, and for each evaluation.
-        parity: a line for each comparison of engines and trainer, see :mod:`grpo.run.parity_gate`.
+        checkpoints, final: the default folders, see :meth:`find_folder`.
+        metrics, evals, parity: a line for each step, evaluation, and comparison of engines and trainer.
     """
 
     def __init__(self, folder: Path, metrics_dir: Path | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.progress import Progress, describe_continuation, eval_line, find_adapter, step_line
+from grpo.run.progress import Progress, eval_line, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
@@ -53,10 +53,6 @@ def test_a_step_is_one_line(tmp_path: Path, more: dict, shown: str) -> None:
     append(tmp_path / "metrics.jsonl", STEP | more)
     [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert line == WHOLE if shown == WHOLE else shown in line
-
-
-def test_zero_has_no_sign() -> None:
-    assert step_line({"step": 1, "ppo_kl": -0.0}, None).endswith("ppo_kl 0")
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
@@ -173,14 +169,6 @@ def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_pat
     progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     assert str(checkpoint) in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "checkpoints"))
     assert "not saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
-
-
-def test_the_command_that_continues_a_run_needs_no_flags(tmp_path: Path) -> None:
-    (run := tmp_path / "a b").mkdir()
-    command = f"./train_grpo.sh --resume '{run}'"
-    assert describe_continuation(run, run / "none") == f"{command} starts at step 0: the run saved no checkpoint"
-    (run / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
-    assert describe_continuation(run, run / "checkpoints") == f"{command} continues after step 10"
 
 
 def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:

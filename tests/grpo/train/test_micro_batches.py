@@ -48,9 +48,7 @@ def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = batch.index
         empty = torch.zeros(0)
-        note = MicroBatch(
-            numbers, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, log_probs[mask], empty, empty, empty
-        )
+        note = MicroBatch(numbers, mask.sum(-1).tolist(), 0.0, empty, log_probs[mask], empty, empty, empty)
         assert len(numbers) == 2 + sum(len(rollouts[number].branches) for number in set(numbers))
         by_number |= log_probs_by_sample([note])
     for number, rollout in enumerate(rollouts):
@@ -75,7 +73,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
         numbers, empty = batch.index, torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
         lengths = mask.sum(-1).tolist()
-        notes.append(MicroBatch(numbers, lengths, 0.0, noted, empty, noted, empty, empty, empty))
+        notes.append(MicroBatch(numbers, lengths, 0.0, empty, noted, empty, empty, empty))
     status = {"micro_batches": notes, "grad_norms": []}
     step_metrics.add_step_metrics(status, made, rollouts, TOKENIZER)
     parts = [list(list_parts(rollout)) for rollout in rollouts]
@@ -101,7 +99,7 @@ def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
     )
     length = int(rollouts[0].action_mask.sum())
     values = torch.full((length,), -1.0)
-    status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 6)], "grad_norms": [1.0]}
+    status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 5)], "grad_norms": [1.0]}
     step_metrics.add_step_metrics(status, made, rollouts, TOKENIZER)
     assert status["sampled_tokens"] == status["response_length_p50"] == length
     trained, untrained = (rollout.details["least_likely_tokens"] for rollout in rollouts)
