@@ -226,7 +226,7 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
     if not problems and (waits or not row["has_adapter"]):  # a zero adapter says little
         so_far = f" so far ({adapter}{steps}); {row['waits']}" if waits else f" ({adapter}{steps})"
         return [f"step {row['step']}: {verdict}{so_far}"]
-    lines = [legend, *row["table"], *waits, *problems]
+    lines = [legend, *row.get("table", ()), *waits, *problems]
     return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
 
