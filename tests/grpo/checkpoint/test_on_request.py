@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.checkpoint.on_request import SaveOnRequest, SaveRequest
+from grpo.checkpoint.on_request import LONGEST, SaveOnRequest, SaveRequest
 from grpo.run.run_files import RunFiles
 from tests.supervised import wait_until
 
