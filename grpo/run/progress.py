@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.run.lost_writes import LostWrites
 from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
-from grpo.run.run_files import RunFiles, has_step, read_attempts, saved_steps, step_name
+from grpo.run.run_files import RunFiles, has_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 
@@ -94,9 +94,7 @@ class Progress:
         self.parity = JsonLines(files.parity)
         self._waits: str | None = None  # what the last comparison waits for
         self.files = (self.metrics, self.evals)
-        self._run = files
-        self._before, self._resumes = 0, 0
-        self._earlier: list[float] = []  # the seconds of earlier attempts, as far as they were recorded
+        self._before = 0  # the last step of earlier attempts
         self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
 
@@ -104,8 +102,7 @@ class Progress:
         """Mark what a resumed run has already written as shown."""
         for file in (self.metrics, self.evals, self.parity):
             file.skip()
-        self._before, self._resumes = self.step, len(read_attempts(self._run.resumes))
-        self._earlier = [row["seconds"] for row in read_attempts(self._run.ends) if is_number(row.get("seconds"))]
+        self._before = self.step
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
@@ -135,13 +132,9 @@ class Progress:
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
         step = max([self.step, *saved_steps(ckpt_path)[-1:]])  # the last lines may be lost
-        minutes, earlier = self.seconds() / 60, sum(self._earlier) / 60
-        line = f"{format_count(step - self._before, 'step')} in {minutes:.1f} minutes"
-        if self._resumes:
-            least = "at least " if len(self._earlier) < self._resumes else ""  # a killed launcher records nothing
-            whole = f"{format_count(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
-            line = f"{whole} over {format_count(self._resumes + 1, 'attempt')}; this attempt: {line}"
-        return [line, *self.results(run_dir, save_path, ckpt_path)]
+        line = f"{format_count(step - self._before, 'step')} in {self.seconds() / 60:.1f} minutes"
+        more = f", after {self._before} of earlier attempts" if self._before else ""
+        return [line + more, *self.results(run_dir, save_path, ckpt_path)]
 
     def seconds(self) -> float:
         """Return the seconds of this attempt so far."""
