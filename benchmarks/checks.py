@@ -226,7 +226,7 @@ CHECKS = (
     Check("attention", "benchmarks.kernels:attention", "set --attn_implementation eager, and report it", ("triton",),
           quick=40),
     Check("log-probs", "benchmarks.kernels:log_probs", _KERNEL, ("triton",), quick=30),
-    Check("receipt", "benchmarks.kernels:receipt", "report it: a sync would be refused though it is right"),
+    Check("checksum", "benchmarks.kernels:checksum", "report it: a sync would be refused though it is right"),
     Check("layer", "benchmarks.layer:check", _KERNEL, _TRITON, seconds=600),
     Check("actor at full size", "benchmarks.actor:check", _PLAN, _TRAINER, seconds=600),
     Check("ZeRO-3 and resume", "benchmarks.zero3:check", _SETUP, _TRAINER, seconds=600),

@@ -1,6 +1,6 @@
 """Checks of the actor's kernels, each against a reference: transformers' code or a formula, in float64.
 
-Unpacking MXFP4 and the receipt of a sync must be equal bit for bit. The others round to bf16, whose step is 0.4%: a
+Unpacking MXFP4 and the checksum of a sync must be equal bit for bit. The others round to bf16, whose step is 0.4%: a
 result or a gradient may differ from float64 by ROUNDING of its norm.
 """
 
@@ -154,8 +154,8 @@ def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
     return judge(f"log-probs of {tokens} tokens over {rows:,} rows", {**pairs, "gradient": (ours, theirs)})
 
 
-def receipt(gpus: int) -> Passed:
-    """The checksums of an adapter's tensors on a GPU add up to the receipt that the trainer computes on the CPU."""
+def checksum(gpus: int) -> Passed:
+    """The checksums of an adapter's tensors on a GPU add up to the one that the trainer computes on the CPU."""
     from grpo.lora import adapter
     from grpo.model.architecture import ATTENTION_PROJECTIONS
 
@@ -168,5 +168,5 @@ def receipt(gpus: int) -> Passed:
     sums = [adapter.row_sums(tensor) for tensor in tensors]
     rows = tuple((number, 0, len(tensor)) for number, tensor in enumerate(tensors))
     if int(adapter.checksum(sums, rows)) % 2**64 != adapter.Checksums.of(flat, specs).checksum(1):
-        raise UserError("the receipt of an adapter on the GPU is not the CPU's")
+        raise UserError("the checksum of an adapter on the GPU is not the CPU's")
     return Passed(f"{len(specs)} tensors: equal to the CPU's", {"tensors": len(specs)})

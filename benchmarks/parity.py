@@ -131,7 +131,7 @@ def score_tokens(model: Any, ids: torch.Tensor, tokens: torch.Tensor, allocated:
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
     with log_probs.scoring(model, ids.roll(-1, 1), allocated, 1.0):
         output = model(ids, attention_mask=tokens.long(), position_ids=positions)
-    return log_probs.scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]
+    return log_probs.read_scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]
 
 
 def make_prompts(tokenizer: Any) -> list[list[int]]:

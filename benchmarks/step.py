@@ -136,7 +136,8 @@ def _our_step(actor: Any, args: Any, batch: dict[str, Any]) -> Step:
     rank.actor, rank.args, rank.loss = actor, args, PolicyLoss(args)
     rank.metrics = SimpleNamespace(note=lambda *_: None, note_update=lambda: None)
     rank.loss.rollouts = torch.zeros(1, dtype=torch.long)
-    rank.loss.scale = 1 / rank.loss.normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
+    normalizer = rank.loss.compute_normalizer([batch["action_mask"]], [rank.loss.rollouts], lambda counts: counts)
+    rank.loss.scale = 1 / normalizer
     model: Any = actor.model
     model.backward, model.step = (lambda loss: loss.backward()), (lambda: None)
 

@@ -23,7 +23,7 @@ from typing import Any
 from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
 from grpo.run import estimators, run_settings
-from grpo.run.measure import EXACT_MATCH, NAMES, SCORE
+from grpo.run.eval_metric import EXACT_MATCH, NAMES, SCORE
 from grpo.run.records import grades_by_problem
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -37,9 +37,9 @@ UNEQUAL = 8
 
 @dataclass(frozen=True)
 class Graded:
-    """An evaluation: its measure, the grades of each graded problem's samples, and the ids of all its problems."""
+    """An evaluation: its metric, the grades of each graded problem's samples, and the ids of all its problems."""
 
-    measure: str
+    metric: str
     grades: dict[str, list[float]]
     problems: set[str]
 
@@ -61,9 +61,9 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
     Raises:
         UserError: if they measure different things, or share no problem that both graded.
     """
-    if a.measure != b.measure:
+    if a.metric != b.metric:
         raise UserError(
-            f"{names[0]} measures the {NAMES[a.measure]} and {names[1]} the {NAMES[b.measure]}",
+            f"{names[0]} measures the {NAMES[a.metric]} and {names[1]} the {NAMES[b.metric]}",
             "compare evaluations with the same reward; eval.evaluate can grade both",
         )
     sides = (a.grades, b.grades)
@@ -77,7 +77,7 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
     low: float | None
     high: float | None
     detectable = None
-    if a.measure == EXACT_MATCH:
+    if a.metric == EXACT_MATCH:
         low, high = estimators.difference_interval(rates_a, rates_b, draws)
         detectable = estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a)
     else:
@@ -87,7 +87,7 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
         if low is not None and high is not None:
             detectable = estimators.detectable_difference(differences, low, high, draws, math.inf, step)
     return {
-        "measure": a.measure,
+        "measure": a.metric,
         "a": mean_a,
         "b": statistics.fmean(rates_b),
         "difference": statistics.fmean(differences),
@@ -119,8 +119,8 @@ def read_grades(path: Path) -> Graded:
             raise UserError(f"{path} is not finished", "continue it with the command that started it")
         path = path / GRADES
     rows = read_records(path)
-    measure, grades = grades_by_problem(rows)
-    return Graded(measure, grades, {row["id"] for row in rows})
+    metric, grades = grades_by_problem(rows)
+    return Graded(metric, grades, {row["id"] for row in rows})
 
 
 def find_differences_of_runs(a: Path, b: Path) -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import HARMONY, Budget, Delimiter
-from grpo.run.measure import SCORE
+from grpo.run.eval_metric import SCORE
 from grpo.stack import command
 from grpo.stack.checkout import git_revision, is_cpu_stack
 from grpo.stack.hub import model_folder

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eval.problems import EvalProblem
 from grpo.checkpoint.digests import digest_file
-from grpo.run.measure import SCORE
+from grpo.run.eval_metric import SCORE
 from grpo.run.records import TEXTS, Record, read_answer
 from grpo.stack.problem import UserError
 from reward import user_files

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.output import RESULT, read_config
-from grpo.run.measure import EXACT_MATCH, NAMES, is_whole, read_measure
+from grpo.run.eval_metric import EXACT_MATCH, NAMES, is_whole, read_eval_metric
 from grpo.run.run_files import RunFiles, read_samples, read_steps
 from grpo.stack import command
 from grpo.stack.json_files import read_json
@@ -58,11 +58,11 @@ def _cells(result: dict[str, Any], ks: Sequence[int]) -> dict[str, str]:
     cells = {
         "problems": str(result["n"]) if is_whole(result) else f"{result['n']} of {result['problems']}",
         "samples": str(result["samples"]),
-        _HEADS[read_measure(result)]: _rate(result, read_measure(result)),
+        _HEADS[read_eval_metric(result)]: _rate(result, read_eval_metric(result)),
     }
     cells |= {f"pass@{k}": _rate(result["pass_at_k"].get(str(k)), "value") for k in ks}
     greedy = result.get("greedy")
-    cells["greedy"] = _rate(greedy, read_measure(greedy or {}))
+    cells["greedy"] = _rate(greedy, read_eval_metric(greedy or {}))
     cells |= {name: _number(result.get(key), ".1%") for key, name in _SHARES}
     cells |= {name: _number(result.get(key), ".0f") for key, name in _LENGTHS}
     return cells | {"ungraded": str(result["ungraded"] or "")}

@@ -66,7 +66,7 @@ def grade(response: str, gold: str, prompt: str | None = None) -> Grade:
     if not answer:
         return Grade(False, None, NO_ANSWER)
     said = content if "=" in gold else last_side(spell(content))
-    return Grade(equal(said, gold) and not (prompt and is_copied(content, gold, prompt)), answer, None)
+    return Grade(equal(said, gold) and not (prompt and repeats_prompt(content, gold, prompt)), answer, None)
 
 
 def final_message(response: str) -> str | None:
@@ -104,7 +104,7 @@ def canonical(answer: str) -> str:
     return str(number.numerator) if number is not None and number.denominator == 1 else squeeze(text)
 
 
-def is_copied(answer: str, gold: str, prompt: str) -> bool:
+def repeats_prompt(answer: str, gold: str, prompt: str) -> bool:
     """Whether an answer is a formula of the prompt, and is neither a number nor spelled like the gold answer.
 
     `12+34` equals 46, and says nothing that the problem does not. Formulas are compared as they are spelled, so `34+12`

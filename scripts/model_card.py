@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from grpo.checkpoint.adapter_files import Adapter
-from grpo.run.measure import get_name, get_value
+from grpo.run.eval_metric import get_name, get_value
 from grpo.run.run_files import STEP_DIRECTORY, RunFiles, parse_step
 from grpo.run.run_state import Run
 from grpo.stack import hub

@@ -26,7 +26,7 @@ from rich.text import Text
 from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
 from grpo.diagnosis.thresholds import CRITICAL
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS
-from grpo.run.measure import EXACT_MATCH, get_name, get_value
+from grpo.run.eval_metric import EXACT_MATCH, get_name, get_value
 from grpo.run.progress import Progress, describe_continuation
 from grpo.run.run_files import read_samples
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run

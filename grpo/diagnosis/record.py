@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo.run.measure import SCORE, get_value, is_whole, keep_last_measure, read_measure
+from grpo.run.eval_metric import SCORE, get_value, is_whole, keep_last_eval_metric, read_eval_metric
 from grpo.run.progress import is_number, sort_by_step
 from grpo.run.run_files import has_step
 
@@ -86,12 +86,12 @@ class Record:
             _sort(rows),
             [row for row in _sort(evals) if is_number(get_value(row)) and is_whole(row)],
         )
-        self.evals = keep_last_measure(self.evals) if self.evals else []
+        self.evals = keep_last_eval_metric(self.evals) if self.evals else []
         self.config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
-        is_scored = read_measure(self.evals[-1]) == SCORE if self.evals else not len(self.column("correct"))
-        self.measure = SCORE if is_scored and len(self.column(SCORE)) else "correct"
+        is_scored = read_eval_metric(self.evals[-1]) == SCORE if self.evals else not len(self.column("correct"))
+        self.metric = SCORE if is_scored and len(self.column(SCORE)) else "correct"
         ends = [row[end] for row in self.evals for end in ("ci_low", "ci_high") if is_number(row.get(end))]
-        ends = [end for end in (0.0, 1.0, *self.column(self.measure).values, *ends) if abs(end) < MOST]
+        ends = [end for end in (0.0, 1.0, *self.column(self.metric).values, *ends) if abs(end) < MOST]
         self.bottom, self.width = min(ends), max(ends) - min(ends)
 
     def until(self, step: float) -> "Record":
@@ -117,15 +117,15 @@ class Record:
     @cached_property
     def training(self) -> Series:
         """Return correctness, or the score, of the training rollouts, as a share of the scale of the run's scores."""
-        series = self.column(self.measure)
-        return Series(self.measure, series.steps, (series.values - self.bottom) / self.width)
+        series = self.column(self.metric)
+        return Series(self.metric, series.steps, (series.values - self.bottom) / self.width)
 
     @cached_property
     def held_out(self) -> Series:
         """Return what the evaluations measured, likewise."""
         found = [(row["step"], get_value(row)) for row in self.evals if abs(get_value(row)) < MOST]
         steps, values = np.array(found, float).reshape(-1, 2).T
-        return Series(f"held-out {self.measure}", steps.astype(np.int64), (values - self.bottom) / self.width)
+        return Series(f"held-out {self.metric}", steps.astype(np.int64), (values - self.bottom) / self.width)
 
     @cached_property
     def eval_error(self) -> float:

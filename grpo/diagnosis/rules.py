@@ -161,9 +161,9 @@ def doubtful_labels(run: Record) -> Iterator[Seen]:
     if len(level) > 4 and level.any() and run.bottom == 0 and not run.number("--dynamic_filtering"):
         times = 4 if run.number("--eval_temperature", 1.0) < run.number("--temperature", 1.0) else 2
         error = np.hypot(run.eval_error / np.sqrt(len(held)), level.std() / np.sqrt(len(level)))
-        change = Change(run.measure, int(run.training.steps[0]), float(held.mean()), float(level.mean()), 0.0)
+        change = Change(run.metric, int(run.training.steps[0]), float(held.mean()), float(level.mean()), 0.0)
         if change.before > times * change.after and -change.gain > max(SURE * error, 0.1):
-            text = f"{run.measure} {change.after:.3g} in training, {change.before:.3g} held out"
+            text = f"{run.metric} {change.after:.3g} in training, {change.before:.3g} held out"
             yield "doubtful_labels", WARNING, change, text
 
 

@@ -13,7 +13,7 @@ from grpo.stack.upstream.trainer import Actor, ModelOutput
 from grpo.train import log_probs, passes
 
 is_gpt_oss = loading.is_gpt_oss
-logits_to_keep = passes.logits_to_keep
+logits_to_keep = passes.count_logits_to_keep
 
 
 def load_gpt_oss(
@@ -48,4 +48,4 @@ def scoring(actor: Actor, targets: torch.Tensor) -> AbstractContextManager[None]
 
 def scores(output: ModelOutput, sequences: torch.Tensor) -> log_probs.TokenScores:
     """Return the scores of each position, ``[B, S]``; zeros for positions that have none."""
-    return log_probs.scores(output["logits"], sequences)
+    return log_probs.read_scores(output["logits"], sequences)

@@ -7,7 +7,7 @@ from typing import Any
 from grpo.environments.settings import has_environment, variables
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
-from grpo.run.measure import EXACT_MATCH, choose_measure
+from grpo.run.eval_metric import EXACT_MATCH, choose_eval_metric
 from reward import user_files
 
 
@@ -16,7 +16,7 @@ def describe(config: Config, adapter: Path | None) -> str:
     args, given = config.args, variables() if has_environment(config.args) else {}
     if not args.eval_dataset:
         why = "there are no held-out problems; set EVAL_DATA"
-    elif choose_measure(args) != EXACT_MATCH and not is_users(config):
+    elif choose_eval_metric(args) != EXACT_MATCH and not is_users(config):
         why = "eval.evaluate does not ask a server for rewards; the run's held-out scores are in eval.jsonl"
     elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
         why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"

@@ -92,7 +92,7 @@ def _check_state(step: Path, config: Config) -> None:
             f"set --actor_num_gpus_per_node {len(files)}, or start a new run from its adapter: "
             f"--adapter {step / 'adapter'}",
         )
-    if "ahead" in state["client_states"] and not loss_flags.corrects_for_sampling(config.args):
+    if "next_batch" in state["client_states"] and not loss_flags.corrects_for_sampling(config.args):
         raise UserError(
             f"{step} has a batch that an earlier policy sampled (--pipeline), and these settings do not correct for "
             "that",

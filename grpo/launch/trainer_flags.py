@@ -10,7 +10,7 @@ from grpo.flags.boxes import ENGINE_SHARE
 from grpo.flags.ours import DEFAULTS, EXPORTED
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import make_words, trainer_parser
-from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 from grpo.stack.checkout import CHECKOUT
 
 _URL = ("http://", "https://")

@@ -204,7 +204,7 @@ async def roll_out(
 
 
 def _make_empty_response(policy: EnginePolicy, score: Score) -> dict[str, Any]:
-    """Return a row without a reward, which :func:`grpo.train.advantages.give` removes from the update.
+    """Return a row without a reward, which :mod:`grpo.train.advantages` removes from the update.
 
     Until then, one token under its action mask keeps OpenRLHF's means over a row defined.
     """

@@ -88,7 +88,7 @@ class Batch(Rows):
             log-probs are used, see :func:`grpo.train.passes.set_old_log_probs`.
         base_action_log_probs: the reference's, float32 ``[B, A]``; None without a KL loss.
         kl: float32 ``[B, A]``, actor minus reference, for the reward; None once the advantages have it.
-        advantages: float32 ``[B, A]``, once :func:`grpo.train.advantages.give` has computed them.
+        advantages: float32 ``[B, A]``, once they are assigned (:mod:`grpo.train.advantages`).
         replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
     """
 

@@ -18,8 +18,8 @@ from grpo.rollout.rows import Sample
 from grpo.rollout.sample_params import count_greedy
 from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
-from grpo.run import measure
-from grpo.run.measure import SCORE
+from grpo.run import eval_metric
+from grpo.run.eval_metric import SCORE
 from grpo.run.records import Record, index_by_prompt, read_answer, summarize, summarize_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
@@ -77,7 +77,7 @@ class Evaluation:
         with torch.random.fork_rng(devices=[]):
             problems = self._problems()
             drawn = self._sample(stage, number + extra)
-        is_score = measure.choose_measure(self._args) == SCORE
+        is_score = eval_metric.choose_eval_metric(self._args) == SCORE
         # The samples of a prompt lie next to each other, the greedy one last.
         samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
         records = describe(samples, self._tokenizer, problems, stage.get_seed, is_score)

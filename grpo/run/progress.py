@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from grpo.run.eval_metric import get_name, get_value, is_whole, keep_last_eval_metric
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import get_name, get_value, is_whole, keep_last_measure
 from grpo.run.run_files import RunFiles, has_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
@@ -166,7 +166,7 @@ class Progress:
         if self.lost.count:
             lines.append(f"lost         {self.lost.describe()}")
         if self.evals.rows:
-            measured = keep_last_measure(self.evals.rows)
+            measured = keep_last_eval_metric(self.evals.rows)
             ends = [measured[0], measured[-1]]
             lines += _change(get_name(ends[0]), ends)
             lines += _change("greedy", [row["greedy"] | {"step": row["step"]} for row in ends if "greedy" in row])

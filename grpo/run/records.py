@@ -17,7 +17,7 @@ A conversation's record has its `ending`, `messages`, `score`, `reward`, and the
 them.
 
 A run's records also have the logs of the reward function, from which their `correct` comes. With a reward of the user's
-own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead of `correct`.
+own, `measure` is "score" (:mod:`grpo.run.eval_metric`), and `score` counts instead of `correct`.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from typing import Any
 
 from grpo.environments.mixture import FIELD
 from grpo.run.estimators import interval, pass_at_k, score_interval
-from grpo.run.measure import EXACT_MATCH, SCORE
+from grpo.run.eval_metric import EXACT_MATCH, SCORE
 from grpo.stack.json_files import numbered_rows
 from reward.answers import NO_FINAL, Grade, grade
 from reward.judge import extract_problem
@@ -94,21 +94,21 @@ def summarize(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         records: graded, any number per problem.
         ks: the k of pass@k.
     """
-    measure, by_problem = grades_by_problem(records)
+    metric, by_problem = grades_by_problem(records)
     counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in by_problem.values()]
-    result: dict[str, Any] = dict.fromkeys((measure, "ci_low", "ci_high"))
+    result: dict[str, Any] = dict.fromkeys((metric, "ci_low", "ci_high"))
     if counts:
-        is_score = measure == SCORE
+        is_score = metric == SCORE
         rates = [statistics.fmean(g) for g in by_problem.values()] if is_score else [right / n for n, right in counts]
         draws = len(rates) / sum(1 / n for n, _ in counts)
         low, high = score_interval(list(by_problem.values())) if is_score else interval(rates, draws)
-        result = {measure: statistics.fmean(rates), "ci_low": low, "ci_high": high}
+        result = {metric: statistics.fmean(rates), "ci_low": low, "ci_high": high}
     lengths = [record for record in records if record.get("answer_length") is not None]
     cut = _mean(record.get("thinking_truncated") for record in records)
     if cut is not None:
         result["thinking_truncated"] = cut
     return result | {
-        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks if measure == EXACT_MATCH},
+        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks if metric == EXACT_MATCH},
         "n": len(counts),
         "problems": len({record["id"] for record in records}),
         "samples": len(records),
@@ -153,7 +153,7 @@ def _thinking_length(record: Record) -> float | None:
 
 
 def grades_by_problem(records: Sequence[Record]) -> tuple[str, dict[str, list[float]]]:
-    """Return the measure of the records, and the grades of each problem's graded samples by its id.
+    """Return the metric of the records, and the grades of each problem's graded samples by its id.
 
     Grades are 1.0 or 0.0, or the scores of a reward of the user's own.
     """

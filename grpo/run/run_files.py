@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.run.measure import get_value, keep_last_measure
+from grpo.run.eval_metric import get_value, keep_last_eval_metric
 from grpo.stack.json_files import Types, has_types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 
@@ -228,7 +228,7 @@ def held_out(eval_file: Path) -> dict[int, float]:
     An evaluation that graded fewer problems than others measured other problems, and is left out. So are those from
     before a resume with another reward.
     """
-    rows = keep_last_measure([row for row in read_steps(eval_file) if get_value(row) is not None])
+    rows = keep_last_eval_metric([row for row in read_steps(eval_file) if get_value(row) is not None])
     most = max((row.get("n") or 0 for row in rows), default=0)
     return {row["step"]: get_value(row) for row in rows if (row.get("n") or 0) == most}
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.environments.settings import environments_by_prompt
 from grpo.run import trackers
+from grpo.run.eval_metric import EXACT_MATCH
 from grpo.run.lost_writes import LostWrites
-from grpo.run.measure import EXACT_MATCH
 from grpo.run.records import index_by_prompt
 from grpo.run.run_files import RunFiles, read_steps
 from grpo.run.trackers import Trackers

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.run.eval_metric import get_value
 from grpo.run.lost_writes import LOSSY
-from grpo.run.measure import get_value
 from grpo.run.progress import Progress, is_number, sort_by_step
 from grpo.run.run_files import RunFiles, read_attempts
 from grpo.stack.json_files import read_json

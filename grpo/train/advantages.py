@@ -10,6 +10,8 @@ In a group of n rollouts with rewards r, their mean m and their standard deviati
 
 A group without spread gets exactly 0. ``reinforce`` knows no groups: its group is the step. Stock OpenRLHF divides what
 rounding leaves of r - m by 1e-9, and clips the result to 10.
+
+Axes: G groups of N rollouts; B rows of a micro-batch, A positions of a row that predict a token.
 """
 
 import math
@@ -26,61 +28,56 @@ ROUNDING = 1e-6  # of the largest reward, or of 1: a smaller spread comes from t
 
 @dataclass(frozen=True)
 class Advantages:
-    """The advantages of G groups of N rollouts, before they are given to tokens.
+    """The advantages of the groups of a step, before the tokens get them.
 
     Attributes:
         values: float64 ``[G, N]``; 0 for a rollout that is compared with no other.
         counts: which rollouts take part in the update, bool ``[G, N]``: those with a reward and a sampled token.
         compared: which are compared with others, bool ``[G, N]``.
-        flat: which groups have no spread, bool ``[G]``.
         logs: of the rollouts by name, float32 ``[G * N]``.
+        zero_spread_groups: the share of groups without spread among those with a rollout that counts; NaN without any.
     """
 
     values: torch.Tensor
     counts: torch.Tensor
     compared: torch.Tensor
-    flat: torch.Tensor
     logs: dict[str, torch.Tensor]
-
-    def measure_spread(self) -> dict[str, float]:
-        """Return the share of groups without spread among those with a rollout that counts; {} if there are none."""
-        flat = self.flat[self.counts.any(-1)]
-        return {"zero_spread_groups": float(flat.double().mean())} if len(flat) else {}
+    zero_spread_groups: float
 
 
 def compute(rollouts: Sequence[Sample], args: Arguments) -> Advantages:
     """Return the advantages of the rollouts of a step, which lie in the order of their groups."""
-    penalized, logs = penalize(rollouts, args)
+    penalized, logs = penalize_rewards(rollouts, args)
     rewards = penalized.double().view(-1, args.n_samples_per_prompt)
-    counts = torch.tensor([_counts(rollout) for rollout in rollouts]).view_as(rewards)
+    counts = torch.tensor([_takes_part(rollout) for rollout in rollouts]).view_as(rewards)
     values, compared = shape_rewards(rewards, counts, args)
-    logs["group_reward_std"] = _deviation(rewards, counts).expand_as(rewards).flatten().float()
+    logs["group_reward_std"] = _compute_deviation(rewards, counts).expand_as(rewards).flatten().float()
     if args.mask_truncated:  # after the advantages: a group's mean is that of all its rollouts
-        logs["masked_rollouts"] = ((_read(rollouts, "truncated") > 0) & counts.flatten()).float()
-    return Advantages(values, counts, compared, ~has_spread(rewards, counts), logs)
+        logs["masked_rollouts"] = ((_read_log(rollouts, "truncated") > 0) & counts.flatten()).float()
+    zero_spread = ~has_spread(rewards, counts)[counts.any(-1)]
+    return Advantages(values, counts, compared, logs, float(zero_spread.double().mean()))
 
 
-def give(batches: Sequence[Batch], advantages_GN: Advantages, args: Arguments) -> None:
+def assign_to_tokens(batches: Sequence[Batch], advantages_GN: Advantages, args: Arguments) -> None:
     """Give each sampled token of rollouts and branches its advantage, in place, and the rollouts their logs.
 
     The KL of the reward (``--init_kl_coef`` without ``--use_kl_loss``) is subtracted at each token. It is no
     comparison of rollouts, so a group without spread keeps it. With an environment, the launcher refuses it, and the
     estimators that do not compare a group.
-
-    Rollouts that take no part in the update lose their action mask. With an advantage of zero, their tokens would still
-    count in the KL, the entropy, the loss's token count, and the metrics.
     """
     gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0
     values, counts = advantages_GN.values.flatten(), advantages_GN.counts.flatten()
     compared = advantages_GN.compared.flatten()
     tokens: list[torch.Tensor] = []  # float64 [B, A] for each micro-batch
     for batch in batches:
-        earned = _rewards_of_tokens(batch, values[batch.index], args.init_kl_coef)
+        earned = _compute_rewards_of_tokens(batch, values[batch.index], args.init_kl_coef)
         rollouts = batch.index[: len(batch.prompts)]
         batch.info["return"] = earned[: len(rollouts)].sum(-1).float()
         batch.info |= {name: log[rollouts] for name, log in advantages_GN.logs.items()}
+        # A rollout that takes no part loses its mask too. With an advantage of 0 alone, its tokens would still count
+        # in the KL, the entropy, the loss's number of tokens, and the metrics.
         batch.action_mask = batch.action_mask * counts[batch.index][:, None]
-        tokens.append(_returns(earned, gamma) * batch.action_mask)
+        tokens.append(_compute_returns(earned, gamma) * batch.action_mask)
         batch.kl = None
     if args.advantage_estimator in ("reinforce", "reinforce_baseline") and compared.any():
         sampled = torch.cat([one[batch.action_mask.bool()] for batch, one in zip(batches, tokens, strict=True)])
@@ -96,13 +93,12 @@ def give(batches: Sequence[Batch], advantages_GN: Advantages, args: Arguments) -
         batch.advantages = one.float()
 
 
-def _counts(rollout: Sample) -> bool:
-    """Return whether a rollout takes part in the update."""
+def _takes_part(rollout: Sample) -> bool:
     is_sampled = any(row.action_mask.any() for row in (rollout, *get_branches(rollout)))
     return is_sampled and not rollout.info["reward_missing"] > 0
 
 
-def _read(rollouts: Sequence[Sample], name: str) -> torch.Tensor:
+def _read_log(rollouts: Sequence[Sample], name: str) -> torch.Tensor:
     """Return a log of all rollouts, ``[G * N]``."""
     return torch.cat([rollout.info[name] for rollout in rollouts])
 
@@ -127,30 +123,31 @@ def shape_rewards(rewards: torch.Tensor, counts: torch.Tensor, args: Arguments) 
     low, high = args.reward_clip_range
     if args.advantage_estimator == "reinforce":
         values = rewards.clamp(low, high)
-        compared = counts & has_spread(values.view(1, -1), counts.view(1, -1))
+        compared = counts & has_spread(values.view(1, -1), counts.view(1, -1))  # the step is its one group
         return values.where(compared, 0.0), compared
     number = counts.sum(-1, keepdim=True)
-    values = rewards - _mean(rewards, counts)
+    values = rewards - _compute_mean(rewards, counts)
     if args.advantage_estimator == "rloo":
         values = values * number / (number - 1)
     elif args.advantage_estimator == "group_norm":
-        values = values / _deviation(rewards, counts)
+        values = values / _compute_deviation(rewards, counts)
+    # Selected, not multiplied: a group without spread has divided by 0 above.
     compared = counts & has_spread(rewards, counts)[:, None]
     return values.clamp(low, high).where(compared, 0.0), compared
 
 
-def _mean(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _compute_mean(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return the mean of each group, ``[G, 1]``; NaN if nothing in it counts."""
     return rewards.where(counts, 0.0).sum(-1, keepdim=True) / counts.sum(-1, keepdim=True)
 
 
-def _deviation(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _compute_deviation(rewards: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return the standard deviation of each group, ``[G, 1]``; 0 if less than two rollouts count."""
-    squares = (rewards - _mean(rewards, counts)).where(counts, 0.0).square().sum(-1, keepdim=True)
+    squares = (rewards - _compute_mean(rewards, counts)).where(counts, 0.0).square().sum(-1, keepdim=True)
     return (squares / (counts.sum(-1, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
-def _rewards_of_tokens(batch: Batch, values: torch.Tensor, kl_coef: float) -> torch.Tensor:
+def _compute_rewards_of_tokens(batch: Batch, values: torch.Tensor, kl_coef: float) -> torch.Tensor:
     """Return what each token earns, float64 ``[B, A]``: the KL of its own, and the last sampled one the advantage."""
     assert batch.kl is not None
     mask = batch.action_mask.double()
@@ -159,7 +156,7 @@ def _rewards_of_tokens(batch: Batch, values: torch.Tensor, kl_coef: float) -> to
     return mask * (at_last - max(kl_coef, 0.0) * batch.kl.double())
 
 
-def _returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:
+def _compute_returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:
     """Return what each token and all later ones earn, ``[B, A]``; a token weighs `gamma` less than the one before."""
     returns = torch.zeros_like(earned)
     to_come = torch.zeros_like(earned[:, 0])
@@ -169,37 +166,24 @@ def _returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:
     return returns
 
 
-def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float) -> torch.Tensor:
-    """Return the penalty on each reward, ``[B]``: 0 up to ``buffer`` tokens before the limit, ``factor`` at it.
+def penalize_rewards(rollouts: Sequence[Sample], args: Arguments) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the rewards after penalties, float32 ``[G * N]``, and the overlong penalty as a log.
 
-    Linear in between: DAPO (https://arxiv.org/abs/2503.14476) with a factor of 1 for rewards of -1 and 1, Magistral
-    (https://arxiv.org/abs/2506.10910) with 0.1.
+    Rewards of truncated responses are scaled (ProRL). The overlong penalty is subtracted from all: 0 up to
+    ``--overlong_buffer_len`` tokens before the limit, ``--overlong_penalty_factor`` at it, and linear in between. DAPO
+    (https://arxiv.org/abs/2503.14476) has a factor of 1 for rewards of -1 and 1, Magistral
+    (https://arxiv.org/abs/2506.10910) 0.1.
 
-    Args:
-        lengths, limits: ``[B]``, tokens.
-        buffer: tokens, more than 0.
-    """
-    return factor * ((lengths - (limits - buffer)) / buffer).clamp(0, 1)
-
-
-def penalize(rollouts: Sequence[Sample], args: Arguments) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the rewards after penalties, and the overlong penalty as a log.
-
-    Rewards of truncated responses are scaled (ProRL); the overlong penalty is subtracted from all. Stock OpenRLHF
-    measures from the first to the last sampled token, including the environment's tokens in between, and takes the
-    limit from the flags. Here only sampled tokens count, against the limit under which a rollout was drawn. Those of a
-    conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
-
-    Returns:
-        float32 ``[G * N]``.
+    Stock OpenRLHF counts from the first to the last sampled token, including the environment's tokens in between, and
+    takes the limit from the flags. Here only sampled tokens count, against the limit under which a rollout was drawn.
+    Those of a conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
     """
     rewards = torch.cat([rollout.rewards for rollout in rollouts])
     if args.stop_properly_penalty_coef is not None:
-        rewards = torch.where(_read(rollouts, "truncated") > 0, rewards * args.stop_properly_penalty_coef, rewards)
+        rewards = torch.where(_read_log(rollouts, "truncated") > 0, rewards * args.stop_properly_penalty_coef, rewards)
     if args.overlong_buffer_len is None:
         return rewards, {}
     sampled = [rollout.info.get("rollout_tokens", rollout.action_mask.bool().sum(-1)) for rollout in rollouts]
-    penalty = soft_penalty(
-        torch.cat(sampled), _read(rollouts, "length_limit"), args.overlong_buffer_len, args.overlong_penalty_factor
-    )
+    excess = torch.cat(sampled) - (_read_log(rollouts, "length_limit") - args.overlong_buffer_len)
+    penalty = args.overlong_penalty_factor * (excess / args.overlong_buffer_len).clamp(0, 1)
     return rewards - penalty, {"length_penalty": penalty}

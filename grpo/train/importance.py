@@ -19,7 +19,7 @@ sampled and rewarded as one, and is kept or dropped as one.
 import torch
 
 
-def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
+def sum_by_rollout(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
     """Return for each row the sum over all rows of its rollout, ``[B]``.
 
     Args:
@@ -30,19 +30,19 @@ def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(values).index_add(0, rollouts, values)[rollouts]
 
 
-def rollout_mean(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
+def average_by_rollout(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
     """Return for each row the mean of its rollout over the tokens in ``mask``, ``[B, 1]``; 0 without such tokens.
 
     Args:
         values, mask: ``[B, A]``.
-        rollouts: see :func:`rollout_sums`.
+        rollouts: see :func:`sum_by_rollout`.
     """
-    sums = rollout_sums(torch.where(mask, values, 0.0).sum(-1), rollouts)
-    return (sums / rollout_sums(mask.sum(-1), rollouts).clamp(min=1))[:, None]
+    sums = sum_by_rollout(torch.where(mask, values, 0.0).sum(-1), rollouts)
+    return (sums / sum_by_rollout(mask.sum(-1), rollouts).clamp(min=1))[:, None]
 
 
 def compute_binary_kl(engine: torch.Tensor, trainer: torch.Tensor) -> torch.Tensor:
-    """Return the KL of the trainer from the engine between a sampled token and all others, ``[B, A]`` in nat.
+    """Return the KL of the trainer from the engine over two outcomes, the sampled token or another, ``[B, A]`` in nat.
 
     Args:
         engine, trainer: log-probs of the sampled tokens, ``[B, A]``.
@@ -51,7 +51,7 @@ def compute_binary_kl(engine: torch.Tensor, trainer: torch.Tensor) -> torch.Tens
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
-def weights(
+def compute_weights(
     log_ratio: torch.Tensor,
     mask: torch.Tensor,
     rollouts: torch.Tensor,
@@ -67,22 +67,23 @@ def weights(
     Args:
         log_ratio: ``[B, A]``, trainer minus engine.
         mask: bool ``[B, A]``, the sampled tokens.
-        rollouts: see :func:`rollout_sums`.
+        rollouts: see :func:`sum_by_rollout`.
         kind: "tis", "icepop" or "mis".
         thresholds: the lowest and the highest weight; ``tis`` ignores the lowest.
         near: bool ``[B, A]``, False for tokens whose divergence is beyond its limit; None without a limit.
     """
     low, high = thresholds
     with torch.no_grad():
-        ratio = log_ratio.exp()
+        ratio = log_ratio.exp()  # inf is fine: it is truncated, or selected away below and never multiplied by 0
         weight = ratio.clamp(max=high)
         kept = torch.ones_like(mask) if near is None else near
         if kind == "icepop":
             kept = kept & (ratio >= low) & (ratio <= high)
         elif kind == "mis":
-            mean = rollout_mean(log_ratio, mask, rollouts).exp()
-            kept = kept & (mean >= low) & (mean <= high)
+            mean = average_by_rollout(log_ratio, mask, rollouts).exp()
+            kept = kept & (mean >= low) & (mean <= high)  # of all its rows, or of none
         elif kind != "tis":
             raise ValueError(f"unknown importance correction {kind!r}; tis, icepop and mis are known")
         weight = torch.where(kept, weight, 0.0)
+        # Not equal rather than above: a weight that was set to 0 is cut, too.
         return weight, {"importance_cut": (weight != ratio).float(), "importance_weight": weight}

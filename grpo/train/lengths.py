@@ -46,30 +46,24 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     Raises:
         UserError: if it is invalid; the remedy gives an example.
     """
-    parts, stages = schedule.replace(" ", "").split(","), []
-    for number, text in enumerate(parts):
+    stages: list[Stage] = []
+    for text in schedule.replace(" ", "").split(","):
         fields = _STAGE.fullmatch(text)
         if not fields:
             raise UserError(f"{text!r} is not a limit", _EXAMPLES)
         step, percent = fields["step"], fields["percent"]
-        if bool(step or percent) != bool(number):
-            raise UserError(
-                f"nothing says when {text} begins"
-                if number
-                else f"the first limit, {text}, applies from the beginning",
-                _EXAMPLES,
-            )
-        stages.append(
-            Stage(int(fields["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
-        )
-    lengths, steps = (
-        [stage.length for stage in stages],
-        [1, *(stage.step for stage in stages if stage.step is not None)],
-    )
-    if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
+        if stages and not (step or percent):
+            raise UserError(f"nothing says when {text} begins", _EXAMPLES)
+        if not stages and (step or percent):
+            raise UserError(f"the first limit, {text}, applies from the beginning", _EXAMPLES)
+        share = float(percent) / 100 if percent else None
+        if share is not None and not 0 < share <= 1:
+            raise UserError(f"{text} begins at a share of truncated rollouts of 0% or above 100%", _EXAMPLES)
+        stages.append(Stage(int(fields["length"]), int(step) if step else None, share))
+    lengths = [0, *(stage.length for stage in stages)]
+    steps = [1, *(stage.step for stage in stages if stage.step is not None)]
+    if lengths != sorted(set(lengths)) or steps != sorted(set(steps)):
         raise UserError("limits and steps do not grow, from step 2 on", _EXAMPLES)
-    if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
-        raise UserError("a share of truncated rollouts is 0% or above 100%", _EXAMPLES)
     return tuple(stages)
 
 
@@ -86,7 +80,6 @@ class Schedule:
     """The limit of each step. Stages by step depend on the step alone; stages by truncation need a saved state.
 
     Args:
-        args: OpenRLHF's, with ``length_schedule`` of :mod:`grpo.launch.flags`.
         state: the last result of :meth:`count_truncated` before a resume; None at the start of a run.
     """
 
@@ -99,9 +92,9 @@ class Schedule:
 
     def limit(self, step: int) -> int:
         """Return the most tokens that a response of this global step may have."""
-        return self._stages[self._stage(step)].length
+        return self._stages[self._find_stage(step)].length
 
-    def _stage(self, step: int) -> int:
+    def _find_stage(self, step: int) -> int:
         number = 0
         for stage in self._stages[1:]:
             has_begun = self._grown >= stage.length if stage.step is None else step >= stage.step
@@ -114,26 +107,23 @@ class Schedule:
         """Count the truncated rollouts of a step, and return the state for a resume.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With --pipeline, samples may
-        have been drawn before the limit grew; they do not count for the new one.
+        have been drawn before the limit grew; these do not count for the new one.
 
         Args:
             step: the global step for which these were drawn.
             samples: the rollouts.
         """
-        number = self._stage(step)
-        if float(samples[0].info["length_limit"]) != self._stages[number].length:
-            return self._state()
-        if self._stages[number].length != self._limit:
-            self._limit, self._truncated = self._stages[number].length, []
-        share = sum(_read_truncation(sample.info) for sample in samples) / len(samples)
-        self._truncated = [*self._truncated, share][-WINDOW:]
-        after = self._stages[number + 1] if number + 1 < len(self._stages) else None
-        mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
-        if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
-            self._grown = after.length
-        return self._state()
-
-    def _state(self) -> dict[str, Any]:
+        number = self._find_stage(step)
+        length = self._stages[number].length
+        if float(samples[0].info["length_limit"]) == length:
+            if length != self._limit:  # the first step with this limit
+                self._limit, self._truncated = length, []
+            share = sum(_read_truncation(sample.info) for sample in samples) / len(samples)
+            self._truncated = [*self._truncated, share][-WINDOW:]
+            mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
+            for after in self._stages[number + 1 : number + 2]:
+                if after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
+                    self._grown = after.length
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
 
 

@@ -43,7 +43,7 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
         model: a causal language model of transformers, also as wrapped by PEFT or DeepSpeed.
         targets: the token after each position that has scores, long ``[B, kept]``.
         kept: the allocated rows of the vocabulary; None for all.
-        temperature: see :func:`token_scores`.
+        temperature: the sampling temperature.
     """
     # DeepSpeed's engine does not pass on what PEFT's model passes on itself.
     head = getattr(model, "module", model).get_output_embeddings()
@@ -59,23 +59,19 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
     try:
         yield
     finally:
-        del head.forward
+        del head.forward  # of the instance: the class's own comes back
 
 
-def scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
+def read_scores(returned: torch.Tensor, sequences: torch.Tensor) -> TokenScores:
     """Return what a model returned in :func:`scoring` as scores ``[B, S]``, with zeros on the left.
 
     Args:
         returned: ``[B, kept, 3]``.
         sequences: ``[B, S]``.
     """
-    log_probs, entropy, unallocated = (pad_left(column, sequences) for column in returned.unbind(-1))
+    padded = nn.functional.pad(returned, (0, 0, sequences.shape[1] - returned.shape[1], 0))
+    log_probs, entropy, unallocated = padded.unbind(-1)
     return TokenScores(log_probs, entropy, unallocated.detach())
-
-
-def pad_left(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` of the last positions, ``[B, kept]``, padded on the left with zeros to match ``sequences``."""
-    return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
 
 
 def token_scores(
@@ -116,7 +112,7 @@ class _Scores(torch.autograd.Function):
         log_probs, entropy, unallocated, log_sum = map(torch.cat, zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, targets, reserved, entropy, log_sum)
         ctx.options = rows, temperature
-        ctx.mark_non_differentiable(unallocated)
+        ctx.mark_non_differentiable(unallocated)  # a metric
         return log_probs, entropy, unallocated
 
     @staticmethod
@@ -127,6 +123,7 @@ class _Scores(torch.autograd.Function):
             part = slice(start, start + SCORED_TOKENS)
             logits = nn.functional.linear(hidden[part], weight)
             of_part = [values[part] for values in (targets, gradients[0], gradients[1], *saved)]
+            # No gradient of the weight: LoRA leaves lm_head frozen, and its gradient would be as large as the weight.
             torch.mm(_d_logits(logits, reserved, *of_part, *ctx.options), weight, out=result[part])
         return result, None, None, None, None, None
 
@@ -172,4 +169,4 @@ def _d_logits(
     chosen = (row == targets.unsqueeze(-1)) * d_log_probs.unsqueeze(-1)
     others = d_log_probs.unsqueeze(-1) + d_entropy.unsqueeze(-1) * (log_p + entropy.unsqueeze(-1))
     result = (chosen - log_p.exp() * others) / temperature
-    return nn.functional.pad(result.to(logits.dtype), (0, logits.shape[1] - rows))
+    return nn.functional.pad(result.to(logits.dtype), (0, logits.shape[1] - rows))  # unallocated rows move nothing

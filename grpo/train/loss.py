@@ -1,7 +1,8 @@
 """The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
 
-The loss of a token is in :mod:`grpo.train.objectives`; at a ratio of 1, all losses have the same gradient. With
-advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a token of rollout i is
+The loss of a token is in :mod:`grpo.train.objectives`; a new one is a function and an entry there. At a ratio of 1, all
+have the same gradient. With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a
+token of rollout i is
 
 - ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
   is cheaper the longer it is.
@@ -24,11 +25,11 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import nn
-from torch.utils.data import DataLoader
 
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 from grpo.train import importance, objectives, reference
+from grpo.train.micro_batches import group_by_optimizer_step, number_rollouts
 
 MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
 
@@ -55,28 +56,24 @@ class Ranks:
 class PolicyLoss(nn.Module):
     """The loss of one micro-batch, as its share of the whole batch.
 
-    Args:
-        args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.launch.flags`.
-
     Attributes:
-        scale: the factor for the sum over a micro-batch's tokens; None outside of :meth:`batches`.
-        rollouts: long ``[B]``, the rollout of each row of the micro-batch, see :func:`number_rollouts`.
+        scale: the factor for the sum over a micro-batch's tokens; None outside of :meth:`iterate_batches`.
+        rollouts: long ``[B]``, the rollout of each row of the micro-batch, from 0.
         per_token: values of the last call, ``[B, A]`` by name, that metrics average over the sampled tokens:
             ``clip_ratio_low`` and ``clip_ratio_high``; with the correction, ``vllm_kl`` and the values of
-            :func:`grpo.train.importance.weights`; with a clip, ``advantage_clipped``; with a KL loss, ``kl`` and
-            ``logprobs_diff``.
+            :func:`grpo.train.importance.compute_weights`; with a clip, ``advantage_clipped``; with a KL loss, ``kl``
+            and ``logprobs_diff``.
     """
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()
         self.args = args
-        self.aggregation, self.max_length = args.loss_aggregation, args.generate_max_len
         self.per_token: dict[str, torch.Tensor] = {}
         self.scale: float | None = None
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
-    def batches(
-        self, loader: DataLoader, ranks: Ranks, prepare: Callable[[list[list[Batch]]], None] | None = None
+    def iterate_batches(
+        self, loader: Iterable[Batch], ranks: Ranks, prepare: Callable[[list[list[Batch]]], None] | None = None
     ) -> Iterator[Batch]:
         """Yield the micro-batches of a loader, each once the loss is set to its optimizer batch.
 
@@ -86,24 +83,23 @@ class PolicyLoss(nn.Module):
         Args:
             ranks: share the optimizer batches.
             prepare: called with the micro-batches of all optimizer batches, before the first is yielded.
-
-        Raises:
-            RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
-        batches: Iterable[list[Batch]] = _list_batches(loader, ranks.micro_batches)
+        batches: Iterable[list[Batch]] = group_by_optimizer_step(loader, ranks.micro_batches)
         if prepare:
             batches = list(batches)
             prepare([list(batch) for batch in batches])
-        weight = 1 / ranks.micro_batches  # DeepSpeed's, for the loss of each micro-batch
+        # DeepSpeed divides the loss of each micro-batch by their number, and takes the mean of the gradients over the
+        # ranks. Both factors undo that: what remains is the sum over the tokens of all ranks by the normalizer.
+        divisor = 1 / ranks.micro_batches
         for batch in batches:
             rollouts = [number_rollouts(one) for one in batch]
-            normalizer = self.normalizer([one.action_mask for one in batch], rollouts, ranks.sum)
-            self.scale = ranks.world_size / (weight * normalizer)
+            normalizer = self.compute_normalizer([one.action_mask for one in batch], rollouts, ranks.sum)
+            self.scale = ranks.world_size / (divisor * normalizer)
             for self.rollouts in rollouts:
                 yield batch.pop(0)  # released once it is done: the rank moves it to its device
             self.scale = None
 
-    def normalizer(
+    def compute_normalizer(
         self,
         action_masks: Sequence[torch.Tensor],
         rollouts: Sequence[torch.Tensor],
@@ -115,37 +111,37 @@ class PolicyLoss(nn.Module):
 
         Args:
             action_masks: ``[B, A]``, for each micro-batch of this rank.
-            rollouts: see :func:`number_rollouts`, for each micro-batch of this rank.
+            rollouts: as the attribute, for each micro-batch of this rank.
             total: the sum over ranks of an fp64 ``[2]``. Collective.
         """
         counts = torch.zeros(2, dtype=torch.float64)
         for mask, of_row in zip(action_masks, rollouts, strict=True):
             lengths = mask.bool().sum(-1).cpu()
+            # unique: a rollout counts once, and all its rows are in one micro-batch
             counts += torch.tensor([len(of_row[lengths > 0].unique()), int(lengths.sum())])
         samples, tokens = total(counts).tolist()
-        divisors = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
-        return max(divisors[self.aggregation], 1.0)  # 0 if nothing was sampled: then the sum is 0 too
+        longest = self.args.generate_max_len
+        divisors = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * longest}
+        return max(divisors[self.args.loss_aggregation], 1.0)  # 0 if nothing was sampled: then the sum is 0 too
 
     def aggregate(self, values: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
         """Return this micro-batch's share of the batch's aggregate, 0-dim, times the trainer's divisor.
-
-        Trainer and DeepSpeed take the weighted sum over micro-batches and the mean over ranks: the aggregate.
 
         Args:
             values: ``[B, A]``, one per token.
 
         Raises:
-            RuntimeError: outside of :meth:`batches`, because the batch is unknown.
+            RuntimeError: outside of :meth:`iterate_batches`, because the batch is unknown.
         """
         if self.scale is None:
-            raise RuntimeError("the whole batch is unknown: iterate over PolicyLoss.batches(loader, ...)")
+            raise RuntimeError("the whole batch is unknown: iterate over PolicyLoss.iterate_batches(loader, ...)")
         mask = action_mask.bool()
-        sums = torch.where(mask, values, 0.0).sum(-1)
-        if self.aggregation == "sequence_mean":
-            sums = sums / importance.rollout_sums(mask.sum(-1), self.rollouts).clamp(min=1)
+        sums = torch.where(mask, values, 0.0).sum(-1)  # where, not times: masked values may be infinite
+        if self.args.loss_aggregation == "sequence_mean":
+            sums = sums / importance.sum_by_rollout(mask.sum(-1), self.rollouts).clamp(min=1)
         return sums.sum() * self.scale
 
-    def divergence(
+    def compute_kl_loss(
         self, log_probs: torch.Tensor, old_log_probs: torch.Tensor, base: torch.Tensor, action_mask: torch.Tensor
     ) -> torch.Tensor:
         """Return this micro-batch's share of the KL loss, and note the KL for the metrics, after :meth:`forward`.
@@ -178,54 +174,26 @@ class PolicyLoss(nn.Module):
             ValueError: for an unknown kind of correction; with the correction, for rollouts without log-probs of the
                 engine.
         """
-        args, mask = self.args, action_mask.bool()
-        advantages, self.per_token = self._clip(advantages)
+        args, mask, self.per_token = self.args, action_mask.bool(), {}
+        if (limit := args.advantage_clip) is not None:
+            self.per_token["advantage_clipped"] = (advantages.abs() > limit).float()
+            advantages = advantages.clamp(-limit, limit)
+        # Prompt and padding have no log-probs that mean anything: a ratio of 1 there keeps their exp finite.
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
         if objectives.LOSSES[args.policy_loss_type].of_rollout:
-            log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
+            log_ratio = importance.average_by_rollout(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         loss, clipped = objectives.compute_token_losses(log_probs, ratio, advantages, args)
         self.per_token |= clipped
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
-                raise ValueError(
-                    "the rollouts have no log-probs of the engine, which --enable_vllm_is_correction needs"
-                )
+                raise ValueError("the rollouts lack the engine's log-probs, which --enable_vllm_is_correction needs")
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
             most, thresholds = args.vllm_is_max_kl, args.vllm_is_truncated_threshold
             near = None if most is None else importance.compute_binary_kl(rollout_log_probs, old_log_probs) <= most
-            weights, values = importance.weights(
+            weights, values = importance.compute_weights(
                 mismatch, mask, self.rollouts, args.vllm_is_correction_type, thresholds, near
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
             loss = weights * loss
         return self.aggregate(loss, mask)
-
-    def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        limit = self.args.advantage_clip
-        if limit is None:
-            return advantages, {}
-        return advantages.clamp(-limit, limit), {"advantage_clipped": (advantages.abs() > limit).float()}
-
-
-def number_rollouts(micro_batch: Batch) -> torch.Tensor:
-    """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
-
-    All rows of a rollout are in the same micro-batch.
-    """
-    return torch.tensor(micro_batch.index).unique(return_inverse=True)[1]
-
-
-def _list_batches(loader: DataLoader, size: int) -> Iterator[list[Batch]]:
-    """Yield the micro-batches of each optimizer batch."""
-    batch: list[Batch] = []
-    for micro_batch in loader:
-        batch.append(micro_batch)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        raise RuntimeError(
-            f"{len(batch)} micro-batches are left over, less than an optimizer batch: make the rollouts of a step a "
-            "multiple of --train_batch_size"
-        )

@@ -7,7 +7,7 @@ therefore changes no rollout's weight, no number of batches and no baseline. It 
 --max_branches per rollout), which take memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -27,11 +27,12 @@ def build(rollouts: Sequence[Sample], size: int, pad_token_id: int) -> list[Batc
     return [join(part, pad_token_id, [row for rollout in part for row in get_branches(rollout)]) for part in parts]
 
 
-def split(batch: Batch) -> list[list[Batch]]:
+def split_by_rollout(batch: Batch) -> list[list[Batch]]:
     """Return the rows of each rollout of a micro-batch without padding: the rollout's own, then its branches."""
     rollouts = []
     for number, rows in enumerate(group_rows(batch)):
         of_rollout = slice(number, number + 1)
+        # group_rows names the rollout's own row last; here it comes first, since join_rollouts puts branches at the end
         rollouts.append([_strip(part(batch, slice(row, row + 1), of_rollout)) for row in (rows[-1], *rows[:-1])])
     return rollouts
 
@@ -45,6 +46,30 @@ def _strip(row: Batch) -> Batch:
     return row
 
 
-def collate(rollouts: Sequence[Sequence[Batch]]) -> Batch:
-    """Return rollouts of :func:`split` as a micro-batch of the update."""
+def join_rollouts(rollouts: Sequence[Sequence[Batch]]) -> Batch:
+    """Return rollouts of :func:`split_by_rollout` as a micro-batch of the update."""
     return join([rows[0] for rows in rollouts], 0, [row for rows in rollouts for row in rows[1:]])
+
+
+def number_rollouts(micro_batch: Batch) -> torch.Tensor:
+    """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``."""
+    return torch.tensor(micro_batch.index).unique(return_inverse=True)[1]
+
+
+def group_by_optimizer_step(micro_batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield lists of `size` micro-batches, each the optimizer batch of this rank.
+
+    Raises:
+        RuntimeError: if the last one is incomplete; the launcher refuses such sizes.
+    """
+    batch: list[Batch] = []
+    for micro_batch in micro_batches:
+        batch.append(micro_batch)
+        if len(batch) == size:
+            yield batch
+            batch = []  # not cleared: whoever got it empties it
+    if batch:
+        raise RuntimeError(
+            f"{len(batch)} micro-batches are left over, less than an optimizer batch: make the rollouts of a step a "
+            "multiple of --train_batch_size"
+        )

@@ -52,7 +52,7 @@ def _clip(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments)
     loss = -plain.minimum(clipped)
     if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729
         loss = loss.minimum(-args.dual_clip * advantages).where(advantages < 0, loss)
-    is_clipped = clipped < plain
+    is_clipped = clipped < plain  # the minimum took the clipped one, so the token has no gradient
     return loss, {
         "clip_ratio_low": (is_clipped & (advantages < 0)).float(),
         "clip_ratio_high": (is_clipped & (advantages > 0)).float(),
@@ -60,6 +60,7 @@ def _clip(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments)
 
 
 def _cispo(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments) -> tuple[Tensor, dict[str, Tensor]]:
+    # The ratio is a constant weight here; without detach, tokens beyond the bound would lose their gradient, as in PPO.
     loss = -ratio.detach().clamp(max=args.cispo_max_ratio) * advantages * log_probs
     return loss, {"clip_ratio_high": ((ratio > args.cispo_max_ratio) & (advantages != 0)).float()}
 

@@ -51,7 +51,7 @@ class LearningRate:
 
     def compute_share(self, done: int) -> float:
         """Return which share of the peak the optimizer step after `done` others has."""
-        position = done + 1
+        position = done + 1  # one ahead of transformers, whose first step would have a rate of 0
         if self.name == "constant":
             return 1.0
         if position < self.warm_up:
@@ -76,11 +76,8 @@ class LearningRate:
         if steps < 1:
             return []  # the launcher refuses the run
         warm_up = math.ceil(self.warm_up / self.per_step)
-        # The mean of a step reaches the peak after the warmup.
-        highest = max(
-            range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.compute_at_step(step), 15), -step)
-        )
-        shown = sorted({1, 2, 3, highest, steps} & set(range(1, steps + 1)))
+        # The mean over a step reaches the peak only after the step in which the warmup ends.
+        shown = sorted({1, 2, 3, warm_up + 1, steps} & set(range(1, steps + 1)))
         rates = ", ".join(f"{self.compute_at_step(step):.3g} in step {step}" for step in shown)
         return [
             f"schedule    {self.name} over {format_count(self.length, 'optimizer step')}, "

@@ -1,7 +1,11 @@
-"""Which forward passes the actor makes and what they compute: nothing unused."""
+"""Which forward passes the actor makes besides those of the update, and what they compute.
 
-from collections.abc import Iterable, Iterator, Sequence
+With the recipe as shipped it makes none: nothing reads log-probs before the update, and there is no reference.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 import ray
 import torch
@@ -33,16 +37,18 @@ def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup)
     inputs = list_inputs(batches)
 
     def passes(method: str) -> list[torch.Tensor]:
+        # Every rank returns a list, in the order of the micro-batches that it got.
         values = [each for part in ray.get(actors.async_run_method_batch(method, **inputs)) for each in part]
         if args.colocate_all_models:
             ray.get(actors.async_run_method("empty_cache"))
         return values
 
-    old = (
-        passes("forward")
-        if _needs_old_pass(batches, args)
-        else [_substitute_log_probs(batch, args) for batch in batches]
-    )
+    if _needs_old_pass(batches, args):
+        old = passes("forward")
+    elif reads_kl(args):
+        old = [cast(torch.Tensor, batch.rollout_log_probs) for batch in batches]
+    else:
+        old = [torch.zeros(batch.action_mask.shape) for batch in batches]  # nothing reads them
     base = passes("reference_forward") if args.init_kl_coef > 0 else [None] * len(batches)
     for batch, ours, reference in zip(batches, old, base, strict=True):
         batch.action_log_probs = ours
@@ -64,34 +70,20 @@ def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
     return (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown
 
 
-def _substitute_log_probs(batch: Batch, args: Arguments) -> torch.Tensor:
-    """Return the engine's log-probs, ``[B, A]``, or zeros if nothing reads them."""
-    if reads_kl(args):
-        assert batch.rollout_log_probs is not None
-        return batch.rollout_log_probs
-    return torch.zeros(batch.action_mask.shape)
-
-
-@torch.no_grad()
-def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Batch]]) -> None:
+def set_old_log_probs(forward: Callable[..., torch.Tensor], optimizer_batches: Sequence[Sequence[Batch]]) -> None:
     """Set ``action_log_probs`` of the micro-batches of a step before its first optimizer step.
 
     The policy has not moved at the first optimizer step, whose own pass gives them: None stands for that.
 
     Args:
-        actor: OpenRLHF's ``Actor`` on this rank. Its ranks have equally many micro-batches.
+        forward: :meth:`grpo.train.worker.PolicyWorker.forward` of this rank. All ranks have equally many micro-batches.
         optimizer_batches: the micro-batches of each optimizer step, in order, in host memory.
     """
     first, *later = optimizer_batches
-    for micro_batch in first:
-        micro_batch.action_log_probs = None
-    actor.eval()  # the update puts it back
-    device = get_accelerator().current_device_name()
-    for micro_batch in (one for batch in later for one in batch):
-        tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]
-        sequences, action_mask, attention_mask = (tensor.to(device) for tensor in tensors)
-        with replay_routing(actor, sequences, micro_batch.routing):
-            micro_batch.action_log_probs = actor(sequences, action_mask, attention_mask=attention_mask).cpu()
+    for one in first:
+        one.action_log_probs = None
+    for one in (one for batch in later for one in batch):
+        one.action_log_probs = forward(one.sequences, one.action_mask, one.attention_mask, one.routing)
 
 
 def replay_routing(
@@ -118,7 +110,7 @@ def replay_each(actor: nn.Module, micro_batches: Iterable[Batch]) -> Iterator[Ba
             yield micro_batch
 
 
-def old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -> torch.Tensor:
+def choose_old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -> torch.Tensor:
     """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
@@ -131,11 +123,11 @@ def old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -> torch
             raise ValueError("the rollouts have no log-probs of the engine, which --old_log_probs engine needs")
         return batch.rollout_log_probs
     if is_on_policy(args) or batch.action_log_probs is None:
-        return current.detach()
+        return current.detach()  # a ratio of exactly 1, which still has the gradient of the log-probs
     return batch.action_log_probs
 
 
-def logits_to_keep(action_mask: torch.Tensor | None) -> int:
+def count_logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """Return how many of the last positions need logits; 0 means all, as in transformers.
 
     Rows are padded, not packed.

@@ -1,9 +1,9 @@
 """The batch of each global step: sampled when the step begins or, with --pipeline, while the step before trains.
 
-A batch is always sampled whole by one policy, that of the last sync: the engines get a new adapter only after
-:meth:`Prefetch.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after
-it can be begun (:meth:`Prefetch.sample_ahead`). Between two steps nothing is sampled: evaluations have the engines to
-themselves, and a checkpoint contains the batch of the next step (:meth:`Prefetch.state`).
+One policy samples a whole batch, that of the last sync: engines get a new adapter only after
+:meth:`Prefetch.wait_until_sampled`. The last answers of the batch may then still wait for their rewards, which need no
+engine. So the engines can begin the batch after it (:meth:`Prefetch.start_next_batch`). Between two steps nothing is
+sampled: evaluations have the engines to themselves, and a checkpoint holds the batch of the next step.
 """
 
 import threading
@@ -16,17 +16,13 @@ from typing import Any
 from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
-from grpo.train.rollout_filters import Drawn, Step, StepGroups
+from grpo.train.rollout_filters import Drawn, StepGroups
 from grpo.train.sampler import Sampler
 from reward import judge_actor
 
 
 class Sampled(threading.Event):
-    """Is set once the engines have sampled a batch.
-
-    Attributes:
-        seconds: that it took.
-    """
+    """Set once the engines have sampled a batch; ``seconds`` says how long that took."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,43 +40,27 @@ class StepBatch:
     """The batch of a global step.
 
     Attributes:
-        step: the global step.
         policy: the optimizer steps of the policy that samples it.
         groups: what the step draws and leaves out.
+        is_early: whether its sampling began before its step asked for it.
         drawn: one for each episode that ended before the batch was full, and then the batch.
         taken: how many of these the step has.
         sampled: whether the engines have sampled it.
-        end: of its sampling and its rewards, in a thread; None if it was not sampled in one.
+        end: of the thread that samples and rewards it.
     """
 
     step: int
     policy: int
     groups: StepGroups
+    is_early: bool = False
     drawn: list[Drawn] = field(default_factory=list)
     taken: int = 0
     sampled: Sampled = field(default_factory=Sampled)
-    end: "Future[None] | None" = None
-
-    def wait_sampled(self) -> None:
-        """Wait until the engines have sampled the batch. Raises what the sampling raised, if that has ended."""
-        if self.end is not None:
-            self.sampled.wait()
-            if self.end.done():
-                self.end.result()
-
-    def is_full(self) -> bool:
-        """Return whether the prompts sufficed for the batch, once it is sampled."""
-        has_ended = self.end is None or self.end.done()
-        return not (has_ended and self.drawn[-1].is_over)
+    end: "Future[None]" = field(default_factory=Future)
 
 
 class Prefetch:
-    """Samples the batch of each step, when the step begins or ahead of it.
-
-    Args:
-        args: OpenRLHF's.
-        sampler: begins steps and samples their batches.
-        log: of the run, for the seconds of its phases.
+    """Samples the batch of each step in a thread.
 
     Attributes:
         policy: the optimizer steps of the policy that the engines hold.
@@ -105,32 +85,34 @@ class Prefetch:
             RuntimeError: if the judge has died.
         """
         if not self._waiting:
-            batch, sampling = self._begin(step)
-            with self._log.phase("generate"):
-                self._sample(batch, sampling, episode)
-        batch = self._wait_for(self._waiting[0])
+            self._start(episode, step)
+        batch = self._waiting[0]
+        with self._log.phase("wait" if batch.is_early else "generate"):
+            batch.end.result()
         drawn = batch.drawn[batch.taken]
         batch.taken += 1
         if batch.taken == len(batch.drawn):
             self.current = self._waiting.pop(0)
-            if batch.end is not None:
+            if batch.is_early:
                 self._log.note_seconds("generate", batch.sampled.seconds)
         return drawn
 
-    def sample_ahead(self, episode: int, step: int) -> None:
+    def start_next_batch(self, episode: int, step: int) -> None:
         """Start to sample the batch of the step after `step` as soon as the engines have sampled that of `step`.
 
         Rewards of the latter may still be missing; :meth:`take` waits for them.
         """
         if not self._waiting:
-            self._start(episode, step)
-        if len(self._waiting) == 1:
-            batch = self._waiting[0]
-            self.wait()
-            if batch.is_full():
-                self._start(episode + sum(drawn.is_over for drawn in batch.drawn), step + 1)
+            self._start(episode, step, is_early=True)
+        if len(self._waiting) > 1:
+            return
+        self.wait_until_sampled()
+        [batch] = self._waiting
+        has_run_out = batch.end.done() and batch.drawn[-1].is_over  # the last episode had too few prompts
+        if not has_run_out:
+            self._start(episode + sum(drawn.is_over for drawn in batch.drawn), step + 1, is_early=True)
 
-    def wait(self) -> None:
+    def wait_until_sampled(self) -> None:
         """Wait until the engines sample nothing: the sync is next.
 
         Raises:
@@ -138,61 +120,53 @@ class Prefetch:
         """
         for batch in self._waiting:
             with self._log.phase("wait"):
-                batch.wait_sampled()
+                batch.sampled.wait()
+            if batch.end.done():
+                batch.end.result()
 
-    def next_rollouts(self) -> list[Sample]:
+    def get_next_rollouts(self) -> list[Sample]:
         """Wait for the rewards of the batch that waits for its step. Return its rollouts, [] if there is none.
 
         Raises:
             Exception: what the sampling raised.
         """
-        return self._wait_for(self._waiting[0]).drawn[-1].rollouts if self._waiting else []
+        if not self._waiting:
+            return []
+        batch = self._waiting[0]
+        with self._log.phase("wait"):
+            batch.end.result()
+        return batch.drawn[-1].rollouts
 
-    def staleness(self) -> int:
+    def compute_staleness(self) -> int:
         """Return by how many optimizer steps the policy that sampled the current batch is behind the engines'."""
         assert self.current is not None
         return self.policy - self.current.policy
 
-    def _wait_for(self, batch: StepBatch) -> StepBatch:
-        """Wait until a batch has its rewards. Raises what the sampling raised."""
-        if batch.end is not None:
-            with self._log.phase("wait"):
-                batch.end.result()
-        return batch
-
-    def _begin(self, step: int) -> tuple[StepBatch, Step]:
+    def _start(self, episode: int, step: int, is_early: bool = False) -> None:
         sampling = self._sampler.begin_step(step)
-        batch = StepBatch(step, self.policy, sampling.groups)
+        batch = StepBatch(step, self.policy, sampling.groups, is_early)
         # Dynamic filtering draws other prompts in place of those that rewards leave out: only its end is known.
         if self._args.pipeline and not self._args.dynamic_filtering:
             sampling.sampled = batch.sampled
         self._waiting.append(batch)
-        return batch, sampling
-
-    def _start(self, episode: int, step: int) -> None:
-        batch, sampling = self._begin(step)
-        batch.end = end = Future[None]()
 
         def sample() -> None:
             try:
-                self._sample(batch, sampling, episode)
-                end.set_result(None)
+                for _ in range(episode, self._args.num_episodes):
+                    batch.drawn.append(self._sampler.sample_step(sampling))
+                    if not batch.drawn[-1].is_over:
+                        break
+                judge_actor.require()
+                batch.end.set_result(None)
             except BaseException as error:
-                end.set_exception(error)
+                batch.end.set_exception(error)
             finally:
-                batch.sampled.set()
+                batch.sampled.set()  # after the end, which whoever waits for this reads next
 
-        # A run that fails meanwhile ends without waiting for the engines.
+        # A daemon: a run that fails meanwhile ends without waiting for the engines.
         threading.Thread(target=sample, name=f"sampling of step {step}", daemon=True).start()
 
-    def _sample(self, batch: StepBatch, sampling: Step, episode: int) -> None:
-        for _ in range(episode, self._args.num_episodes):
-            batch.drawn.append(self._sampler.sample_step(sampling))
-            if not batch.drawn[-1].is_over:
-                break
-        judge_actor.require()
-
-    def state(self) -> Callable[[], dict[str, Any]] | None:
+    def get_state(self) -> Callable[[], dict[str, Any]] | None:
         """Return what computes the state of the batch that waits for its step; None if there is none.
 
         It waits for the batch's rewards. Its result is the same until the step of the batch begins to train.
@@ -202,21 +176,17 @@ class Prefetch:
         batch, staleness = self._waiting[0], self.policy - self._waiting[0].policy
 
         def compute() -> dict[str, Any]:
-            self._wait_for(batch)
-            return {
-                "step": batch.step,
-                "staleness": staleness,
-                "groups": batch.groups.state(),
-                "results": [
-                    ([dump_sample(one) for one in drawn.rollouts], drawn.pass_rate, drawn.prompts, drawn.is_over)
-                    for drawn in batch.drawn
-                ],
-            }
+            batch.end.result()
+            results = [([dump_sample(one) for one in it.rollouts], it.prompts, it.is_over) for it in batch.drawn]
+            groups = dict(vars(batch.groups))
+            return {"step": batch.step, "staleness": staleness, "groups": groups, "results": results}
 
         return compute
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        drawn = [Drawn([restore_sample(one) for one in rollouts], *rest) for rollouts, *rest in state["results"]]
-        groups = StepGroups(**state["groups"])
-        self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, drawn)]
+        """Continue from :meth:`get_state`."""
+        batch = StepBatch(state["step"], self.policy - state["staleness"], StepGroups(**state["groups"]), is_early=True)
+        batch.drawn = [Drawn([restore_sample(one) for one in rollouts], *rest) for rollouts, *rest in state["results"]]
+        batch.end.set_result(None)
+        batch.sampled.set()
+        self._waiting = [batch]

@@ -28,7 +28,7 @@ def keep_start(model: PeftModel) -> None:
             parameter.data.copy_(model.get_parameter(name.replace(f".{START}.", f".{TRAINED}.")))
             parameter.requires_grad_(False)
     for layer in _layers(model):
-        layer.scaling[START] = 0.0
+        layer.scaling[START] = 0.0  # active, so that ZeRO-3 sees the same modules in each pass, and without effect
 
 
 def without_adapter(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -93,6 +93,7 @@ def compute_kl_losses(log_probs: torch.Tensor, old_log_probs: torch.Tensor, base
     Args:
         log_probs, old_log_probs, base: of the policy, of the one that sampled, and of the reference, ``[B, A]``.
     """
+    # Importance weights: the rollouts are of the old policy, and the KL is an expectation under the new one.
     weight = (log_probs.detach() - old_log_probs).exp().clamp(max=MOST_WEIGHT)
     return weight * (log_probs - base) ** 2 / 2
 

@@ -54,15 +54,15 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     """
     rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
     if settings.variables().get("JUDGE_FALLBACK") == "group":
-        rewards = _regroup(samples, rewards, group_size)
-    missing = ~rewards.isfinite()
-    if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
+        rewards = _reward_by_correctness(samples, rewards, group_size)
+    missing = ~rewards.isfinite()  # an infinite reward would make every advantage of its group NaN
+    if missing.all() and not _read_log(samples, "judge_failed").nan_to_num().any():
         raise explain_missing_rewards(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
     for sample, reward, mean, gone in zip(samples, known, logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
-        sample.rewards = reward.view(1)
+        sample.rewards = reward.view(1)  # NaN if missing: the update must see that. The log has the mean
         sample.info["reward"] = mean.view(1)
         sample.info["reward_missing"] = gone.float().view(1)
         if sample.scores is None or not sample.scores.isfinite().all():
@@ -76,42 +76,42 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
 
 def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
     """Return the error of a batch in which no rollout has a reward, with the likely reason."""
-    if "ended_by_error" not in samples[0].info and (_log(samples, "token_mismatch") > 0).all():
+    faults, by_length, by_time, mismatched = (
+        int((_read_log(samples, key) > 0).sum())
+        for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
+    )
+    has_environment, number = "ended_by_error" in samples[0].info, len(samples)
+    if has_environment and faults:
         return UserError(
-            f"all {len(samples)} rollouts have log-probs from engines that are not finite or belong to other tokens",
+            f"the environment gave none of {number} rollouts a reward, and an error of its own ended {faults}; the "
+            "engines' log has the error",
+            "try the environment with ./train_grpo.sh --check",
+        )
+    if has_environment:  # too little room or time for a first turn, or tokens that differ from the engine's
+        return UserError(
+            f"none of {number} rollouts has a reward, and no error of the environment ended one: {by_length} ran out "
+            f"of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine (see its log)",
+            "raise --prompt_max_len if the first messages have no room, and --rollout_seconds if the time is too short",
+        )
+    if mismatched == number:
+        return UserError(
+            f"all {number} rollouts have log-probs from engines that are not finite or belong to other tokens",
             "logs/driver.log names the tokens. If an update destroyed the adapter, continue from an earlier step with "
             "a lower --actor_learning_rate",
         )
-    if "ended_by_error" not in samples[0].info:
-        return UserError(
-            f"the reward function failed for all {len(samples)} rollouts of the step",
-            "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
-        )
-    faults, by_length, by_time, mismatched = (
-        int((_log(samples, key) > 0).sum())
-        for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
-    )
-    if not faults:  # too little room or time for a first turn, or tokens that differ from the engine's
-        return UserError(
-            f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one. {by_length} ran "
-            f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
-            "them",
-            "raise --prompt_max_len if the first messages have no room, and --rollout_seconds if the time is too short",
-        )
     return UserError(
-        f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}; the "
-        "engines' log has the error",
-        "try the environment with ./train_grpo.sh --check",
+        f"the reward function failed for all {number} rollouts of the step",
+        "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
     )
 
 
-def _regroup(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+def _reward_by_correctness(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return `rewards` with correctness in place of the rewards of groups with a failed judgement.
 
     Args:
         rewards: float32 ``[len(samples)]``.
     """
-    failed, correct = _log(samples, "judge_failed"), _log(samples, "correct")
+    failed, correct = _read_log(samples, "judge_failed"), _read_log(samples, "correct")
     if failed.isnan().all():
         return rewards
     is_hit = (failed.view(-1, group_size) > 0).any(-1).repeat_interleave(group_size)
@@ -120,7 +120,7 @@ def _regroup(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) 
     return torch.where(is_hit, correct, rewards)
 
 
-def _log(samples: Sequence[Sample], key: str) -> torch.Tensor:
+def _read_log(samples: Sequence[Sample], key: str) -> torch.Tensor:
     """Return a log of all rollouts, float32 ``[len(samples)]``; NaN if missing."""
     return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
 
@@ -130,7 +130,7 @@ def _complete_logs(samples: Sequence[Sample]) -> None:
     # Each environment of several has numbers of its own.
     level = logging.DEBUG if any(key.startswith("environment_share.") for key in keys) else logging.WARNING
     for key in keys:
-        values = _log(samples, key)
+        values = _read_log(samples, key)
         finite = values.isfinite()
         if finite.all():
             continue

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpo.rollout.rows import Sample
 from grpo.rollout.sample_params import mark_recorded
@@ -25,21 +25,15 @@ logger = logging.getLogger("openrlhf.grpo.rollout_filters")
 
 @dataclass
 class StepGroups:
-    """What became of the groups of one global step, over all its episodes.
+    """What became of the groups of one global step, over all its episodes. A checkpoint holds them.
 
     Attributes:
-        step: the global step.
-        drawn: prompt and solve rate of each finished group, see :func:`solve_rate`.
+        drawn: prompt and solve rate of each finished group, see :func:`compute_solve_rate`.
         filled: how many rejected groups the step trains on, because it may draw no more.
     """
 
-    step: int
     drawn: list[tuple[str, float]] = field(default_factory=list)
     filled: int = 0
-
-    def state(self) -> dict[str, Any]:
-        """Return the groups for a checkpoint."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,11 @@ class Drawn:
 
     Attributes:
         rollouts: of the batch; [] if the episode ended before it was full.
-        pass_rate: groups inside the window, in percent of those drawn; None without dynamic filtering.
         prompts: drawn from this episode.
         is_over: whether the episode ended before the batch was full.
     """
 
     rollouts: list[Sample]
-    pass_rate: float | None
     prompts: int
     is_over: bool
 
@@ -63,15 +55,13 @@ class Step(Stage):
     """The sampling of one global step, over all its episodes: it may begin in one and end in the next.
 
     Args:
-        args: OpenRLHF's.
         number: the global step.
         records_routing: whether the engines record their choice of experts.
-        max_new_tokens: the limit on response length.
     """
 
     def __init__(self, args: Arguments, number: int, *, records_routing: bool = False, max_new_tokens: int = 0) -> None:
         super().__init__(args, f"train {number}")
-        self.groups, self.max_new_tokens = StepGroups(number), max_new_tokens
+        self.groups, self.max_new_tokens = StepGroups(), max_new_tokens
         self._records_routing = records_routing
         self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it
         self._unscored: list[Sample] = []  # of consecutive groups without a score
@@ -93,7 +83,7 @@ class Step(Stage):
             UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout
                 would silently use up all prompts.
         """
-        rate = solve_rate(group)
+        rate = compute_solve_rate(group)
         self.groups.drawn.append((group[0].prompts[0], rate))
         if not self.args.dynamic_filtering:
             super().add(group)
@@ -102,9 +92,10 @@ class Step(Stage):
         if len(self._unscored) >= self.args.rollout_batch_size * self.args.n_samples_per_prompt:
             raise explain_missing_rewards(self._unscored)
         low, high = self.args.dynamic_filtering_reward_range
-        if low < rate < high:
+        if low < rate < high:  # False for NaN
             super().add(group)
             return
+        # The farthest are those without a score, which fill a batch only if nothing else can.
         distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
         self._rejected.append((distance, group))
         logger.info("left out: a group with a mean score of %.3g, not between %g and %g", rate, low, high)
@@ -119,7 +110,6 @@ class Step(Stage):
         Args:
             prompts: drawn from this episode.
         """
-        rate = 100 * (1 - len(self._rejected) / max(1, len(self.groups.drawn)))
         missing = self.args.rollout_batch_size - len(self.kept)
         if missing and self.args.dynamic_filtering and not self.count_allowed():
             place = self.rank_groups()
@@ -127,24 +117,30 @@ class Step(Stage):
             self.kept += [group for _, group in nearest]
             self.groups.filled, missing = missing, 0
         rollouts = [] if missing else self.list_rollouts()
-        return Drawn(rollouts, rate if self.args.dynamic_filtering else None, prompts, is_over=missing > 0)
+        return Drawn(rollouts, prompts, is_over=missing > 0)
 
 
-def solve_rate(group: Sequence[Sample]) -> float:
+def compute_solve_rate(group: Sequence[Sample]) -> float:
     """Return the mean score of a group's rollouts that have one; NaN if none has."""
     scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 
-def measure(args: Arguments, groups: StepGroups) -> dict[str, float]:
+def compute_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
     """Return the metrics of a step's groups; {} without --dynamic_filtering."""
     if not args.dynamic_filtering:
         return {}
     low, high = args.dynamic_filtering_reward_range
+    number = len(groups.drawn)
     rates = [rate for _, rate in groups.drawn if not math.isnan(rate)]
-    metrics = {"groups_drawn": float(len(groups.drawn)), "groups_filled": float(groups.filled)}
+    outside = number - sum(low < rate < high for rate in rates)  # also those without a score
+    metrics = {
+        "dynamic_filtering_pass_rate": 100 * (1 - outside / number),
+        "groups_drawn": float(number),
+        "groups_filled": float(groups.filled),
+    }
     if rates:
         metrics["score_drawn"] = math.fsum(rates) / len(rates)
-        metrics["groups_too_hard"] = sum(rate <= low for rate in rates) / len(groups.drawn)
-        metrics["groups_too_easy"] = sum(rate >= high for rate in rates) / len(groups.drawn)
+        metrics["groups_too_hard"] = sum(rate <= low for rate in rates) / number
+        metrics["groups_too_easy"] = sum(rate >= high for rate in rates) / number
     return metrics

@@ -26,7 +26,7 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
     Args:
         response: of an agent executor. Without ``engine`` it is OpenRLHF's own; then the only check is that each
             sampled token has a log-prob.
-        max_new_tokens: the limit of the stage.
+        max_new_tokens: the limit under which the response was sampled.
     """
     rollout = build_row(response, args.prompt_max_len, max_new_tokens)
     rollout.info.setdefault("token_mismatch", torch.zeros(1))
@@ -44,9 +44,9 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
         for branch in response.get("branches", ())
     ]
     sound = [row for row, branch in rows if is_sound(row, branch)]
-    if not is_sound(rollout, response):
+    if not is_sound(rollout, response):  # its branches may be sound, but it is rewarded and dropped as one
         rollout.rewards = torch.full((1,), math.nan)
-    if "branches" not in response:
+    if "branches" not in response:  # not of an environment
         return rollout
     rollout.branches = sound
     masks = [rollout.action_mask, *(row.action_mask for row in sound)]
@@ -66,7 +66,7 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
     sampled = torch.zeros_like(tokens)
     for start, end in response["action_ranges"]:
         sampled[start:end] = 1
-    action_mask = sampled[1:limit]  # [A]: token t + 1 is predicted at position t
+    action_mask = sampled[1:limit]  # [A]: position t predicts token t + 1, so masks and log-probs drop the first token
     log_probs = response["rollout_log_probs"]
     reward, score = rewards.scalar(response.get("reward")), rewards.scalar(response.get("scores"))
     is_cut = torch.tensor([bool(response.get("truncated")) or len(tokens) > limit])  # by the engine, or here

@@ -1,13 +1,10 @@
 """From prompts to rewarded rollouts: draws prompts, lets the engines answer them, and checks what comes back."""
 
-import heapq
-import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import ray
 from openrlhf.datasets import PromptDataset
@@ -22,35 +19,19 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PromptLoader
-from grpo.train import rollouts
 from grpo.train.lengths import Schedule
 from grpo.train.rollout_filters import Drawn, Step
-
-logger = logging.getLogger("openrlhf.grpo.sampler")
+from grpo.train.rollouts import build_rollout
 
 _POLL_SECONDS = 0.1  # between two polls whether the engines have sampled all and only wait for rewards
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How the engines answer a prompt.
+class SamplingOptions(NamedTuple):
+    """How the engines answer a prompt."""
 
-    Attributes:
-        samples: rollouts of its group.
-        max_new_tokens: of a response.
-    """
-
-    samples: int
+    samples: int  # rollouts of its group
     temperature: float
-    max_new_tokens: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt that an engine answers. The seed identifies it there."""
-
-    engine: EngineActor
-    seed: int | None
+    max_new_tokens: int  # of a response
 
 
 def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, PromptLoader | None]:
@@ -70,12 +51,10 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
 
 
 class Sampler:
-    """Samples for steps and evaluations. If an engine dies, Ray raises its death from the next call that needs it.
+    """Samples for steps and evaluations.
 
     Args:
-        args: OpenRLHF's.
-        engines: handles of the engines.
-        train, held_out: loaders of the problems; ``held_out`` may be None.
+        train, held_out: loaders of the problems.
         lengths: the limit on response length of each step.
         gate: compares engines and trainer, and needs the engines' choice of experts for it.
     """
@@ -139,44 +118,48 @@ class Sampler:
         """
         if self.args.vllm_enable_sleep:
             self.wake_up(["weights", "kv_cache"])
-        pending: dict[Any, Request] = {}
+        pending: dict[Any, tuple[int, int | None]] = {}  # engine and seed of each prompt, by Ray's reference
         drawn = 0
         with tqdm(total=groups, initial=len(stage.kept), desc=f"sampling: {stage.name}") as bar:
             while True:
+                # As many prompts in flight as the batch lacks groups: a group that is left out is replaced at once.
                 wanted = int(min(groups - len(stage.kept) - len(pending), most - drawn))
                 new = list(islice(prompts, wanted))
-                if drawn or len(new) == wanted:
+                if drawn or len(new) == wanted:  # otherwise the rest of the episode is too small for a batch
                     pending |= self._send(stage, new, how)
                     drawn += len(new)
                 if not pending:
                     break
                 for reference in self._wait(pending, stage):
                     del pending[reference]
-                    stage.add([self._build_rollout(response, how) for response in ray.get(reference)])
+                    responses = ray.get(reference)  # raises if the engine has died
+                    limit = how.max_new_tokens
+                    stage.add([build_rollout(each, self.args, self._tokenizer, limit) for each in responses])
                     bar.update(len(stage.kept) - bar.n)
         if self.args.vllm_enable_sleep:
             ray.get([engine.sleep.remote() for engine in self._engines])
         return drawn
 
-    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> dict[Any, Request]:
-        """Send problems to the engines, each to the one with the fewest requests; return them by Ray's references."""
+    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> dict[Any, tuple[int, int | None]]:
+        """Send each problem to the engine with the fewest unfinished requests; return what ``_sample`` waits for."""
+        if not problems:
+            return {}
         params = SamplingParams(
             temperature=how.temperature,
             top_p=self.args.top_p,
             max_tokens=how.max_new_tokens,
             min_tokens=1,
-            skip_special_tokens=False,
+            skip_special_tokens=False,  # the channels of harmony are special tokens
             logprobs=0,  # of the sampled tokens alone
         )
-        loads = self._count_requests() if problems else []
-        heapq.heapify(loads)
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self._engines])
         sent = {}
         for row in problems:
-            _, [prompt], [label] = row[:3]
-            load, number = heapq.heappop(loads)
-            heapq.heappush(loads, (load + how.samples, number))
-            engine, seeded = self._engines[number], stage.seed_params(params, prompt)
-            reference = engine.generate_responses.remote(
+            _, [prompt], [label] = row[:3]  # OpenRLHF 0.11.2 adds images
+            number = loads.index(min(loads))
+            loads[number] += how.samples
+            seeded = stage.seed_params(params, prompt)
+            reference = self._engines[number].generate_responses.remote(
                 prompt=prompt,
                 label=label,
                 sampling_params=seeded,
@@ -184,32 +167,22 @@ class Sampler:
                 num_samples=how.samples,
                 hf_tokenizer=self._tokenizer,
             )
-            sent[reference] = Request(engine, seeded.seed)
+            sent[reference] = number, seeded.seed
         return sent
 
-    def _wait(self, pending: dict[Any, Request], stage: Stage) -> list[Any]:
+    def _wait(self, pending: dict[Any, tuple[int, int | None]], stage: Stage) -> list[Any]:
         """Wait for the rollouts of a prompt, for some seconds at most; return the references that are ready.
 
         ``stage.sampled``, if there is one, is set once the engines have sampled all prompts and only wait for rewards.
         """
         is_polled = stage.sampled is not None and not stage.sampled.is_set()
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS if is_polled else 10.0)
-        if stage.sampled is not None and is_polled and not ready and self._have_sampled(list(pending.values())):
-            stage.sampled.set()
+        if stage.sampled is not None and is_polled and not ready:
+            asked = [self._engines[number] for number in sorted({number for number, _ in pending.values()})]
+            seeds = {seed for sampled in ray.get([engine.sampled.remote() for engine in asked]) for seed in sampled}
+            if seeds.issuperset(seed for _, seed in pending.values()):
+                stage.sampled.set()
         return list(ready)
-
-    def _have_sampled(self, requests: Sequence[Request]) -> bool:
-        involved = [engine for engine in self._engines if any(request.engine is engine for request in requests)]
-        seeds = {seed for known in ray.get([engine.sampled.remote() for engine in involved]) for seed in known}
-        return seeds.issuperset(request.seed for request in requests)
-
-    def _count_requests(self) -> list[tuple[int, int]]:
-        """Return the number of requests that each engine has not finished, and the number of the engine."""
-        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self._engines])
-        return [(load, number) for number, load in enumerate(loads)]
-
-    def _build_rollout(self, response: dict[str, Any], how: SamplingOptions) -> Sample:
-        return rollouts.build_rollout(response, self.args, self._tokenizer, how.max_new_tokens)
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""

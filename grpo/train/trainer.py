@@ -1,21 +1,28 @@
-"""The controller: GRPO as a loop over steps.
+"""The controller: GRPO as a loop over steps. :meth:`Trainer.train_step` is the step, top to bottom.
 
-A step samples G prompts with N rollouts each, rewards them, and updates the adapter. With the recipe as shipped, little
-of the paper's GRPO (https://arxiv.org/abs/2402.03300) is left; it is close to REINFORCE with the group's mean as
-baseline:
+A step samples G prompts with N rollouts each, rewards them, and updates the adapter. The recipe as shipped
+(train_grpo.sh) leaves out much of the paper's GRPO (https://arxiv.org/abs/2402.03300). What remains is close to
+REINFORCE with the mean of the group as baseline:
 
-1. There is no reference model and no KL. --init_kl_coef adds one; the reference is then the actor as it started.
-2. A step is one optimizer step on the rollouts of the current policy, so the ratio is 1 and nothing is clipped.
-   --eps_clip acts with a smaller --train_batch_size, or with --pipeline, whose rollouts are a step old.
-3. The advantage is the reward less the mean of its group, not divided by the deviation (--advantage_estimator dr_grpo).
-   A group whose rollouts all have the same reward has an advantage of exactly 0, and stays in the batch.
-4. The loss is a mean over all tokens of the optimizer batch, not over each rollout first (--loss_aggregation
-   token_mean), however the batch is split into micro-batches and ranks.
-5. The difference between the engines' log-probs and the actor's is measured and not corrected.
+1. No reference model and no KL: a graded answer is hard to game, and the reference costs a forward pass. --init_kl_coef
+   adds a KL, to the reward (:mod:`grpo.train.advantages`) or with --use_kl_loss to the loss (:mod:`grpo.train.worker`).
+   The reference is the actor as it started (:mod:`grpo.train.reference`, which also has the formulas).
+2. One optimizer step on the rollouts of the current policy: the ratio is 1 and nothing is clipped. --eps_clip acts with
+   a smaller --train_batch_size, or with --pipeline, whose rollouts are a step old.
+3. No division by the deviation of the group (--advantage_estimator dr_grpo): it favors problems that are nearly always
+   or nearly never solved. A group whose rollouts all have the same reward gets an advantage of exactly 0, and stays in
+   the batch.
+4. A mean over all tokens of the optimizer batch (--loss_aggregation token_mean), however it is split into micro-batches
+   and ranks. The paper's mean over each rollout first makes long wrong answers cheap.
+5. No correction for the difference between the log-probs of engines and actor. It is a metric, and the parity gate
+   ends a run in which it is large.
+
+An engine or a rank that dies ends the loop: the next ``ray.get`` of one of its results raises. The launcher ends what
+is left and, up to --restarts times, continues from the newest checkpoint (grpo/launch/restarts.py).
 """
 
 import logging
-from collections.abc import Callable
+import math
 from copy import deepcopy
 from typing import Any
 
@@ -35,7 +42,6 @@ from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewar
 from grpo.train.advantages import Advantages
 from grpo.train.lengths import Schedule
 from grpo.train.prefetch import Prefetch
-from grpo.train.rollout_filters import Drawn
 from grpo.train.sampler import Sampler, make_loaders
 
 logger = logging.getLogger("openrlhf.grpo.trainer")
@@ -47,14 +53,12 @@ class Trainer:
     Attributes:
         step, episode: the last ones that were made; episodes count from 0.
         drawn_prompts: in all steps so far.
-        prefetch: samples the batch of each step.
 
     Args:
         pretrain: the model.
         strategy: OpenRLHF's ``DeepspeedStrategy``; its ``args`` are those of the run.
         actors: the ranks, see :class:`grpo.train.worker.PolicyWorker`.
         critic, reward_model, reference: OpenRLHF's trainer may have these models; ours has none.
-        engines: handles of the engines.
     """
 
     step: int
@@ -81,7 +85,7 @@ class Trainer:
     ) -> None:
         self.args = args = strategy.args
         for name in ("eval_steps", "save_steps"):
-            if getattr(args, name) == -1:
+            if getattr(args, name) == -1:  # OpenRLHF's word for never
                 setattr(args, name, float("inf"))
         self.actors, self.engines = actors, engines
         self.tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.disable_fast_tokenizer)
@@ -94,11 +98,10 @@ class Trainer:
 
     def fit(self) -> None:
         """Train from the start, or from the checkpoint that the ranks have loaded."""
-        args = self.args
         self._start(ray.get(self.actors.async_run_method("states"))[0])
         self.evaluation.run_first(self.step)
-        for episode in range(self.episode, args.num_episodes):
-            while not self._is_finished(self.step) and self.train_step(episode):
+        for episode in range(self.episode, self.args.num_episodes):
+            while not self._is_last(self.step) and self.train_step(episode):
                 pass
         with self.log.phase("save"):
             self.saver.save_last()
@@ -112,25 +115,28 @@ class Trainer:
         of S tokens, which A = S - 1 positions predict.
         """
         number, args = self.step + 1, self.args
-        drawn = self._sample(episode, number)  # generate, and reward each answer
+        if args.pipeline and not self._is_last(number):
+            self.prefetch.start_next_batch(episode, number)  # while this step trains
+        drawn = self.prefetch.take(episode, number)  # the engines have sampled and rewarded it
         self.drawn_prompts += drawn.prompts
         if drawn.is_over:
             return False
         rollouts_R = drawn.rollouts
-        self.saver.begin_step()
+
+        self.saver.begin_step()  # from here on, the ranks and the adapter change: no checkpoint on request
         with self.log.phase("old_log_probs"):
-            # rewards [G, N] become advantages [G, N], and with the log-probs [B, A]
-            batches, advantages_GN = self._prepare(rollouts_R)
-        self._compare_with_engines(number, batches, rollouts_R)
+            batches, advantages_GN = self._compute_advantages(rollouts_R)
+        self._compare_with_engines(number, batches, rollouts_R)  # before the update: a wrong engine teaches nonsense
         with self.log.phase("train"):
             status = self._update(batches)
-        self._measure(status, batches, advantages_GN, drawn)
-        self.prefetch.wait()
+        self._add_metrics(status, batches, advantages_GN, rollouts_R)
+
+        self.prefetch.wait_until_sampled()  # no engine changes its adapter within a rollout
         with self.log.phase("sync"):
             self._sync()
         self.step, self.episode = number, episode
         self.log.write_rollouts(number, rollouts_R, self.tokenizer)  # before the checkpoint: a resume draws no others
-        self.saver.end_step(number, self._states(status, rollouts_R), self.log.phase)
+        self.saver.end_step(number, self._collect_states(status, rollouts_R), self.log.phase)
         self.log.write_step(number, status)
         logger.info("step %d: %s", number, status)
         if number % args.eval_steps == 0:
@@ -139,20 +145,17 @@ class Trainer:
 
     # The parts of a step
 
-    def _sample(self, episode: int, number: int) -> Drawn:
-        """Return the rollouts of a step. With --pipeline, begin to sample those of the next one before its rewards."""
-        if self.args.pipeline and not self._is_finished(number):
-            self.prefetch.sample_ahead(episode, number)
-        return self.prefetch.take(episode, number)
+    def _compute_advantages(self, rollouts_R: list[Sample]) -> tuple[list[Batch], Advantages]:
+        """Return the rollouts as micro-batches with log-probs and advantages, and the advantages of the groups.
 
-    def _prepare(self, rollouts_R: list[Sample]) -> tuple[list[Batch], Advantages]:
-        """Return the rollouts as micro-batches with log-probs and advantages, and the advantages of the groups."""
+        Advantages are computed on whole groups, [G, N], before rollouts are cut into micro-batches of rows, [B, A].
+        """
         args = self.args
         rewards.complete(rollouts_R, args.n_samples_per_prompt)
         advantages_GN = advantages.compute(rollouts_R, args)
         batches = micro_batches.build(rollouts_R, args.micro_rollout_batch_size, self.tokenizer.pad_token_id)
         passes.add_log_probs(batches, args, self.actors)
-        advantages.give(batches, advantages_GN, args)  # less the KL of the reward, which needs log-probs
+        advantages.assign_to_tokens(batches, advantages_GN, args)  # less the KL of the reward, which needs log-probs
         return batches, advantages_GN
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
@@ -160,12 +163,12 @@ class Trainer:
 
         With --pipeline those are in the batch of the next step, for which a comparison therefore waits.
         """
-        if self.prefetch.staleness() == 0:
+        if self.prefetch.compute_staleness() == 0:
             self.gate.check(self.log, number, batches, rollouts_R)
-        elif self.gate.is_due() and (ahead := self.prefetch.next_rollouts()):
+        elif self.gate.is_due() and (next_rollouts := self.prefetch.get_next_rollouts()):
             with self.log.phase("old_log_probs"):
-                now, _ = self._prepare(deepcopy(ahead))  # it changes rollouts, and their step comes
-            self.gate.check(self.log, number, now, ahead)
+                now, _ = self._compute_advantages(deepcopy(next_rollouts))  # it changes rollouts, and their step comes
+            self.gate.check(self.log, number, now, next_rollouts)
 
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
@@ -175,17 +178,18 @@ class Trainer:
             step_metrics.merge(status, result)
         return status
 
-    def _measure(self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, drawn: Drawn) -> None:
+    def _add_metrics(
+        self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, rollouts_R: list[Sample]
+    ) -> None:
         """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
         assert self.prefetch.current is not None
-        if drawn.pass_rate is not None:
-            status["dynamic_filtering_pass_rate"] = drawn.pass_rate
-        status |= rollout_filters.measure(self.args, self.prefetch.current.groups)
+        status |= rollout_filters.compute_metrics(self.args, self.prefetch.current.groups)
         if self.args.pipeline:
-            status["staleness"] = float(self.prefetch.staleness())
+            status["staleness"] = float(self.prefetch.compute_staleness())
         self.prefetch.policy += len(status.get("grad_norms", []))
-        status |= advantages_GN.measure_spread()
-        step_metrics.add_step_metrics(status, batches, drawn.rollouts, self.tokenizer)
+        if not math.isnan(advantages_GN.zero_spread_groups):
+            status["zero_spread_groups"] = advantages_GN.zero_spread_groups
+        step_metrics.add_step_metrics(status, batches, rollouts_R, self.tokenizer)
 
     def _sync(self) -> None:
         """Bring the engines to the adapter."""
@@ -193,16 +197,21 @@ class Trainer:
             self.sampler.wake_up(["weights"])
         ray.get(self.actors.async_run_method("sync"))
 
+    def _is_last(self, number: int) -> bool:
+        return self.args.max_steps is not None and number >= self.args.max_steps
+
     # Start and checkpoints
 
     def _start(self, states: dict[str, Any]) -> None:
         """Continue from the states of a checkpoint; {} at the start of a run."""
-        args, engines = self.args, self.engines
+        args = self.args
         self.step, self.episode = states.get("global_step", 0), states.get("episode", 0)
         self.drawn_prompts = states.get("total_consumed_prompts", 0)
         self.lengths = Schedule(args, states.get("lengths"))
-        self.gate = ParityGate(args, self.actors, engines)
-        self.sampler = Sampler(args, self.tokenizer, engines, self.problems, self.held_out, self.lengths, self.gate)
+        self.gate = ParityGate(args, self.actors, self.engines)
+        self.sampler = Sampler(
+            args, self.tokenizer, self.engines, self.problems, self.held_out, self.lengths, self.gate
+        )
         self.log = open_log(args, self.problems.dataset, self.step, states)
         self.prefetch = Prefetch(args, self.sampler, self.log)
         if self.step or args.adapter:  # otherwise the adapter is zero
@@ -216,30 +225,26 @@ class Trainer:
         """Restore the position in the problems, the random states, and what has been sampled for later steps."""
         if states["data_loader_state_dict"]:
             self.problems.load_state_dict(states["data_loader_state_dict"])
-        self.sampler.restore_prompts()
+        self.sampler.restore_prompts()  # uses random numbers, so before their states
         trainer_state.set_random_state(states["random"])
-        if "ahead" in states:
-            self.prefetch.restore(states["ahead"])
+        if "next_batch" in states:
+            self.prefetch.restore(states["next_batch"])
 
-    def _states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
+    def _collect_states(self, status: dict[str, Any], rollouts_R: list[Sample]) -> dict[str, Any]:
         """Return the states for a checkpoint of the last step.
 
         A value may be a function that first waits for its state, see :class:`SaveOnRequest`.
         """
-        states = {
+        next_batch = self.prefetch.get_state()
+        return {
             "episode": self.episode,
             "global_step": self.step,
             "total_consumed_prompts": self.drawn_prompts,
             "data_loader_state_dict": self.problems.state_dict(),
             **trainer_state.collect_controller_state(status),
+            **({"next_batch": next_batch} if next_batch else {}),
+            "lengths": self.lengths.count_truncated(self.step, rollouts_R),
         }
-        waiting: Callable[[], dict[str, Any]] | None = self.prefetch.state()
-        if waiting:
-            states["ahead"] = waiting
-        return states | {"lengths": self.lengths.count_truncated(self.step, rollouts_R)}
 
     def _save(self, states: dict[str, Any]) -> None:
         ray.get(self.actors.async_run_method("save", states=states))
-
-    def _is_finished(self, number: int) -> bool:
-        return self.args.max_steps is not None and number >= self.args.max_steps

@@ -1,10 +1,12 @@
 """A rank of the actor: its share of a step's update, its forward passes, its part of the sync and of a checkpoint.
 
-The loss is in :mod:`grpo.train.loss`, normalized over the whole optimizer batch.
+:meth:`PolicyWorker._train` adds up the terms of the loss: the policy's (:mod:`grpo.train.loss`), the KL, the balance of
+the experts, and the entropy. Each is normalized over the whole optimizer batch. Every term reads its flags from
+``args``, the namespace that the parser (:mod:`grpo.flags`) has filled in the driver.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -55,7 +57,7 @@ class PolicyWorker(BaseModelActor):
         """
         self.strategy, self.args, self.engines = strategy, strategy.args, engines
         self.ranks = self._join_ranks()
-        self.base = MappedBase(self._describe_base()) if self.args.actor_shard == OF_ENGINE else None
+        self.base = self._map_base() if self.args.actor_shard == OF_ENGINE else None
         self.actor = self._load(pretrain)
         self._start_engine(max_steps)
         self.controller_states = saving.load_step(self.actor.model, self.args)
@@ -77,6 +79,12 @@ class PolicyWorker(BaseModelActor):
         deepspeed.init_distributed(timeout=timedelta(minutes=60))
         world_size = dist.get_world_size()
         return Ranks(world_size, args.train_batch_size // args.micro_train_batch_size // world_size)
+
+    def _map_base(self) -> MappedBase:
+        """Map the frozen base of the engine on this rank's GPU."""
+        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
+        print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
+        return MappedBase(description)
 
     def _load(self, pretrain: str) -> Actor:
         args = self.args
@@ -138,7 +146,7 @@ class PolicyWorker(BaseModelActor):
         Rollouts that --mask_truncated masks lose their tokens here. They count in their group, but not in the loss and
         its denominator, in KL and entropy terms, and in metrics of the update. The controller's own metrics see them.
         """
-        for rows in micro_batches.split(batch):
+        for rows in micro_batches.split_by_rollout(batch):
             if rows[0].info.get("masked_rollouts", 0) > 0:
                 for row in rows:
                     row.action_mask = torch.zeros_like(row.action_mask)
@@ -151,50 +159,49 @@ class PolicyWorker(BaseModelActor):
         loader = DataLoader(
             cast(Any, self.rollouts),
             batch_size=args.micro_train_batch_size,
-            shuffle=True,
+            shuffle=True,  # otherwise the first optimizer step would get the first prompts alone
             drop_last=True,
             pin_memory=True,
-            collate_fn=micro_batches.collate,
+            collate_fn=micro_batches.join_rollouts,
         )
         means = [
             self._train(micro_batch.to_device(device))
             for _ in range(args.max_epochs)
-            for micro_batch in tqdm(self._micro_batches(loader), "train", len(loader), disable=dist.get_rank() > 0)
+            for micro_batch in tqdm(self._iterate(loader), "train", len(loader), disable=dist.get_rank() > 0)
         ]
         self.rollouts.clear()
         self.empty_cache()
         return self._average_over_ranks(means) | self.metrics.pop()
 
-    def _micro_batches(self, loader: DataLoader) -> Iterator[Batch]:
+    def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
-        prepare = partial(passes.set_old_log_probs, self.actor) if optimizer_steps.is_in_update(self.args) else None
-        return passes.replay_each(self.actor, self.loss.batches(loader, self.ranks, prepare))
+        prepare = partial(passes.set_old_log_probs, self.forward) if optimizer_steps.is_in_update(self.args) else None
+        return passes.replay_each(self.actor, self.loss.iterate_batches(loader, self.ranks, prepare))
 
     def _train(self, batch: Batch) -> dict[str, float]:
         """Make forward and backward pass of a micro-batch, and the optimizer's step after the last one of its batch."""
         args, mask = self.args, batch.action_mask
-        self.actor.train()
+        self.actor.train()  # also switches gradient checkpointing on
         log_probs_BA, output = self.actor(
             batch.sequences, mask, attention_mask=batch.attention_mask, return_output=True
         )
-        old_BA = passes.old_log_probs(args, batch, log_probs_BA)
-        policy_loss = self.loss(log_probs_BA, old_BA, batch.advantages, mask, batch.rollout_log_probs)
+        old_BA = passes.choose_old_log_probs(args, batch, log_probs_BA)
+        loss = policy_loss = self.loss(log_probs_BA, old_BA, batch.advantages, mask, batch.rollout_log_probs)
         means = {"policy_loss": policy_loss.item()}
-        loss = policy_loss
-        if args.use_kl_loss:
+        if args.use_kl_loss:  # otherwise the KL is part of the advantages
             base_BA = batch.base_action_log_probs
             assert base_BA is not None
-            loss = loss + self.loss.divergence(log_probs_BA, old_BA, base_BA, mask) * args.init_kl_coef
+            loss = loss + self.loss.compute_kl_loss(log_probs_BA, old_BA, base_BA, mask) * args.init_kl_coef
         if passes.has_balancing_loss(args):
             loss = loss + output.aux_loss * args.aux_loss_coef
         if args.entropy_loss_coef is not None:
-            entropy_BA = output.scores.entropy[:, -1 - mask.shape[1] : -1]
+            entropy_BA = output.scores.entropy[:, -1 - mask.shape[1] : -1]  # the last position predicts nothing
             means["entropy_loss"] = ((entropy_BA * mask).sum() / mask.sum().clamp(min=1)).item()
-            if args.entropy_loss_coef:
+            if args.entropy_loss_coef:  # 0: a metric alone, whose backward pass nobody needs
                 loss = loss - self.loss.aggregate(entropy_BA, mask) * args.entropy_loss_coef
         self.metrics.note(batch, log_probs_BA, old_BA, output, policy_loss, self.loss.per_token)
         self.actor.model.backward(loss)
-        self.actor.model.step()  # the optimizer steps after the last micro-batch of its batch
+        self.actor.model.step()  # DeepSpeed steps the optimizer after the last micro-batch of its batch
         self.metrics.note_update()
         return means
 
@@ -239,14 +246,6 @@ class PolicyWorker(BaseModelActor):
         with reference.without_adapter(self.actor):
             return self.forward(*inputs, **named)
 
-    # The frozen base, with --actor_shard engine
-
-    def _describe_base(self) -> Description:
-        """Return the description of the base of the engine on this rank's GPU."""
-        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
-        print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
-        return description
-
     # Sync and checkpoints
 
     def sync(self) -> None:
@@ -256,7 +255,7 @@ class PolicyWorker(BaseModelActor):
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""
         if self.base:
-            self.base.check()
+            self.base.check()  # an adapter that was trained on other weights than its base's name is worth nothing
         saving.save_step(self.actor.model, self.args, states)
 
     def states(self) -> dict[str, Any]:

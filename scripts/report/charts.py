@@ -10,7 +10,7 @@ from bokeh.palettes import Category10_10
 from bokeh.plotting import figure
 
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
-from grpo.run.measure import EXACT_MATCH, SCORE
+from grpo.run.eval_metric import EXACT_MATCH, SCORE
 from grpo.run.run_state import Run
 from scripts.report.numbers import Points, read_series
 
@@ -44,9 +44,9 @@ def draw_all(runs: Sequence[Run], marks: Sequence[tuple[int, str]]) -> list[Char
     shared = Range1d(start=min(steps, default=0) - 0.5, end=max(steps, default=1) + 0.5)
     charts = []
     for name in sorted(written, key=lambda name: order.get(_find(name).name, len(order))):
-        is_measure = name in (EXACT_MATCH, SCORE)
+        is_result = name in (EXACT_MATCH, SCORE)
         curves = [
-            (train[at].get(name, []), held_out[at].get(name, []), ends[at] if is_measure else {})
+            (train[at].get(name, []), held_out[at].get(name, []), ends[at] if is_result else {})
             for at in range(len(runs))
         ]
         charts.append(_draw(_find(name), curves, shared, marks))

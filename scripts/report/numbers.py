@@ -8,7 +8,7 @@ from typing import Any
 from eval.compare import compare_evaluations, read_grades
 from grpo.metrics import metric_schema
 from grpo.run.estimators import score_interval
-from grpo.run.measure import get_name, get_value, is_whole
+from grpo.run.eval_metric import get_name, get_value, is_whole
 from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 

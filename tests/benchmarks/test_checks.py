@@ -197,7 +197,7 @@ from benchmarks import kernels, layer
 from benchmarks.random_model import shrink
 kernels.experts(0, count=8, hidden=64, tokens=20)
 kernels.log_probs(0, 20, 500)
-kernels.receipt(0)
+kernels.checksum(0)
 layer.check(0, (32, 64), shrink(512, hidden=128, heads=4, key_value_heads=2, experts=8, intermediate=128))
 print("done")
 """

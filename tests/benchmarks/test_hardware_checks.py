@@ -49,11 +49,11 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
         kernels.log_probs(0, 60, 2000)
 
 
-def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.receipt(0).numbers["tensors"] == 8
+def test_a_checksum_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.checksum(0).numbers["tensors"] == 8
     monkeypatch.setattr(adapter.Checksums, "of", lambda flat, specs: adapter.Checksums(8, 1, 2))
-    with pytest.raises(UserError, match="receipt of"):
-        kernels.receipt(0)
+    with pytest.raises(UserError, match="checksum of"):
+        kernels.checksum(0)
 
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from eval import compare, engine, evaluate, table
 from grpo.hooks.prompts_dataset import render_with
 from grpo.run import own_runs
-from grpo.run.measure import USER_REWARD
+from grpo.run.eval_metric import USER_REWARD
 from grpo.stack.json_files import read_json, read_rows
 
 # The score depends on every character that a reward function gets.

@@ -204,7 +204,7 @@ def test_the_batch_that_was_sampled_ahead_survives_the_kill(parts, tiny_model):
     """With its rewards: those of the second part fail for three prompts of four. An episode is one step."""
     run_dir, _ = parts
     state, _ = trainer_state.read(run_dir / "checkpoints" / "step_3" / "trainer")
-    *exhausted, (batch, _, _, is_exhausted) = state["client_states"]["ahead"]["results"]
+    *exhausted, (batch, _, is_exhausted) = state["client_states"]["next_batch"]["results"]
     assert len(exhausted) == 1 and not is_exhausted
     [(row, samples)] = read_steps(run_dir, 4, 4)
     assert row["reward_missing"] == 0 and row["metric_errors"] == row["dropped_values"] == 0

@@ -11,7 +11,7 @@ from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
 from grpo.metrics.metric_schema import BY_NAME, OF_REWARDS
-from grpo.run.measure import USER_REWARD
+from grpo.run.eval_metric import USER_REWARD
 from grpo.stack.json_files import numbered_rows, read_bytes
 from grpo.stack.problem import Problem, UserError
 from reward import user_files

@@ -127,12 +127,14 @@ def test_what_must_be_waited_for_is_computed_for_checkpoints_alone(trainer: Trai
     """With --pipeline, rewards of the next batch may be missing at the end of a step."""
     computed: list[int] = []
     for step in range(1, SAVE_STEPS + 2):
-        trainer.step(step, {"global_step": step, "ahead": lambda step=step: computed.append(step) or {"step": step}})
+        trainer.step(
+            step, {"global_step": step, "next_batch": lambda step=step: computed.append(step) or {"step": step}}
+        )
     assert computed == [SAVE_STEPS]
     save_request.ask()
     wait_until_answered(save_request)
     assert computed == [SAVE_STEPS, SAVE_STEPS + 1]
-    assert [saved["ahead"] for saved in trainer.saved] == [{"step": SAVE_STEPS}, {"step": SAVE_STEPS + 1}]
+    assert [saved["next_batch"] for saved in trainer.saved] == [{"step": SAVE_STEPS}, {"step": SAVE_STEPS + 1}]
 
 
 def test_a_failure_needs_no_room_on_the_disk(tmp_path) -> None:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from grpo.flags.ours import CHANGED, EXPORTED, OURS
+from grpo.flags.ours import DEFAULTS, EXPORTED, OURS
 from grpo.flags.upstream import trainer_parser
 from grpo.hooks import flag_aliases
 
@@ -78,5 +78,5 @@ def test_the_trainer_has_every_flag_by_this_name():
 
 
 def test_no_flag_is_named_as_a_section():
-    flags = {*CHANGED, *EXPORTED, *OURS} | flag_aliases.DOTTED.keys()
+    flags = {*DEFAULTS, *EXPORTED, *OURS} | flag_aliases.DOTTED.keys()
     assert not flags & {dotted.partition(".")[0] for dotted in flag_aliases.NAMES}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-from grpo.run.measure import USER_REWARD
+from grpo.run.eval_metric import USER_REWARD
 from grpo.train.rewards import complete, read_score, scalar
 from tests.grpo.train.test_rewards import make_sample
 

@@ -21,7 +21,7 @@ from grpo.launch.plan import make_plan
 from grpo.launch.rendering import Rendered
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
-from grpo.run.measure import USER_REWARD
+from grpo.run.eval_metric import USER_REWARD
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from reward import gemini, settings

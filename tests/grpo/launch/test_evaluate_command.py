@@ -9,7 +9,7 @@ import pytest
 from eval import evaluate, own_reward
 from grpo.environments.settings import AGENT
 from grpo.launch.evaluate_command import describe
-from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 from reward import user_files
 
 

@@ -95,7 +95,7 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     save(10, 20)
     file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.pt"
     state = torch.load(file, weights_only=True)
-    state["client_states"]["ahead"] = {"step": 21}
+    state["client_states"]["next_batch"] = {"step": 21}
     torch.save(state, file)
     with pytest.raises(UserError, match="set --old_log_probs engine"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)

@@ -19,7 +19,8 @@ from grpo.model.vocabulary import Allocated
 from grpo.rollout.rows import Batch, join
 from grpo.train import micro_batches, passes
 from grpo.train.log_probs import TokenScores, token_scores
-from grpo.train.loss import PolicyLoss, number_rollouts
+from grpo.train.loss import PolicyLoss
+from grpo.train.micro_batches import number_rollouts
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
 CLIP = (0.2, 0.3)
@@ -74,9 +75,9 @@ def make_experience(index: int, sample: dict) -> Batch:
 def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
-    rows = [row for experience in experiences for row in micro_batches.split(experience)]
+    rows = [row for experience in experiences for row in micro_batches.split_by_rollout(experience)]
     for start in range(0, len(rows), size):
-        batch = micro_batches.collate(rows[start : start + size])
+        batch = micro_batches.join_rollouts(rows[start : start + size])
         length = batch.sequences.shape[1]
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
         for row, index in enumerate(batch.index):
@@ -90,9 +91,9 @@ def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples:
         output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
         loss = PolicyLoss(args)
         loss.scale, loss.rollouts = 1.0, number_rollouts(batch)
-        old = passes.old_log_probs(args, batch, log_probs)
+        old = passes.choose_old_log_probs(args, batch, log_probs)
         value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)
-        loss.divergence(log_probs, old, 2 * log_probs, batch.action_mask)
+        loss.compute_kl_loss(log_probs, old, 2 * log_probs, batch.action_mask)
         # of two layers and every token, the first token of each row would have gone to other experts in one
         batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
         metrics.note(batch, log_probs, old, output, value, loss.per_token)

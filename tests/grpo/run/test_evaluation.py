@@ -17,7 +17,7 @@ from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.sample_params import for_sample
 from grpo.rollout.stage import Stage
 from grpo.rollout.thinking import Budget, delimiter
-from grpo.run import evaluation, measure, records, run_log
+from grpo.run import eval_metric, evaluation, records, run_log
 from grpo.stack import json_files
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
@@ -257,13 +257,13 @@ def compute_wilson_interval() -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("reward", "agent", "expected"),
     [
-        ([str(measure.OUR_REWARD)], None, "exact_match"),
-        ([str(measure.USER_REWARD)], None, "score"),
+        ([str(eval_metric.OUR_REWARD)], None, "exact_match"),
+        ([str(eval_metric.USER_REWARD)], None, "score"),
         (["http://localhost:1/reward"], None, "score"),
         (None, str(AGENT), "exact_match"),
-        (str(measure.USER_REWARD), str(AGENT), "exact_match"),
-        (str(measure.USER_REWARD), "budget_executor.py", "score"),
+        (str(eval_metric.USER_REWARD), str(AGENT), "exact_match"),
+        (str(eval_metric.USER_REWARD), "budget_executor.py", "score"),
     ],
 )
 def test_what_a_run_measures(reward, agent, expected):
-    assert measure.choose_measure(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
+    assert eval_metric.choose_eval_metric(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected

@@ -189,7 +189,7 @@ def test_samples_of_unknown_engines_are_left_out():
 
 
 def test_rollouts_without_a_reward_are_left_out():
-    """All of one rank, and some of the other: advantages.give empties their masks."""
+    """All of one rank, and some of the other: advantages.assign_to_tokens empties their masks."""
     gate = Gate()
     batches, samples = make_step(gate, batches=4)
     for batch in batches[2:]:
@@ -215,15 +215,15 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one(monkey
         return samples
 
     trainer.args, trainer.log, trainer.gate = gate.args, gate.log, gate
-    trainer.prefetch = SimpleNamespace(staleness=lambda: 4, next_rollouts=wait)
+    trainer.prefetch = SimpleNamespace(compute_staleness=lambda: 4, get_next_rollouts=wait)
     trainer.actors = gate.group
-    trainer._prepare = lambda copies: (scored.append(copies) or batches, None)
+    trainer._compute_advantages = lambda copies: (scored.append(copies) or batches, None)
     for step in (2, 3):
         trainer._compare_with_engines(step, stale, old)
     assert [row["step"] for row in gate.written] == [2] and not gate.written[0]["problems"]
     assert len(waited) == 1, "later steps do not wait"
     assert scored[0] is not samples and scored[0][0] is not samples[0], "making micro-batches changes them"
-    trainer.prefetch.staleness, trainer.gate = lambda: 0, Gate()
+    trainer.prefetch.compute_staleness, trainer.gate = lambda: 0, Gate()
     trainer.gate.group.adapter = 0.1
     with pytest.raises(PolicyMismatch):
         trainer._compare_with_engines(4, stale, old)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.train import lengths, prefetch, rollout_filters, rollouts, sampler
+from grpo.train import lengths, prefetch, rollout_filters, sampler
 from grpo.train.trainer import Trainer
 
 SETTINGS = {
@@ -80,7 +80,7 @@ class Run:
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
         monkeypatch.setattr(sampler, "ray", FakeRay(order))
-        monkeypatch.setattr(rollouts, "build_rollout", _make_sample)
+        monkeypatch.setattr(sampler, "build_rollout", _make_sample)
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_split_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
@@ -112,18 +112,20 @@ class Run:
         """Make global steps until this one, as the loop does; the policy's number is that of its last step."""
         trainer = self.trainer
         while trainer.step < until and trainer.episode < self.args.num_episodes:
-            drawn = trainer._sample(trainer.episode, trainer.step + 1)
+            number = trainer.step + 1
+            if self.args.pipeline and not trainer._is_last(number):
+                self.prefetch.start_next_batch(trainer.episode, number)
+            drawn = self.prefetch.take(trainer.episode, number)
             if drawn.is_over:
                 trainer.episode += 1
                 continue
             trainer.step += 1
-            metrics = rollout_filters.measure(self.args, self.prefetch.current.groups)
-            metrics["pass_rate"] = drawn.pass_rate
-            metrics["staleness"] = self.prefetch.staleness()
+            metrics = rollout_filters.compute_metrics(self.args, self.prefetch.current.groups)
+            metrics["staleness"] = self.prefetch.compute_staleness()
             self.prefetch.policy += 1
-            self.prefetch.wait()
+            self.prefetch.wait_until_sampled()
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in drawn.rollouts], metrics))
-            states = trainer._states({}, drawn.rollouts)
+            states = trainer._collect_states({}, drawn.rollouts)
             self.states.append({name: value() if callable(value) else value for name, value in states.items()})
         return self
 

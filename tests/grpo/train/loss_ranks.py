@@ -120,7 +120,7 @@ def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str, de
     losses = []
     mine = make_samples()[rank::ranks]
     batches = [join_samples(mine[start : start + size]) for start in range(0, len(mine), size)]
-    for one in loss.batches(batches, Ranks(ranks, trained.gradient_accumulation_steps())):
+    for one in loss.iterate_batches(batches, Ranks(ranks, trained.gradient_accumulation_steps())):
         off.append(compute_base(trained, everything[0]))  # between the passes of training, before and after its step
         current = compute_log_probs(trained, one)
         one_loss = loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask)

@@ -45,6 +45,16 @@ def make_response(script, replies, reward):
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
+def make_plain_response(reward, length=3):
+    """A response of so many tokens, as OpenRLHF's executor returns it; without any, the trainer has cut it off."""
+    log_probs = [0.0, 0.0, *[-0.5] * length]
+    return {
+        "prompt": "p", "label": "", "reward": reward, "scores": reward, "truncated": False, "extra_logs": {},
+        "observation_tokens": [3, 4, *range(5, 5 + length)], "action_ranges": [(2, 2 + length)],
+        "rollout_log_probs": log_probs,
+    }  # fmt: skip
+
+
 def make_batches(responses, monkeypatch, *estimator, limit=900, **changes):
     """Return the rollouts and their micro-batches, with log-probs that identify their tokens instead of the actor's."""
     trainer = object.__new__(Trainer)
@@ -59,7 +69,7 @@ def make_batches(responses, monkeypatch, *estimator, limit=900, **changes):
             batch.info["kl"] = torch.zeros(len(batch.prompts))
 
     monkeypatch.setattr(passes, "add_log_probs", add_log_probs)
-    return made, trainer._prepare(made)[0]
+    return made, trainer._compute_advantages(made)[0]
 
 
 def make_four_rollouts(monkeypatch, *estimator, branching=True):
@@ -72,4 +82,4 @@ def make_four_rollouts(monkeypatch, *estimator, branching=True):
 
 def list_rows(made):
     """The rollouts of micro-batches, as a rank keeps them."""
-    return [rollout for batch in made for rollout in micro_batches.split(batch)]
+    return [rollout for batch in made for rollout in micro_batches.split_by_rollout(batch)]

@@ -61,7 +61,7 @@ def give_advantages(rollouts: list[SimpleNamespace], args: SimpleNamespace, seed
         index, order = order[:count], order[count:]
         mask, kl = (torch.cat([getattr(rollouts[number], name) for number in index]) for name in ("action_mask", "kl"))
         batches.append(SimpleNamespace(index=index, prompts=index, action_mask=mask, kl=kl, info={}))
-    advantages.give(batches, made, args)
+    advantages.assign_to_tokens(batches, made, args)
     return batches
 
 
@@ -200,8 +200,28 @@ def test_logs_are_those_of_the_rollouts_that_count():
     assert list_by_rollout(batches, "return") == [-0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
 
 
+def test_a_spread_that_is_rounding_or_of_a_rollout_without_a_reward_is_none():
+    values = [0.6, 0.6000001, 0.6, 0.6, 0.6, math.nan, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6, math.nan, math.nan, 1.0, 2.0]
+    rollouts = [make_rollout(value, [1.0], [0.0], float(math.isnan(value))) for value in values]
+    rollouts[-2:] = [make_rollout(value, [0.0], [0.0]) for value in values[-2:]]  # a group that takes no part
+    made = advantages.compute(rollouts, make_arguments("dr_grpo", 4))
+    assert made.zero_spread_groups == pytest.approx(2 / 3)
+    assert math.isnan(advantages.compute(rollouts[-4:], make_arguments("dr_grpo", 4)).zero_spread_groups)
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_range_that_makes_all_rewards_equal_gives_finite_advantages(estimator):
-    rollouts = [make_rollout(reward, [1.0], [0.0]) for reward in (0.0, 1.0)]
-    batches = give_advantages(rollouts, make_arguments(estimator, 2, reward_clip_range=(5, 9)))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward_clip_range": (5, 9)},  # makes all rewards equal
+        {"overlong_buffer_len": 3.0, "overlong_penalty_factor": 0.7},  # 0.7 - 0.35 is not exact in float32
+    ],
+    ids=["clip", "penalty"],
+)
+def test_rewards_that_become_equal_give_finite_advantages(estimator, changes):
+    rollouts = [make_rollout(reward, [1.0], [0.0]) for reward in ([0.7] * 6 if len(changes) > 1 else (0.0, 1.0))]
+    for rollout in rollouts:
+        rollout.info["length_limit"] = torch.tensor([2.5])
+    batches = give_advantages(rollouts, make_arguments(estimator, len(rollouts), **changes))
     assert all(batch.advantages.isfinite().all() for batch in batches)
+    assert len(changes) == 1 or not any(batch.advantages.any() for batch in batches)

@@ -1,3 +1,7 @@
+"""Each weight against its formula in plain Python, with rollouts of several rows and tokens that nobody sampled."""
+
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,65 +10,47 @@ from hypothesis import strategies as st
 from grpo.train import importance
 
 LOW, HIGH = 0.5, 2.0
-LOG_RATIOS = st.lists(st.floats(-300, 300), min_size=6, max_size=6)
+ROLLOUTS = [1, 0, 1]
+MASK = [[True, True], [True, True], [True, False]]
+NUMBERS = st.one_of(  # near the thresholds, or anywhere
+    st.lists(st.lists(st.floats(*span), min_size=2, max_size=2), min_size=3, max_size=3)
+    for span in ((-2, 2), (-80, 300))
+)
 
 
-def compute_weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
-    log_ratio = torch.tensor(log_ratios).view(2, 3)
-    mask = torch.ones(2, 3, dtype=torch.bool) if mask is None else mask
-    return log_ratio, *importance.weights(log_ratio, mask, torch.arange(2), kind, (LOW, HIGH))
-
-
-@given(LOG_RATIOS)
-def test_tis_truncates_only_from_above(log_ratios):
-    log_ratio, token_weights, metrics = compute_weights("tis", log_ratios)
-    assert torch.equal(token_weights, log_ratio.exp().clamp(max=HIGH))
-    assert torch.equal(metrics["importance_cut"], (log_ratio.exp() > HIGH).float())
-    assert torch.equal(metrics["importance_weight"], token_weights)
-
-
-@given(LOG_RATIOS)
-def test_icepop_keeps_ratios_between_the_thresholds(log_ratios):
-    log_ratio, token_weights, metrics = compute_weights("icepop", log_ratios)
-    ratio = log_ratio.exp()
-    inside = (ratio >= LOW) & (ratio <= HIGH)
-    assert torch.equal(token_weights[inside], ratio[inside]) and not token_weights[~inside].any()
-    cut = ~inside & (ratio > 0)  # a ratio of 0 is a weight of 0 anyway
-    assert torch.equal(metrics["importance_cut"], cut.float())
-
-
-@given(LOG_RATIOS)
-def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ratios):
-    log_ratio, token_weights, _ = compute_weights("mis", log_ratios)
-    for row, weight in zip(log_ratio, token_weights, strict=True):
-        if LOW <= row.mean().exp() <= HIGH:
-            assert torch.equal(weight, row.exp().clamp(max=HIGH))
-        else:
-            assert not weight.any()
-
-
-@given(LOG_RATIOS)
-def test_mis_keeps_or_drops_a_rollout_with_all_of_its_rows(log_ratios):
-    log_ratio, mask = torch.tensor(log_ratios).view(3, 2), torch.tensor([[True, True], [True, True], [True, False]])
-    token_weights, _ = importance.weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
-    for rows in ([0, 2], [1]):
-        inside = LOW <= log_ratio[rows][mask[rows]].mean().exp() <= HIGH
-        assert torch.equal(token_weights[rows], log_ratio[rows].exp().clamp(max=HIGH) * inside)
+def compute_formula(kind: str, row: int, at: int, numbers: list[list[float]]) -> float:
+    """The weight of a sampled token."""
+    ratio = math.exp(numbers[row][at]) if numbers[row][at] < 88 else math.inf  # as fp32
+    if kind == "icepop":
+        return ratio if LOW <= ratio <= HIGH else 0.0
+    of_rollout = [
+        number
+        for one, (line, sampled) in enumerate(zip(numbers, MASK, strict=True))
+        for number, is_sampled in zip(line, sampled, strict=True)
+        if is_sampled and ROLLOUTS[one] == ROLLOUTS[row]
+    ]
+    mean = math.fsum(of_rollout) / len(of_rollout)
+    is_dropped = kind == "mis" and not math.log(LOW) <= mean <= math.log(HIGH)
+    return 0.0 if is_dropped else min(ratio, HIGH)
 
 
 @pytest.mark.parametrize("kind", ["tis", "icepop", "mis"])
-def test_unsampled_tokens_have_no_influence(kind):
-    mask = torch.tensor([[True, True, False], [False, False, False]])
-    values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
-    _, token_weights, metrics = compute_weights(kind, values, mask)
-    assert not metrics["importance_cut"][mask].any()
-    assert torch.allclose(token_weights[0, :2], torch.tensor([0.1, 0.2]).exp())
+@given(NUMBERS)
+def test_weights_are_their_formula_and_say_what_they_cut(kind, numbers):
+    log_ratio, mask = torch.tensor(numbers), torch.tensor(MASK)
+    weights, values = importance.compute_weights(log_ratio, mask, torch.tensor(ROLLOUTS), kind, (LOW, HIGH))
+    assert torch.equal(values["importance_weight"], weights) and not weights.requires_grad
+    for row, at in mask.nonzero().tolist():
+        expected = compute_formula(kind, row, at, numbers)
+        assert float(weights[row, at]) == pytest.approx(expected, rel=1e-4)
+        is_cut = float(log_ratio[row, at].exp()) > expected * (1 + 1e-4)
+        assert float(values["importance_cut"][row, at]) == is_cut
 
 
 @pytest.mark.parametrize("kind", ["", "TIS"])
 def test_an_unknown_kind_is_refused_and_not_taken_for_another(kind):
     with pytest.raises(ValueError, match="unknown importance correction"):
-        compute_weights(kind, [0.0] * 6)
+        importance.compute_weights(torch.zeros(1, 1), torch.ones(1, 1).bool(), torch.zeros(1).long(), kind, (LOW, HIGH))
 
 
 def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():
@@ -76,12 +62,9 @@ def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():
     near, mask = kl <= kl.median(), torch.ones(2, 3, dtype=torch.bool)
     for kind in ("tis", "icepop", "mis"):
         plain, limited = (
-            importance.weights((trainer / engine).log(), mask, torch.arange(2), kind, (0.01, 99), limit)[0]
+            importance.compute_weights((trainer / engine).log(), mask, torch.arange(2), kind, (0.01, 99), limit)[0]
             for limit in (None, near)
         )
         assert plain.all() and torch.equal(limited, plain * near)
-
-
-def test_certain_and_impossible_tokens_have_a_finite_binary_kl():
-    ends = torch.tensor([0.0, -1e4, -1e-9, -1.0])
+    ends = torch.tensor([0.0, -1e4, -1e-9, -1.0])  # certain and impossible tokens
     assert importance.compute_binary_kl(ends[:, None], ends).isfinite().all()

@@ -1,12 +1,9 @@
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from grpo.hooks.flag_aliases import Arguments
 from grpo.train import advantages
-
-from .made_batches import make_batches
 
 
 def make_rollouts(lengths: list[int], limit: float, gap: int = 0) -> list[SimpleNamespace]:
@@ -28,10 +25,10 @@ def make_arguments(**changes) -> Arguments:
 
 
 def test_penalty_has_the_shape_of_dapo():
-    lengths, limits = torch.tensor([1, 80, 85, 90, 100, 130]), torch.full((6,), 100)
-    penalty = advantages.soft_penalty(lengths, limits, 20, 1.0)
-    torch.testing.assert_close(penalty, torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
-    assert torch.equal(advantages.soft_penalty(lengths, limits, 20, 0.1), penalty * 0.1)
+    rollouts = make_rollouts([1, 80, 85, 90, 100, 130], 100.0)
+    for factor in (1.0, 0.1):
+        _, logs = advantages.penalize_rewards(rollouts, make_arguments(overlong_penalty_factor=factor))
+        torch.testing.assert_close(logs["length_penalty"], factor * torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
 
 
 def test_it_equals_openrlhfs_if_every_token_was_sampled():
@@ -41,13 +38,13 @@ def test_it_equals_openrlhfs_if_every_token_was_sampled():
     of_stock = {"response_length": torch.tensor(lengths).float(), "truncated": torch.zeros(6).bool()}
     stock = SimpleNamespace(rewards=torch.ones(6), action_mask=torch.ones(6, 100), info=of_stock, **of_stock)
     apply_length_penalties([stock], make_arguments())
-    rewards, logs = advantages.penalize(make_rollouts(lengths, 100.0), make_arguments())
+    rewards, logs = advantages.penalize_rewards(make_rollouts(lengths, 100.0), make_arguments())
     torch.testing.assert_close(rewards, stock.rewards)
     torch.testing.assert_close(logs["length_penalty"], 1 - stock.rewards)
 
 
 def penalize(rollouts, **changes) -> list[float]:
-    return advantages.penalize(rollouts, make_arguments(**changes))[0].tolist()
+    return advantages.penalize_rewards(rollouts, make_arguments(**changes))[0].tolist()
 
 
 def test_tokens_of_the_environment_are_not_penalized():
@@ -70,19 +67,3 @@ def test_openrlhfs_penalty_of_cut_rollouts_is_kept():
     rollouts = make_rollouts([100, 100], 100.0)
     rollouts[0].info["truncated"][0] = 1
     assert penalize(rollouts, stop_properly_penalty_coef=0.5) == [0.0, 0.5]
-
-
-@pytest.mark.parametrize("limit", [20, 50])
-def test_a_sample_carries_its_limit_to_its_advantage(monkeypatch, limit):
-    responses = [
-        {
-            "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": [-1.0] * (3 + length),
-            "observation_tokens": list(range(1, 4 + length)), "action_ranges": [(3, 3 + length)],
-        }
-        for length in (15, 20)
-    ]  # fmt: skip
-    penalties = {"overlong_buffer_len": 10.0, "overlong_penalty_factor": 0.5, "prompt_max_len": 10}
-    _, [batch] = make_batches(responses, monkeypatch, limit=limit, **penalties, n_samples_per_prompt=2)
-    means = [float(row[mask.bool()].mean()) for row, mask in zip(batch.advantages, batch.action_mask, strict=True)]
-    expected = 0.125 if limit == 20 else 0.0  # penalties of 0.25 and 0.5, or none
-    assert means == pytest.approx([expected, -expected]) and batch.info["reward"].tolist() == [1.0, 1.0]

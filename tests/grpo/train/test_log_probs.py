@@ -80,7 +80,7 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
 
 def test_scores_are_padded_on_the_left():
     returned = torch.arange(1.0, 10.0).view(1, 3, 3)
-    scores = log_probs.scores(returned, torch.zeros(1, 5))
+    scores = log_probs.read_scores(returned, torch.zeros(1, 5))
     assert scores.log_probs.tolist() == [[0, 0, 1, 4, 7]]
     assert scores.unallocated.tolist() == [[0, 0, 3, 6, 9]]
 
@@ -92,7 +92,7 @@ def test_a_model_returns_logits_again_after_the_context(checkpoint):
     ids = torch.arange(2, 12).view(1, 10)
     before = model(ids).logits
     with log_probs.scoring(model, ids.roll(-1, 1), None, 1.0):
-        scores = log_probs.scores(model(ids).logits, ids)
+        scores = log_probs.read_scores(model(ids).logits, ids)
     assert torch.equal(model(ids).logits, before)
     expected = before[0].float().log_softmax(-1).gather(-1, ids[0].roll(-1)[:, None])[:, 0]
     torch.testing.assert_close(scores.log_probs[0], expected)

@@ -7,8 +7,7 @@ import torch
 
 from grpo.train.worker import PolicyWorker
 
-from .made_batches import ESTIMATORS, PLAIN, THOUGHTFUL, make_batches, make_response
-from .test_equal_rewards import make_plain_response
+from .made_batches import ESTIMATORS, PLAIN, THOUGHTFUL, make_batches, make_plain_response, make_response
 
 
 def find_hidden(batches) -> list[bool]:

@@ -67,15 +67,11 @@ def test_the_schedule_spans_the_steps_that_the_run_makes() -> None:
     rates = [rate.compute_at_step(step) for step in range(1, 101)]
     assert max(rates) == rates[2] == PEAK and rates[0] == pytest.approx(PEAK / 3)
     assert rates[-1] == pytest.approx(PEAK / 10) and min(rates[2:]) == rates[-1]
+    assert rate.compute_share(140) == pytest.approx(0.1), "it does not rise after its end"
     assert count_steps(make_args(), 5000) == 31_250
     assert count_steps(make_args(max_steps=10**6), 5000) == 31_250
     assert count_steps(make_args(num_episodes=1), 71) == 8, "an episode's incomplete step is left out"
     assert count_updates(make_args(8)) == 8 and count_updates(make_args(max_epochs=2)) == 2
-
-
-def test_a_cosine_does_not_rise_after_its_end() -> None:
-    rate = LearningRate.of_run(make_args(), 10)
-    assert rate.compute_share(9) == rate.compute_share(10) == rate.compute_share(15) == pytest.approx(0.1)
 
 
 def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from grpo.model import routing
 from grpo.train import optimizer_steps, passes
+from grpo.train.worker import PolicyWorker
 from tests.grpo.routed_model import TOKENS, draw_choices, make_small_model
 
 
@@ -16,62 +17,35 @@ def make_arguments(**changes) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, True)],
-)
-def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
-    assert optimizer_steps.is_on_policy(make_arguments(**changes)) is expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "is_on_policy", "is_made", "is_in_update", "share"),
     [
-        ({}, False),
-        ({"enable_vllm_is_correction": True}, False),  # the weights are taken to the current log-probs, then
-        ({"train_batch_size": 32}, True),
-        ({"train_batch_size": 32, "old_log_probs": "engine"}, False),
-        ({"init_kl_coef": 0.1}, False),
+        ({}, True, False, False, 0),
+        ({"init_kl_coef": 0.1}, True, False, False, 0),
+        ({"train_batch_size": 16}, False, True, True, 0.75),  # the first of four optimizer steps needs none
+        ({"train_batch_size": 16, "old_log_probs": "engine"}, False, False, False, 0),
+        ({"max_epochs": 2}, False, True, False, 1),
+        ({"train_batch_size": 16, "init_kl_coef": 0.1}, False, True, False, 1),
+        ({"train_batch_size": 16, "init_kl_coef": 0.1, "use_kl_loss": True}, False, True, True, 0.75),
     ],
 )
-def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
-    assert optimizer_steps.makes_old_log_probs(make_arguments(**changes)) is expected
+def test_old_log_probs_are_computed_when_the_ratio_needs_them(changes, is_on_policy, is_made, is_in_update, share):
+    args = make_arguments(**changes)
+    assert optimizer_steps.is_on_policy(args) is is_on_policy
+    assert optimizer_steps.makes_old_log_probs(args) is is_made
+    assert optimizer_steps.is_in_update(args) is is_in_update
+    assert optimizer_steps.share_of_old_pass(args) == share
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"old_log_probs": "engine"}, False),
-        ({"max_epochs": 2}, False),
-        ({"init_kl_coef": 0.1}, False),
-        ({"init_kl_coef": 0.1, "use_kl_loss": True}, True),
-    ],
-)
-def test_old_log_probs_are_computed_in_the_update_if_nothing_reads_them_before(changes, expected):
-    assert optimizer_steps.is_in_update(make_arguments(train_batch_size=32, **changes)) is expected
-
-
-def test_ratio_can_use_the_engines_log_probs():
-    experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
+def test_the_ratio_uses_the_engines_log_probs_or_its_own_or_those_from_before_the_update():
+    current = torch.randn(2, 5, requires_grad=True)
+    old, engine = torch.randn(2, 2, 5)
+    batch = SimpleNamespace(action_log_probs=old, rollout_log_probs=engine)
     for train_batch_size in (64, 8):
         args = make_arguments(old_log_probs="engine", train_batch_size=train_batch_size)
-        assert passes.old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
-
-
-def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
-    """On-policy, the ratio is 1 and has the gradient of the log-probs, as if old log-probs had been computed."""
-    current = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    advantages = torch.randn(2, 5, dtype=torch.float64)
-    gradients = []
-    for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
-        experience = SimpleNamespace(action_log_probs=old)
-        ratio = (current - passes.old_log_probs(make_arguments(), experience, current)).exp()
-        assert torch.equal(ratio, torch.ones_like(ratio))
-        gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
-    assert torch.equal(*gradients)
-    off_policy = make_arguments(train_batch_size=8)
-    old = torch.randn(2, 5)
-    assert passes.old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
+        assert passes.choose_old_log_probs(args, batch, current) is engine
+    own = passes.choose_old_log_probs(make_arguments(), batch, current)
+    assert torch.equal(own, current) and not own.requires_grad, "a ratio of 1 keeps the gradient of the log-probs"
+    assert passes.choose_old_log_probs(make_arguments(train_batch_size=8), batch, current) is old
 
 
 @pytest.mark.parametrize(
@@ -80,7 +54,7 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
 )
 def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
     mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
-    assert passes.logits_to_keep(mask) == kept
+    assert passes.count_logits_to_keep(mask) == kept
 
 
 class Rank(torch.nn.Module):
@@ -88,9 +62,10 @@ class Rank(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.model = make_small_model()
+        self.model, self.modes = make_small_model(), []
 
     def forward(self, sequences, *_, **__):
+        self.modes.append(self.training)
         logits = self.model(sequences).logits[:, :-1].log_softmax(-1)
         return logits.gather(-1, sequences[:, 1:, None])[..., 0]
 
@@ -101,12 +76,14 @@ def make_micro_batch(routings):
 
 
 def test_old_log_probs_of_later_optimizer_steps_replay_the_routing():
-    actor = Rank().train()
-    later = [make_micro_batch(None), make_micro_batch(draw_choices())]
-    passes.set_old_log_probs(actor, [[make_micro_batch(None)], later])
-    assert not actor.training, "they would have dropout"
+    rank = object.__new__(PolicyWorker)
+    rank.actor = actor = Rank().train()
+    first, *later = make_micro_batch(None), make_micro_batch(None), make_micro_batch(draw_choices())
+    first.action_log_probs = torch.zeros(1)
+    passes.set_old_log_probs(rank.forward, [[first], later])
+    assert first.action_log_probs is None and set(actor.modes) == {False}, "they would have dropout"
     plain, replayed = (batch.action_log_probs for batch in later)
-    assert torch.equal(plain, actor(TOKENS))
+    assert torch.equal(plain, actor(TOKENS)) and not plain.requires_grad
     assert (plain - replayed).abs().max() > 1e-4
     with routing.replay_choices(actor, draw_choices(), TOKENS.shape[1], "cpu"):
         assert torch.equal(replayed, actor(TOKENS))

@@ -1,5 +1,6 @@
 """Batches that are sampled a step ahead: the same ones in any order of the engines, and after a resume."""
 
+import collections
 import tempfile
 import threading
 from concurrent.futures import Future
@@ -14,12 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo.train.prefetch import Prefetch
-from grpo.train.rollout_filters import Drawn
+from grpo.train.rollout_filters import Drawn, Step
 from reward import judge_actor
 from tests.supervised import wait_until
 
 from .drawn_steps import Run
-from .judged import Judged
 
 STEPS = 6
 CHANGES = st.fixed_dictionaries(
@@ -64,12 +64,6 @@ def test_only_the_policy_that_samples_differs_from_steps_in_turn(monkeypatch, ch
     assert [metrics["staleness"] for _, metrics in ahead.rows] == [0, *[1] * (len(ahead.rows) - 1)]
 
 
-def test_a_checkpoint_holds_the_next_batch_only_with_pipeline(monkeypatch):
-    ahead, in_turn = (Run(monkeypatch, order=1, pipeline=on).run_until(3) for on in (True, False))
-    assert [state["ahead"]["step"] for state in ahead.states] == [2, 3, 4]
-    assert all("ahead" not in state for state in in_turn.states)
-
-
 def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
     whole = Run(monkeypatch, order=1, pipeline=True).run_until(3)
     resumed = Run(monkeypatch, order=1).resume(save_and_read(whole.states[1])).run_until(4)
@@ -79,7 +73,37 @@ def test_without_pipeline_a_saved_batch_comes_first(monkeypatch):
 
 def test_the_last_step_samples_nothing_ahead(monkeypatch):
     run = Run(monkeypatch, order=1, pipeline=True, max_steps=3).run_until(3)
-    assert "ahead" in run.states[1] and "ahead" not in run.states[2]
+    assert [state.get("next_batch", {}).get("step") for state in run.states] == [2, 3, None]
+
+
+class Judged:
+    """A sampler whose batches are sampled and get their rewards when they are told to.
+
+    Attributes:
+        begun: the steps whose sampling was begun.
+        may_be_sampled, may_be_rewarded: whether a batch may go on, by its step.
+        limit: of the steps that begin now.
+    """
+
+    def __init__(self, error: Exception | None = None, **changes) -> None:
+        values = {"num_episodes": 1, "seed": 0, "dynamic_filtering": False, "pipeline": True}
+        self.args, self.limit = SimpleNamespace(**values | changes), 9
+        self.begun, self.error = [], error
+        self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
+
+    def begin_step(self, number: int) -> Step:
+        return Step(self.args, number, max_new_tokens=self.limit)
+
+    def sample_step(self, step: Step) -> Drawn:
+        number = int(step.name.removeprefix("train "))
+        self.begun.append(number)
+        assert self.may_be_sampled[number].wait(60)
+        if step.sampled is not None:
+            step.sampled.set()
+        assert self.may_be_rewarded[number].wait(60)
+        if self.error:
+            raise self.error
+        return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], 1, False)
 
 
 def make_batches(generator: Judged) -> Prefetch:
@@ -103,24 +127,28 @@ def run_in_thread(function, *arguments) -> Future:
 def test_the_next_batch_is_begun_while_rewards_are_missing():
     generator = Judged()
     batches = make_batches(generator)
-    asked = run_in_thread(batches.sample_ahead, 0, 1)
+    asked = run_in_thread(batches.start_next_batch, 0, 1)
     wait_until(lambda: generator.begun, "the first batch was not begun")
     assert not asked.done() and generator.begun == [1], "the engines still sample the first one"
     generator.may_be_sampled[1].set()
     asked.result(60)
     wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
-    taken, waited = run_in_thread(batches.take, 0, 1), run_in_thread(batches.wait)
+    taken, waited = run_in_thread(batches.take, 0, 1), run_in_thread(batches.wait_until_sampled)
+    seen = run_in_thread(batches.get_next_rollouts)  # by the parity gate
     assert not taken.done() and not waited.done()
     generator.may_be_sampled[2].set()
     waited.result(60)  # the sync may come, with all rewards missing
     assert not taken.done()
+    assert not seen.done()
     generator.may_be_rewarded[1].set()
-    assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], None, 1, False)
-    batches.sample_ahead(0, 2)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=1, limit=9)], 1, False)
+    assert seen.result(60) == [SimpleNamespace(of=1, limit=9)]
+    generator.limit = 12  # batch 2 keeps the limit of its start
+    batches.start_next_batch(0, 2)
     wait_until(lambda: generator.begun[2:] == [3], "the third batch was not begun")
     taken = run_in_thread(batches.take, 0, 2)
     generator.may_be_rewarded[2].set()
-    assert taken.result(60) == Drawn([SimpleNamespace(of=2, limit=9)], None, 1, False)
+    assert taken.result(60) == Drawn([SimpleNamespace(of=2, limit=9)], 1, False)
 
 
 def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
@@ -134,20 +162,20 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
             if not is_late:
                 generator.may_be_rewarded[step].set()
         for step in range(1, 4):
-            batches.sample_ahead(0, step)
+            batches.start_next_batch(0, step)
             taken = run_in_thread(batches.take, 0, step)
             generator.may_be_rewarded[step].set()
             taken.result(60)
-            policies.append((step, batches.current.policy, batches.staleness()))
+            policies.append((step, batches.current.policy, batches.compute_staleness()))
             batches.policy += 1
-            batches.wait()
+            batches.wait_until_sampled()
     assert policies == 2 * [(1, 0, 0), (2, 0, 1), (3, 1, 1)]
 
 
 def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them():
     generator = Judged(dynamic_filtering=True)
     batches = make_batches(generator)
-    asked = run_in_thread(batches.sample_ahead, 0, 1)
+    asked = run_in_thread(batches.start_next_batch, 0, 1)
     generator.may_be_sampled[1].set()
     wait_until(lambda: generator.begun, "the first batch was not begun")
     assert not asked.done()
@@ -162,62 +190,39 @@ def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
     batches = make_batches(generator)
     for event in (generator.may_be_sampled[1], generator.may_be_rewarded[1]):
         event.set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     batches.take(0, 1)
     batches.policy = 4
-    batches.wait()
-    compute = batches.state()
+    batches.wait_until_sampled()
+    compute = batches.get_state()
     computed = run_in_thread(compute)
-    batches.sample_ahead(0, 2)  # the next step begins, and with it batch 3
+    batches.start_next_batch(0, 2)  # the next step begins, and with it batch 3
     assert not computed.done()
     generator.may_be_rewarded[2].set()
-    state = {"step": 2, "staleness": 4, "groups": {"step": 2, "drawn": [], "filled": 0}}
+    state = {"step": 2, "staleness": 4, "groups": {"drawn": [], "filled": 0}}
     for again in (computed.result(60), compute()):
-        assert again.pop("results") == [([{"of": 2, "limit": 9}], None, 1, False)] and again == state
+        assert again.pop("results") == [([{"of": 2, "limit": 9}], 1, False)] and again == state
     assert batches.take(0, 2).rollouts == [SimpleNamespace(of=2, limit=9)]
-    assert compute()["results"] == [([{"of": 2, "limit": 9}], None, 1, False)]
+    assert compute()["results"] == [([{"of": 2, "limit": 9}], 1, False)]
 
 
-def test_a_batch_is_sampled_under_the_limit_of_its_start():
-    generator = Judged()
+@pytest.mark.parametrize("dies", ["reward", "judge"])
+def test_what_goes_wrong_while_rewards_are_missing_is_raised_in_its_step_and_not_saved(monkeypatch, dies):
+    def require():
+        raise RuntimeError("the judge's process has died")
+
+    if dies == "judge":
+        monkeypatch.setattr(judge_actor, "require", require)
+    generator = Judged(RuntimeError("the reward's service has died") if dies == "reward" else None)
     batches = make_batches(generator)
     generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
-    generator.limit = 12
-    for step in (1, 2):
-        generator.may_be_sampled[step].set()
-        generator.may_be_rewarded[step].set()
-        assert batches.take(0, step).rollouts == [SimpleNamespace(of=step, limit=9)]
-
-
-def test_the_parity_gate_gets_the_next_batch_with_its_rewards():
-    generator = Judged()
-    batches = make_batches(generator)
-    assert batches.next_rollouts() == []
-    generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
-    samples = run_in_thread(batches.next_rollouts)
-    assert not samples.done()
-    generator.may_be_rewarded[1].set()
-    assert samples.result(60) == [SimpleNamespace(of=1, limit=9)]
-
-
-def make_failing_batches(generator: Judged) -> Prefetch:
-    """Batches of which the second one fails."""
-    batches = make_batches(generator)
-    generator.may_be_sampled[1].set()
-    batches.sample_ahead(0, 1)
+    batches.start_next_batch(0, 1)
     generator.may_be_sampled[2].set()
     for step in (1, 2):
         generator.may_be_rewarded[step].set()
-    return batches
-
-
-def test_what_goes_wrong_while_rewards_are_missing_is_raised_in_its_step():
-    batches = make_failing_batches(Judged(ValueError("the reward's service is down")))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="service is down"):
-            batches.take(0, 1)
+    for call in (lambda: batches.take(0, 1), lambda: batches.take(0, 1), batches.get_state()):
+        with pytest.raises(RuntimeError, match="has died"):
+            call()
 
 
 def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
@@ -225,19 +230,8 @@ def test_what_goes_wrong_while_sampling_is_raised_before_the_sync():
     generator.may_be_sampled[1].set()
     generator.may_be_rewarded[1].set()
     batches = make_batches(generator)
-    for call in (lambda: batches.sample_ahead(0, 1), batches.wait):
+    for call in (lambda: batches.start_next_batch(0, 1), batches.wait_until_sampled):
         with pytest.raises(ValueError, match="an engine died"):
-            call()
-
-
-def test_a_batch_that_a_dead_judge_spoilt_is_not_saved(monkeypatch):
-    def require():
-        raise RuntimeError("the judge's process has died")
-
-    monkeypatch.setattr(judge_actor, "require", require)
-    batches = make_failing_batches(Judged())
-    for call in (lambda: batches.take(0, 1), batches.state()):
-        with pytest.raises(RuntimeError, match="the judge's process has died"):
             call()
 
 
@@ -246,14 +240,14 @@ def test_a_sample_keeps_its_branches():
     branch = SimpleNamespace(sequences=torch.tensor([[1, 2]]), info={})
     sample = SimpleNamespace(sequences=torch.tensor([[3]]), branches=[branch], sampled_by="engine", kl=None)
     generator = Judged()
-    generator.sample_step = lambda _: Drawn([sample], 12.5, 3, False)
+    generator.sample_step = lambda _: Drawn([sample], 3, False)
     first, second = make_batches(generator), make_batches(generator)
-    first.sample_ahead(0, 1)
+    first.start_next_batch(0, 1)
     first.take(0, 1)
     first.policy = 4
-    second.restore(save_and_read(first.state()()))
+    second.restore(save_and_read(first.get_state()()))
     drawn = second.take(0, 2)
     [again] = drawn.rollouts
-    assert replace(drawn, rollouts=[]) == Drawn([], 12.5, 3, False) and second.staleness() == 4
+    assert replace(drawn, rollouts=[]) == Drawn([], 3, False) and second.compute_staleness() == 4
     assert again.sampled_by == "engine" and again.kl is None and torch.equal(again.sequences, sample.sequences)
     assert torch.equal(again.branches[0].sequences, branch.sequences)

@@ -24,15 +24,11 @@ def add_routing(made):
     return made
 
 
-def make_responses(with_record=True, branching=True):
+def make_responses(branching=True):
     scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
     replies = [["a", "b", "c"], [], [], ["a"]]
     made = [make_response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
-    return [add_routing(one) for one in made] if with_record else made
-
-
-def make_micro_batches(made):
-    return list(DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.collate))
+    return [add_routing(one) for one in made]
 
 
 @pytest.mark.parametrize("branching", [True, False])
@@ -40,13 +36,14 @@ def test_every_row_keeps_its_own_routing(monkeypatch, branching):
     rollouts, made = make_batches(make_responses(branching=branching), monkeypatch)
     assert all(rollout.rewards.isfinite().all() for rollout in rollouts)
     seen = 0
-    for batch in make_micro_batches(made):
+    again = DataLoader(list_rows(made), batch_size=2, collate_fn=micro_batches.join_rollouts)  # a rank's
+    for batch in [*made, *again]:
         assert len(batch.routing) == len(batch.sequences)
         for tokens, mask, routing in zip(batch.sequences, batch.attention_mask, batch.routing, strict=True):
             expected = torch.tensor(make_routing(tokens[mask.bool()].tolist()))
             assert torch.equal(routing, expected)
             seen += 1
-    assert seen == sum(1 + len(rollout.branches) for rollout in rollouts)
+    assert seen == 2 * sum(1 + len(rollout.branches) for rollout in rollouts)
 
 
 def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
@@ -54,24 +51,6 @@ def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
     for rollout in rollouts:
         assert torch.equal(rollout.engine_routing, torch.tensor(make_routing(rollout.sequences[0].tolist())))
     assert all(batch.routing is None for batch in micro_batches.build(rollouts, 4, 0))
-
-
-def test_passes_before_the_update_get_the_rows_of_their_micro_batch(monkeypatch):
-    rollouts, _ = make_batches(make_responses(), monkeypatch)
-    for batch in micro_batches.build(rollouts, 2, 0):
-        for tokens, mask, routing in zip(batch.sequences, batch.attention_mask, batch.routing, strict=True):
-            assert torch.equal(routing, torch.tensor(make_routing(tokens[mask.bool()].tolist())))
-
-
-def test_without_a_record_a_batch_is_what_it_was(monkeypatch):
-    _, plain = make_batches(make_responses(with_record=False), monkeypatch)
-    _, recorded = make_batches(make_responses(), monkeypatch)
-    for one, other in zip(make_micro_batches(plain), make_micro_batches(recorded), strict=True):
-        assert one.routing is None and one.routing is None
-        assert vars(one).keys() == vars(other).keys()
-        assert one.info.keys() == other.info.keys()
-        for name in ("sequences", "action_mask", "attention_mask", "rollout_log_probs", "advantages"):
-            assert torch.equal(getattr(one, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("position", [0, 3, -2])

@@ -48,7 +48,7 @@ def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, ch
         assert sum(not low < rate < high for rate in rates) == metrics["groups_filled"]
         assert 3 <= metrics["groups_drawn"] <= 3 * run.args.dynamic_filtering_batches
         outside = metrics["groups_too_hard"] + metrics["groups_too_easy"]
-        assert metrics["pass_rate"] == pytest.approx(100 * (1 - outside))
+        assert metrics["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - outside))
         if metrics["groups_filled"]:
             assert metrics["groups_drawn"] == 3 * run.args.dynamic_filtering_batches
 
@@ -57,7 +57,9 @@ def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(mon
     """Nothing is between 0.9 and 1, so all 12 draws are rejected."""
     run = Run(monkeypatch, order=1, dynamic_filtering_reward_range=[0.9, 1]).run_until(1)
     (samples, metrics), rates = run.rows[0], dict(run.prefetch.current.groups.drawn)
-    assert metrics["groups_filled"] == 3 and metrics["groups_drawn"] == 12 and metrics["pass_rate"] == 0
+    assert (
+        metrics["groups_filled"] == 3 and metrics["groups_drawn"] == 12 and metrics["dynamic_filtering_pass_rate"] == 0
+    )
     taken = [rates[prompt] for prompt, _ in samples[::4]]
     distances = sorted(max(0.9 - rate, rate - 1) for rate in rates.values())
     assert sorted(max(0.9 - rate, rate - 1) for rate in taken) == distances[:3]
@@ -72,6 +74,7 @@ def test_groups_that_wait_for_the_next_episode_are_trained_once(monkeypatch):
 
     def note(drawn, step):
         carried.append(drawn.is_over and len(step.kept))
+        assert bool(drawn.rollouts) != drawn.is_over
         return drawn
 
     run.run_until(6)

@@ -62,19 +62,14 @@ def test_a_ranks_rows_are_those_of_openrlhfs_buffer_in_any_order(monkeypatch, se
         stock, ours = Experience.concat_experiences([make_stock(one) for one in made], 0), rows.join(made, 0)
         assert_equal(ours, stock)
         buffer.append(stock)
-        kept += micro_batches.split(ours)
+        kept += micro_batches.split_by_rollout(ours)
     assert len(kept) == len(buffer) == 9
     order = random.Random(seed).sample(range(9), 9)
     for size in (1, 2, 4):
         for at in range(0, 9, size):
             numbers = order[at : at + size]
             stock = buffer.collate_fn([buffer[number] for number in numbers])
-            assert_equal(micro_batches.collate([kept[number] for number in numbers]), stock)
-
-
-def test_rows_that_lack_what_comes_later_can_be_shown_and_compared():
-    one, other = make_singles(0)[:2]
-    assert "Batch" in repr(one) and [other, one].index(one) == 1
+            assert_equal(micro_batches.join_rollouts([kept[number] for number in numbers]), stock)
 
 
 @st.composite

@@ -11,12 +11,13 @@ import pytest
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from ray.exceptions import ActorDiedError
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import in_sections
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError
-from grpo.train import rollouts, sampler
+from grpo.train import sampler
 from grpo.train.rollout_filters import Drawn, Step
 
 SETTINGS = {
@@ -64,7 +65,7 @@ class Answers(list):
 def make_sampler(monkeypatch):
     """Return a function that makes a sampler of an engine."""
     monkeypatch.setattr(sampler, "ray", Ray)
-    monkeypatch.setattr(rollouts, "build_rollout", lambda response, *_: SimpleNamespace(
+    monkeypatch.setattr(sampler, "build_rollout", lambda response, *_: SimpleNamespace(
         prompts=[response["prompt"]], scores=torch.tensor([response["score"]]), info={}, rollout_log_probs=None
     ))  # fmt: skip
 
@@ -92,11 +93,6 @@ def test_a_prompt_samples_the_same_whatever_was_drawn_before_it(make_sampler):
         draw(sampler, make_prompts(*names))
         seeds.append({call["prompt"]: call["sampling_params"].seed for call in engine.asked})
     assert seeds[0] == seeds[1] and seeds[0]["p"] != seeds[0]["q"]
-
-
-def test_samples_come_back_in_the_order_of_their_prompts(make_sampler):
-    drawn = draw(make_sampler(Engine(), dynamic_filtering=False, rollout_batch_size=3), make_prompts(*"abc"))
-    assert [rollout.prompts[0] for rollout in drawn.rollouts] == list("aabbcc")
 
 
 def test_the_engine_with_the_fewest_requests_gets_a_prompt(make_sampler):
@@ -129,24 +125,9 @@ def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first
     assert len(list(problems)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
 
 
-def test_a_group_is_filtered_by_the_scores_that_it_has(make_sampler):
-    sampler = make_sampler(Engine(lambda _: (0.0, 1.0, math.nan)), n_samples_per_prompt=3, rollout_batch_size=1)
-    drawn = draw(sampler, make_prompts("p", "q"))
-    assert len(drawn.rollouts) == 3 and not drawn.is_over
-
-
-def test_accepted_samples_survive_the_end_of_the_prompts(make_sampler):
-    """The group of p1 has no spread and is left out; no prompt is left to replace it."""
-    sampler = make_sampler(Engine({"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__))
-    step = Step(sampler.args, 7, max_new_tokens=8)
-    assert draw(sampler, make_prompts("p0", "p1"), step) == Drawn([], 50.0, 2, True)
-    drawn = draw(sampler, make_prompts("p0"), step)
-    assert (len(drawn.rollouts), drawn.prompts, drawn.is_over) == (4, 1, False)  # two carried over, two new
-
-
 def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
     sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
-    assert draw(sampler, make_prompts("p")) == Drawn([], None, 0, True) and not engine.asked
+    assert draw(sampler, make_prompts("p")) == Drawn([], 0, True) and not engine.asked
 
 
 class SlowRay:
@@ -166,49 +147,46 @@ class SlowRay:
         return references
 
 
-@pytest.fixture
-def make_asked(make_sampler, monkeypatch):
-    """Return a function that makes two engines, and what asks them whether prompts 2, 3 and 4 are sampled."""
-
-    def make():
-        engines = [Engine(), Engine()]
-        asking = make_sampler(None)
-        asking._engines, stage = engines, Stage(asking.args, "eval 0")
-        stage.sampled = threading.Event()
-        pending = {seed: sampler.Request(engines[seed % 2], seed) for seed in (2, 3, 4)}
-        monkeypatch.setattr(sampler, "ray", SlowRay)
-        return engines, stage, lambda: asking._wait(pending, stage)
-
-    return make
-
-
-def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_asked, monkeypatch):
-    engines, stage, wait = make_asked()
-    for known, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([[2, 4, 6], [3]], True)):
-        for engine, seeds in zip(engines, known, strict=True):
-            engine.sampled = SimpleNamespace(remote=lambda seeds=seeds: seeds)
-        assert wait() == [] and stage.sampled.is_set() == is_sampled
+def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_sampler, monkeypatch):
+    """And an engine that has died ends the wait."""
+    asking = make_sampler(None)
+    asking._engines, stage = [SimpleNamespace(), SimpleNamespace()], Stage(asking.args, "eval 0")
+    stage.sampled, pending = threading.Event(), {seed: (seed % 2, seed) for seed in (2, 3, 4)}
+    monkeypatch.setattr(sampler, "ray", SlowRay)
+    for answers, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([ActorDiedError()] * 2, None),
+                                ([[2, 4, 6], [3]], True)):  # fmt: skip
+        for engine, answer in zip(asking._engines, answers, strict=True):
+            engine.sampled = SimpleNamespace(remote=lambda answer=answer: answer)
+        if is_sampled is None:
+            with pytest.raises(ActorDiedError):
+                asking._wait(pending, stage)
+        else:
+            assert asking._wait(pending, stage) == [] and stage.sampled.is_set() == is_sampled
     monkeypatch.setattr(SlowRay, "answered", [3])
-    assert wait() == [3]
+    assert asking._wait(pending, stage) == [3]
 
 
-def test_an_engine_that_dies_ends_the_wait(make_asked):
-    engines, _, wait = make_asked()
-    for engine in engines:
-        engine.sampled = SimpleNamespace(remote=ActorDiedError)
-    with pytest.raises(ActorDiedError):
-        wait()
+def test_the_order_of_the_prompts_follows_from_the_seed_and_survives_a_resume():
+    def make_loader(seed: int, step: int, state=None) -> StatefulDataLoader:
+        loader = StatefulDataLoader(range(50), shuffle=True, drop_last=True)  # as OpenRLHF makes it
+        if state:
+            loader.load_state_dict(state)
+        args, never = SimpleNamespace(seed=seed, routing_replay=False), SimpleNamespace(is_due=lambda: False)
+        made = sampler.Sampler(args, None, [], loader, None, SimpleNamespace(limit=lambda step: 10 * step), never)
+        assert made.begin_step(step).max_new_tokens == 10 * step
+        assert (loader.sampler.generator.initial_seed() == seed) == (step == 1)
+        return loader
 
-
-def test_the_first_step_seeds_the_order_of_the_prompts(make_sampler):
-    sampler, generator = make_sampler(Engine()), torch.Generator()
-    sampler._train = SimpleNamespace(sampler=SimpleNamespace(generator=generator))
-    sampler._lengths, sampler._gate = SimpleNamespace(limit=lambda step: step), SimpleNamespace(is_due=lambda: False)
-    sampler.args.routing_replay = False
-    assert sampler.begin_step(1).max_new_tokens == 1 and generator.initial_seed() == sampler.args.seed
-    generator.manual_seed(9)
-    sampler.begin_step(2)
-    assert generator.initial_seed() == 9, "a resumed run keeps the order of its checkpoint"
+    loader = make_loader(1, 1)
+    first, second = ([int(one) for one in loader] for _ in range(2))
+    assert first != second and sorted(first) == list(range(50))
+    assert [int(one) for one in make_loader(1, 1)] == first != [int(one) for one in make_loader(2, 1)]
+    begun, drawn = make_loader(1, 1), []
+    for one in begun:
+        drawn.append(int(one))
+        if len(drawn) == 20:
+            break
+    assert drawn + [int(one) for one in make_loader(7, 6, begun.state_dict())] == first
 
 
 LABELS = ["2024-01-31", "2025-02-01", 2**63 + 1, "1", 1, 0.1, "\N{SNOWMAN}"]

@@ -57,8 +57,8 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
     """Return a function that makes a trainer whose ranks and engines do nothing but note the calls."""
     monkeypatch.setattr(module.ray, "get", lambda references: references)
     monkeypatch.setattr(module.step_metrics, "add_step_metrics", lambda *_: None)
-    made = SimpleNamespace(measure_spread=dict)
-    monkeypatch.setattr(Trainer, "_prepare", lambda *_: ([], made))
+    made = SimpleNamespace(zero_spread_groups=math.nan)
+    monkeypatch.setattr(Trainer, "_compute_advantages", lambda *_: ([], made))
     data = tmp_path / "problems.jsonl"
     data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
 
@@ -85,21 +85,17 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
 
 
 def sample_one_rollout(step):
-    return Drawn([make_rollout(limit=step.max_new_tokens)], None, 1, False)
+    return Drawn([make_rollout(limit=step.max_new_tokens)], 1, False)
 
 
-def test_a_run_is_evaluated_by_exact_match_before_its_first_step_and_after_each(make_stub_trainer, tmp_path):
-    make_stub_trainer(sample_one_rollout)[0].fit()
-    rows = json_files.read_rows(tmp_path / "eval.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
-
-
-def test_a_step_trains_then_syncs_then_saves(make_stub_trainer, tmp_path):
+def test_a_step_trains_then_syncs_then_saves_and_evaluations_frame_the_steps(make_stub_trainer, tmp_path):
     trainer, calls = make_stub_trainer(sample_one_rollout)
     trainer.fit()
     assert [method for method, _ in calls] == ["states", *["update", "sync", "save"] * 3]
     assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    rows = json_files.read_rows(tmp_path / "eval.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
 
 
 def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(make_stub_trainer):
@@ -121,7 +117,7 @@ def test_a_checkpoint_has_the_position_and_the_random_states(make_stub_trainer):
 
 
 def test_an_episode_without_enough_prompts_is_followed_by_the_next(make_stub_trainer, tmp_path):
-    results = iter([sample_one_rollout(SimpleNamespace(max_new_tokens=9)), Drawn([], None, 0, True)] * 2)
+    results = iter([sample_one_rollout(SimpleNamespace(max_new_tokens=9)), Drawn([], 0, True)] * 2)
     trainer, calls = make_stub_trainer(lambda _: next(results), num_episodes=2, max_steps=None)
     trainer.fit()
     assert [given["states"]["episode"] for method, given in calls if method == "save"] == [0, 1]

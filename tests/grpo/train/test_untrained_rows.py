@@ -42,15 +42,6 @@ def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monke
     assert "no log-prob for the token at position 3" in caplog.text
 
 
-def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
-    """For instance, the response of a thinking budget."""
-    one = make_response(PLAIN, [], 1.0)
-    del one["branches"]
-    one["observation_tokens"][-1] += 1
-    (harmed, _), _ = make_batches([one, make_response(PLAIN, [], 0.0)], monkeypatch)
-    assert harmed.info["token_mismatch"] == 1 and "a row differs first" in caplog.text
-
-
 def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
     one = make_response(THOUGHTFUL, ["a", "b"], 1.0)
     one["branches"][0]["observation_tokens"][3] += 1
@@ -80,5 +71,5 @@ def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
     _, (batch,) = make_batches([good, bad], monkeypatch)
     assert batch.info["length_penalty"][0] > 0 and batch.rewards[1].isnan() and not batch.advantages.any()
     assert batch.index == [0, 1, 1, 1] and not batch.action_mask[1:].any()
-    item = micro_batches.collate(list_rows([batch]))
+    item = micro_batches.join_rollouts(list_rows([batch]))
     assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]

@@ -11,7 +11,7 @@ from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
 from grpo.launch.lengths import describe_lengths
-from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ r"""A formula that is copied from the problem is no answer: `12+34` says nothing
 
 import pytest
 
-from reward.answers import grade, is_copied
+from reward.answers import grade, repeats_prompt
 
 SURD = r"\frac{\sqrt8+\sqrt3}{\sqrt2+\sqrt3}"
 COPIES = [
@@ -38,4 +38,4 @@ def test_numbers_and_the_spelling_of_the_gold_answer_are_answers(answer: str, go
 
 @pytest.mark.parametrize("piece", ["1 + ", "(", " ", "$1+", "12+34x ", ". ", "\\frac{", "{", "$"])
 def test_a_long_prompt_is_read_before_the_test_times_out(piece: str) -> None:
-    assert not is_copied("12+34", "46", piece * (10**6 // len(piece)))
+    assert not repeats_prompt("12+34", "46", piece * (10**6 // len(piece)))

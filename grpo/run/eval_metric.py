@@ -17,8 +17,8 @@ OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
 USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
 
 
-def choose_measure(args: Arguments) -> str:
-    """Return the measure of a run's evaluations. An environment says itself which rollouts are correct."""
+def choose_eval_metric(args: Arguments) -> str:
+    """Return the metric of a run's evaluations. An environment says itself which rollouts are correct."""
     is_ours = Path(get_reward_source(args.remote_rm_url)).resolve() == OUR_REWARD
     return EXACT_MATCH if has_environment(args) or is_ours else SCORE
 
@@ -29,27 +29,29 @@ def get_reward_source(remote_rm_url: Any) -> str:
     return str(first or OUR_REWARD)
 
 
-def read_measure(row: Mapping[str, Any]) -> str:
-    """Return the measure of a line of eval.jsonl, or of an evaluation's result."""
+def read_eval_metric(row: Mapping[str, Any]) -> str:
+    """Return the metric of a line of eval.jsonl, or of an evaluation's result."""
     return SCORE if SCORE in row else EXACT_MATCH
 
 
 def get_name(row: Mapping[str, Any]) -> str:
     """Return what people call the number that an evaluation measured. An environment itself says what is solved."""
-    return "solved" if read_measure(row) == EXACT_MATCH and row.get("in_environment") else NAMES[read_measure(row)]
+    return (
+        "solved" if read_eval_metric(row) == EXACT_MATCH and row.get("in_environment") else NAMES[read_eval_metric(row)]
+    )
 
 
 def get_value(row: Mapping[str, Any]) -> Any:
     """Return the number that an evaluation measured; None if it graded nothing."""
-    return row.get(read_measure(row))
+    return row.get(read_eval_metric(row))
 
 
-def keep_last_measure(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+def keep_last_eval_metric(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the evaluations that measured what the last one did; only those can be compared with it.
 
     A run that was resumed with another reward also has others.
     """
-    return [row for row in rows if read_measure(row) == read_measure(rows[-1])]
+    return [row for row in rows if read_eval_metric(row) == read_eval_metric(rows[-1])]
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
